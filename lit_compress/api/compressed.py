@@ -11,10 +11,10 @@ import torch
 
 from lit_compress.export.copying import copy_export
 from lit_compress.export.folder import check_out
-from lit_compress.export.modelling import write_model
+from lit_compress.export.modelling import check_own_code, renew_code, write_model
 from lit_compress.export.push import push
 from lit_compress.export.report import markdown
-from lit_compress.models.own_code import trust_code, trusts_code
+from lit_compress.models.own_code import forget_code, trust_code, trusts_code
 from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.devices import find_device, move
@@ -110,6 +110,7 @@ def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None
         temporary: that holds it and is to go with the model; None if the folder stays.
     """
     net: Any = load_net(folder, as_stored=True)
+    check_own_code(f"load: '{folder}'", net, folder)
     path = folder / "report.json"
     net.folder_holder, net.folder = Place(folder, temporary), folder
     net.report = Report(read_json("load", path, dict)) if path.is_file() else Report()
@@ -137,12 +138,14 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
         if _is_as_exported(net):
             check_manifest(f"'{net.folder}'", net.folder)
             copy_export(f"'{net.folder}'", net.folder, temporary)
+            renew_code(net, temporary)
             return
         from transformers import AutoTokenizer
 
         note(f"'{save_directory}': the weights are not those that were measured; report.json and the card are left out")
         write_model(net, temporary)
         AutoTokenizer.from_pretrained(net.folder, trust_remote_code=trusts_code()).save_pretrained(temporary)
+        forget_code(temporary)
         write_manifest(temporary)
 
 

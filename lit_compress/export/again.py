@@ -11,7 +11,9 @@ from lit_compress.export.certificate import Certificate
 from lit_compress.export.choices import Choices
 from lit_compress.export.copying import PROGRAMS, copy_export
 from lit_compress.export.folder import check_out, read_task, write_programs
+from lit_compress.export.modelling import check_own_code, renew_code
 from lit_compress.export.quantize import INTEGERS
+from lit_compress.models.own_code import trusts_code
 from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
@@ -48,24 +50,28 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         choices: ``format``, ``dtype`` if that is of integers, and ``max_drop``.
 
     Raises:
-        UserError: ``out`` has other files; ``source`` a link out of it; the program cannot be written, or differs.
+        UserError: ``out`` has other files; ``source`` a link out of it, or changed code; the program cannot be written,
+            or differs.
     """
     choices.check()
     check_out(out)
     report = read_json("export", source / "report.json", dict)
     with atomic_folder(out) as temporary:
+        net = load_net(source)
+        check_own_code(f"export: '{source}'", net, source)
         copy_export(f"export: '{source}'", source, temporary)
+        renew_code(net, temporary)
         if choices.format == "hf":
             choices.check_drop(report)
             return report
         for path in temporary.iterdir():
             if any(fnmatch.fnmatch(path.name, pattern) for pattern in PROGRAMS):
                 path.unlink()
-        net = load_net(source)
         choices.check_net(net)
         certificate = Certificate(net, data, "validation")
         certificate.entries += [entry for entry in report["certificate"] if entry["format"] == "hf"]
         report.pop("program", None)
+        report["config"] = report["config"] | {"trust_remote_code": trusts_code()}  # not the source's, on the card
         write_programs(report, net, data, temporary, choices, certificate, same=True)
         choices.check_drop(report)
         write_report_and_card(temporary, report, read_task(data), net)

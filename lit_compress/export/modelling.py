@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from lit_compress.export import writer
 from lit_compress.export.ordinary import ordinary_net
+from lit_compress.export.report import is_of_this_version
 from lit_compress.layers import LAYERS
-from lit_compress.models.own_code import DENSE, MODULE, file_of
-from lit_compress.models.storage import ACTIVATIONS, save_net
+from lit_compress.models.own_code import DENSE, MODULE, file_of, forget_code, is_exported
+from lit_compress.models.storage import ACTIVATIONS, save_form, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
+from lit_compress.utils.manifest import write_manifest
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -98,7 +105,7 @@ def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedMod
     base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
-    own = getattr(net.config, DENSE, None) or (net.config.auto_map if file_of(net) else {})
+    own = (getattr(net.config, DENSE, None) or net.config.auto_map) if file_of(net) else {}
     if own:  # its configuration, and the class that the compressed one extends
         setattr(net.config, DENSE, own)
     net.config.auto_map = _auto_map(net, own)
@@ -136,12 +143,63 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
     """Return whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
     auto_map, code = json.loads((folder / "config.json").read_text()).get("auto_map"), folder / f"{MODULE}.py"
-    if auto_map is None:
-        return True
+    if auto_map is None and not code.exists():
+        return not describe(net)
     kinds = {spec["kind"] for spec in describe(net).values()} - {"attributes"}
     expected = _auto_map(net, getattr(net.config, "auto_map", {}) if file_of(net) else {})
     text = code_of(type(net).__name__, kinds, file_of(net))
-    return auto_map == expected and code.is_file() and code.read_text() == text
+    return auto_map == expected and code.is_file() and code.read_bytes() == text.encode()
+
+
+def check_own_code(what: str, net: PreTrainedModel, folder: Path) -> None:
+    """Refuse an export that this version wrote, and whose code is not this version's.
+
+    A note says that the code of another version is not run. The package never runs the file: it has the layers.
+
+    Args:
+        what: option and value, the start of the message.
+        net: loaded from ``folder``.
+        folder: of the export.
+
+    Raises:
+        UserError: the code was changed, or ``modules.json`` names classes of other packages, which would be imported.
+    """
+    path = folder / "modules.json"
+    types = [str(module.get("type")) for module in (read_json(what, path, list) if path.is_file() else [])]
+    if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
+        raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
+    if not is_exported(folder) or is_own_code(net, folder):
+        return
+    report = folder / "report.json"
+    if is_of_this_version(read_json(what, report, dict) if report.is_file() else {}):
+        raise UserError(
+            f"{what}: its code ({MODULE}.py, or auto_map in config.json) is not what this version writes, which its "
+            "report.json names; it was changed; do not load it elsewhere, and export the run again"
+        )
+    note(f"{what}: its code ({MODULE}.py) is not this version's; it is neither run nor copied")
+
+
+def renew_code(net: PreTrainedModel, folder: Path) -> None:
+    """Write the code in the copy of an export anew, and its manifest: no code is from the folder that was copied.
+
+    Args:
+        net: loaded from the export; code of its own is kept, if it is trusted.
+        folder: the copy, of which the other files stay.
+    """
+    ours, writes = is_own_code(net, folder), (folder / "write.py").is_file()
+    for path in folder.rglob("*.py"):
+        if path.name != f"{MODULE}.py" and not file_of(net):
+            path.unlink()
+    if not ours:
+        (folder / f"{MODULE}.py").unlink(missing_ok=True)
+        if describe(net) or file_of(net):
+            write_form(net, folder, save_form)
+        else:
+            save_form(net, folder)
+    if writes:
+        shutil.copyfile(writer.__file__, folder / "write.py")
+    forget_code(folder)
+    write_manifest(folder)
 
 
 def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:

@@ -66,6 +66,14 @@ def commit() -> str | None:
     return described.stdout.strip() or None
 
 
+def is_of_this_version(report: Mapping[str, Any]) -> bool:
+    """Return whether this version wrote a report: the same release, and the same commit if both are of a checkout."""
+    if (report.get("versions") or {}).get("lit_compress") != __version__:
+        return False
+    commits = (report.get("commit"), commit())
+    return None in commits or commits[0] == commits[1]
+
+
 @dataclass(frozen=True)
 class Measured:
     """A model with its dev metric.

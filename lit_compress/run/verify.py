@@ -20,6 +20,7 @@ from lit_compress.run.results import read_report
 from lit_compress.run.threads import use_threads
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import MANIFEST
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -66,7 +67,7 @@ def verify_run(run: Run, method: Method, data: DataModule) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "export"
         new = export_run(run, out, method, data)
-        yield from _files(run.folder / "export", out)
+        yield from _files(run.folder / "export", out, (old.get("versions") or {}).get("lit_compress") == __version__)
     small, again = old["compressed"], new["compressed"]
     yield _number(f"dev {name} of the export", small["metric"], again["metric"], CLOSE)
     was = {**{key: small.get(key) for key in _SIZES}, **small["params"]}
@@ -108,8 +109,11 @@ def _data(run: Run, data: DataModule) -> Finding:
     return Finding("differs", f"data: was {was}, now {now}")
 
 
-def _files(was: Path, now: Path) -> Iterator[Finding]:
-    """Compare tensors, structure and other files of two exports, except reports, cards and manifests."""
+def _files(was: Path, now: Path, same_version: bool) -> Iterator[Finding]:
+    """Compare tensors, structure and other files of two exports, except reports, cards and manifests.
+
+    Code that is not in the second is a difference; so is other code, unless another version wrote the first.
+    """
     hashes = [_hash(folder / "model.safetensors") for folder in (was, now)]
     if hashes[0] == hashes[1]:
         yield Finding("same", f"tensors, sha256 {hashes[0][:12]}")
@@ -119,8 +123,12 @@ def _files(was: Path, now: Path) -> Iterator[Finding]:
     names = {str(path.relative_to(now)) for path in files} - {"model.safetensors", "report.json", "README.md", MANIFEST}
     other = [name for name in sorted(names) if _hash(was / name) != _hash(now / name)]
     code = f"{MODULE}.py"
-    if code in other:
-        yield Finding("note", f"{code} is that of another version of lit_compress")
+    if code in other and not same_version:
+        yield Finding("note", f"{code} is that of another version of lit_compress; read it before you load it")
+    elif code in other:
+        yield Finding("differs", f"{code} is not the code that this version writes; do not load it")
+    if more := sorted({str(path.relative_to(was)) for path in was.rglob("*.py")} - names):
+        yield Finding("differs", f"code that the record does not make: {', '.join(more)}")
     if changed := [name for name in other if name != code]:
         yield Finding("differs", f"files: {', '.join(changed)}")
     else:
