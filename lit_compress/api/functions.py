@@ -23,7 +23,8 @@ from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
 from lit_compress.models.checks import check_head
 from lit_compress.run.comparison import words_of
-from lit_compress.run.folder import Run, bring_up_to_date
+from lit_compress.run.config import checked_config
+from lit_compress.run.folder import Run
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, write_text, yaml_text
@@ -364,7 +365,7 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
         if tokenizer is not None:
             check_tokenizer(tokenizer)
         config = getattr(model, "report", {}).get("config")
-        stored = config and bring_up_to_date(copy.deepcopy(config)) | {"trust_remote_code": False}
+        stored = config and checked_config(f"{what}: its report", copy.deepcopy(config))
         return Target(what, folder, stored)
     check_tokenizer(tokenizer)
     folder = brought / "model"

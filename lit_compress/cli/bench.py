@@ -85,16 +85,15 @@ def bench_command(args: list[str], about: str | None) -> None:
     if device.index is not None:
         raise UserError(f"--device: '{device}' names one of several; bench measures on the first: '{device.type}'")
     target = find_target(given.out, "bench")
-    trust = given.trust_remote_code or bool((target.config or {}).get("trust_remote_code"))
-    trust_code(trust)
+    trust_code(given.trust_remote_code)
     nets = {"compressed": _loadable(target.folder, given.out)}
     nets = {**_named(given.against), **nets}
     if baseline := _baseline(given.baseline, target, given.out):
         nets = {"dense": baseline, **nets}
     output = (given.output or target.place).expanduser()
     check_folder("--output", output)
-    rest += ["--trust_remote_code"] * bool(trust and rest)
-    own = () if given.length and not rest else _own_lengths(target, rest)
+    words = [*rest, *["--trust_remote_code"] * given.trust_remote_code]
+    own = () if given.length and not rest else _own_lengths(target, rest and words)
     settings = Settings(
         tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
         given.rounds, given.seconds, device.type,
@@ -104,7 +103,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     command = shlex.join(["lit_compress", "bench", *args])
 
     def texts(folder: Path) -> list[Feed]:
-        data = target.parse(rest, "bench").build().data
+        data = target.parse(words, "bench").build().data
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
@@ -118,7 +117,7 @@ def bench_command(args: list[str], about: str | None) -> None:
             return {}
 
     def scored(source: Source, run: Runner) -> dict[str, Any]:
-        data = target.parse(rest, "bench").build().data
+        data = target.parse(words, "bench").build().data
         scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
         return {"metric": scores[key], "interval": interval_of(scores, key)}
 
@@ -127,7 +126,7 @@ def bench_command(args: list[str], about: str | None) -> None:
 
     metric = None
     if given.against:
-        task = target.parse(rest, "bench").build().data.record
+        task = target.parse(words, "bench").build().data.record
         metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
     result = {"metric": metric, **bench(nets, settings, keep, texts, score, score_all=bool(given.against))}
     _show(result, output)

@@ -14,7 +14,7 @@ from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.fitting import choose_teacher, run_factorize, run_fit, run_of, settle_budget, warn_missed
 from lit_compress.cli.one_shot import ANALYSES, RATIOS, WEIGHTINGS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import Parser, parse_one_shot, silence_libraries
+from lit_compress.cli.parsers import Parser, add_consent, consent, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
@@ -87,7 +87,7 @@ def clean(args: list[str]) -> None:
     parser = Parser(prog="python -m lit_compress clean", description=clean.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run, finished or not")
     run = Run(Path(parser.parse_args(args).run).expanduser())
-    run.config()  # refuses what is no run
+    run.recorded()  # refuses what is no run
     removed = remove_leftovers(run)
     for path, size in removed.items():
         print(f"removed {path.relative_to(run.folder)}, {size:,} bytes")
@@ -105,7 +105,9 @@ def export(args: list[str]) -> None:
     parser.add_argument(
         "--private", action="store_true", help="the repository of --push_to_hub is private; a public one is refused"
     )
+    add_consent(parser)
     given = parser.parse_args(args)
+    rest = consent(given)
     if given.push_to_hub:
         check_push(given.push_to_hub, given.private)
     elif given.private:
@@ -114,19 +116,18 @@ def export(args: list[str]) -> None:
     out, source, asked = Path(given.out).expanduser(), Path(given.run).expanduser(), typed_choices(given)
     if is_export(source):
         check_again(source, asked)
-        parts = open_target(
-            find_target(given.run, "export"), [f"--data.path={given.path}"] * bool(given.path), "export"
-        )
+        rest += [f"--data.path={given.path}"] * bool(given.path)
+        parts = open_target(find_target(given.run, "export"), rest, "export")
         report = export_again(source, out, parts.data, Choices(**asked))
     else:
         run = Run(given.run)
-        config = run.config()
+        config = run.config(strict=True)
         if given.path:
             raise UserError("export: --data.path is for an export; a run is measured on its own data")
         choices = replace(Choices(**config["export"]), **asked)
         choices.check()
         check_out(out)
-        parts = open_run(run, "export")
+        parts = open_run(run, rest, "export")
         report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     if report["export_difference"] is not None:

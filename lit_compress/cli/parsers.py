@@ -81,6 +81,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def add_consent(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a command on somebody's run may run."""
+    parser.add_argument("--model", metavar="NAME", help="method of your own that made RUN, e.g. mypackage.Mine")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the code that the models of RUN bring")
+
+
+def consent(given: argparse.Namespace) -> list[str]:
+    """Return the options of :func:`add_consent` as words."""
+    return [*([f"--model={given.model}"] if given.model else []), *["--trust_remote_code"] * given.trust_remote_code]
+
+
 def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
     """Parse the arguments of ``parser``, the short options and fit's, for a method on MODEL."""
     for name, (option, meaning) in SHORT.items():

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_compress import methods
+from lit_compress.cli.parsers import add_consent, consent
 from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.cli.targets import open_run
 from lit_compress.run import pages
@@ -140,8 +141,10 @@ def verify_command(args: list[str], about: str | None) -> None:
     """Print a line per finding; the exit code is 1 if anything differs."""
     parser = _Parser(prog="python -m lit_compress verify", description=about, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
-    run = Run(Path(parser.parse_args(args).run).expanduser())
-    parts = open_run(run, "verify")
+    add_consent(parser)
+    given = parser.parse_args(args)
+    run = Run(Path(given.run).expanduser())
+    parts = open_run(run, consent(given), "verify")
     differs = False
     for finding in verify_run(run, parts.method, parts.data):
         print(f"{finding.verdict}: {finding.text}", flush=True)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import filecmp
 import json
 import re
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.cli.arguments import inferred_task, last_value
+from lit_compress.cli.arguments import inferred_task
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.stored import parse_stored
 from lit_compress.data.sources import CUSTOM, is_one_table
+from lit_compress.export.modelling import check_own_code
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.foreign import check_form
 from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
+from lit_compress.run.config import checked_config
 from lit_compress.run.expected_memory import check_evaluation, check_loading
 from lit_compress.run.expected_time import evaluation_line
-from lit_compress.run.folder import Run, checked_config
+from lit_compress.run.folder import Run
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device, find_device
+from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, yaml_text
+from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
@@ -74,7 +76,7 @@ class Target:
             UserError: an option is wrong, or the task of a model that no run made is not named.
         """
         if self.config is not None:
-            return parse_stored(self.config, rest, command, self.folder)
+            return parse_stored(self.config, rest, command, self.folder, own_options(command))
         if inferred_task(rest) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
         model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
@@ -103,6 +105,7 @@ class Target:
         if not (self.folder / "structure.json").is_file():
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
         net = load_net(self.folder, as_stored=True)
+        check_own_code(self.what, net, self.folder)
         check_head(self.what, net.config, task)
         task_type(task).configure(net, task)
         trained = (self.config or {}).get("data", {}).get("task", task.name)
@@ -137,9 +140,7 @@ def find_target(name: str, command: str) -> Target:
         return Target(what, given / "export", Run(given).config())
     if is_export(given):
         config = read_json(command, given / "report.json", dict).get("config")
-        stored = checked_config(f"{what}: its report.json", config)
-        stored.pop("trust_remote_code", None)  # it may be of somebody else
-        return Target(what, given, stored)
+        return Target(what, given, checked_config(f"{what}: its report.json", config))
     check_form(what, given)
     if not (given / "config.json").is_file():
         raise UserError(
@@ -157,43 +158,18 @@ def own_options(command: str) -> tuple[str, ...]:
     return {"predict": ("output",), "bench": bench}.get(command, ())
 
 
-_CLASSES = ("callbacks", "logger", "profiler", "plugins")  # a stored config could name any class that is installed
+def open_run(run: Run, rest: list[str], command: str) -> Components:
+    """Return method and data of a finished run, with the tokenizer and the teacher that it keeps.
 
+    Args:
+        run: finished.
+        rest: the method of the user's own that made it, and consent to run the code of its models.
+        command: its name.
 
-def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Path) -> CommandLine:
-    """Parse a stored config with further options; linked options are computed, and classes of the trainer left out.
-
-    The folder ``net``, whose files are at hand, is in the place of the backbone that it was made from.
+    Raises:
+        UserError: as :func:`parse_stored`.
     """
-    init, data = dict(config["model"]["init_args"]), dict(config["data"])
-    origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
-    init |= {"backbone": str(net), "revision": None}
-    if init.get("teacher"):  # of which a run has a copy
-        copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
-        init["teacher"] = next((str(copy) for copy in copies if (copy / "config.json").is_file()), init["teacher"])
-    if last_value(rest, "--data.task") or last_value(rest, "--data.path"):
-        data.pop("revision", None)  # of the data that it was made with
-    trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
-    try:
-        find_device(str(trainer.get("accelerator")))
-    except UserError:  # it was made on another machine
-        trainer["accelerator"] = "auto"
-    for name, values in (("task", init), ("backbone", data), ("teacher", data), ("seed", data)):
-        values.pop(name, None)
-    model = {**config["model"], "init_args": init}
-    if command == "predict":
-        data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(yaml_text({**config, "model": model, "data": data, "trainer": trainer}))
-        file.flush()
-        cli = CommandLine(["--config", file.name, *rest], command, own_options(command), rest)
-    cli.origin = origin  # whose vectors may be the labels
-    return cli
-
-
-def open_run(run: Run, command: str) -> Components:
-    """Return method and data of a finished run, with the tokenizer and the teacher that it keeps."""
-    return parse_stored(run.config(), [], command, run.net("dense")).build()
+    return parse_stored(run.config(strict=True), rest, command, run.net("dense")).build()
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:

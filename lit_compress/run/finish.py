@@ -9,6 +9,7 @@ from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
+from lit_compress.models.own_code import trusts_code
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
@@ -52,5 +53,6 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     more |= {name: value for name, value in known.items() if value}
     more |= {"constant": constant.score, "constant_error": constant.error}
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
-    source = Export(last.net, nets, type(method).__name__, data, run.config(), last.initial, more, budget)
+    config = run.config() | {"trust_remote_code": trusts_code()}
+    source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)
     return write_export(out, source, choices)

@@ -21,8 +21,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,10 +28,10 @@ import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
-from lit_compress.export.choices import Choices
 from lit_compress.export.sentences import write_sentences
 from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.storage import save_net
+from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, remove, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
@@ -119,8 +117,19 @@ class Run:
         text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
         write_record(self.folder / name, text)
 
-    def config(self) -> dict[str, Any]:
-        """Return the config with which the run was started.
+    def config(self, strict: bool = False) -> dict[str, Any]:
+        """Return what commands may take of the config with which the run was started, see :func:`checked_config`.
+
+        Args:
+            strict: refuse what cannot be taken of the method's arguments, in place of leaving it out.
+
+        Raises:
+            UserError: as :meth:`recorded` and :func:`checked_config`.
+        """
+        return plain_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded(), strict)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the whole config with which the run was started, to compare it or to show it, never to build from it.
 
         Raises:
             UserError: the folder is not a run folder, or its config is unreadable.
@@ -133,7 +142,7 @@ class Run:
             stored = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
-        return checked_config(f"run_dir: '{path}'", stored)
+        return checked_groups(f"run_dir: '{path}'", stored)
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
@@ -233,7 +242,7 @@ class Run:
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
-        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.config(), config))
+        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.recorded(), config))
         changed = []
         for key in sorted({*old, *new} - _FREE):
             name = key.replace(".init_args", "")
@@ -296,52 +305,3 @@ def _spelled_out(config: dict[str, Any]) -> dict[str, Any]:
     model = config["model"]
     kind = getattr(methods, model["class_path"].rpartition(".")[2], None)
     return config | {"model": model | {"init_args": kind.spelled_out(model["init_args"])}} if kind else config
-
-
-def checked_config(what: str, stored: Any) -> dict[str, Any]:
-    """Return a stored config as this version writes it.
-
-    Raises:
-        UserError: it has no method, or something else where groups of options belong; begins with ``what``.
-    """
-    model = stored.get("model") if isinstance(stored, dict) else None
-    if not (isinstance(model, dict) and isinstance(model.get("class_path"), str) and model.get("init_args")):
-        raise UserError(f"{what} names no method with its options; it is broken")
-    groups = {"model.init_args": model["init_args"], **{name: stored.get(name, {}) for name in ("data", "trainer")}}
-    groups |= {"model.prune": model["init_args"].get("prune") or {}} if isinstance(model["init_args"], dict) else {}
-    if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
-        raise UserError(f"{what} has no options in {broken}; it is broken")
-    return bring_up_to_date(stored)
-
-
-def _usual(method: type[Any], name: str) -> Any:
-    """Return the default of an argument of a method's constructor, or of one that it passes ``**common`` on to."""
-    signatures = (signature(vars(kind)["__init__"]).parameters for kind in method.__mro__ if "__init__" in vars(kind))
-    return next(parameters[name].default for parameters in signatures if name in parameters)
-
-
-_NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters
-
-
-def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
-
-    Exports had no choices; a single file was split by the run's seed; gates had other names; a rank was allowed with
-    any density; distances of hidden states were relative in one method; a retraining trained all parameters.
-    """
-    config.setdefault("export", asdict(Choices()))
-    if isinstance(config.get("data"), dict) and "seed_everything" in config:
-        config["data"].setdefault("split_seed", config["seed_everything"])
-    model = config["model"]
-    method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
-    former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")
-    if gates:
-        init["prune"]["gates"] = [former.get(name, name) for name in gates]
-    if init.get("density") is not None and (init.get("rank") is not None or init.get("rank_ratio") is not None):
-        init["density"] = signature(method).parameters["density"].default if method else None
-    if isinstance(init.get("distillation"), dict):
-        init["distillation"].setdefault("relative", model["class_path"].endswith(".SecondOrder"))
-    if isinstance(init.get("retrain"), dict) and method:
-        usual = asdict(_usual(method, "retrain"))
-        init["retrain"] = {name: usual[name] for name in _NEW if name in usual} | init["retrain"]
-    return config

@@ -241,7 +241,7 @@ def _log_table(logger: Logger, report: dict[str, Any]) -> None:
 
 def where_curves_are(run: Run) -> str:
     """Return how the curves of a run are looked at, or where they are."""
-    given = run.config()["trainer"].get("logger")
+    given = run.recorded().get("trainer", {}).get("logger")
     if not isinstance(given, dict | list):
         return f"tensorboard --logdir {run.folder}"
     return ", ".join(map(_place, given if isinstance(given, list) else [given]))

@@ -152,8 +152,8 @@ def test_an_export_has_the_code_and_computes_what_it_computes(ratio, own, ran, t
     assert "trust_remote_code=True" in (out / "README.md").read_text()
 
 
-def test_a_run_keeps_code_and_permission(own, ran, hub, short_run, tmp_path, capsys, monkeypatch):
-    """By name: the code is the commit's, and a run needs neither the hub nor the option again."""
+def test_a_run_keeps_code_and_no_permission(own, ran, hub, short_run, tmp_path, capsys, monkeypatch):
+    """By name: the code is the commit's, and a run needs no hub again. The option is each command's own."""
     files = {path.name: path.read_bytes() for path in own.iterdir()}
     hub.add("me/own", files)
     out = tmp_path / "run"
@@ -164,10 +164,12 @@ def test_a_run_keeps_code_and_permission(own, ran, hub, short_run, tmp_path, cap
     hub.close()
     as_a_new_process()
     before = json.loads((out / "report.json").read_text())["compressed"]["metric"]
-    main(["export", str(out), str(tmp_path / "again")])
+    for words in (["export", out, tmp_path / "again"], ["validate", out], ["verify", out]):
+        assert "--trust_remote_code runs it" in fails(capsys, *words)
+    main(["export", str(out), str(tmp_path / "again"), "--trust_remote_code"])
     assert json.loads((tmp_path / "again" / "report.json").read_text())["compressed"]["metric"] == before
     capsys.readouterr()
-    main(["validate", str(out)])
+    main(["validate", str(out), "--trust_remote_code"])
     assert f"{before:.6f}" in capsys.readouterr().out
     shutil.rmtree(out / "export")
     shutil.rmtree(out / "retrain")

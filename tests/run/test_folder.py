@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from lit_compress.export.choices import Choices
-from lit_compress.run.folder import Run, bring_up_to_date
+from lit_compress.run.config import bring_up_to_date
+from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
 
 CONFIG = {
@@ -22,7 +23,7 @@ CONFIG = {
 def test_a_config_alone_is_not_a_started_run(tmp_path):
     run = Run(tmp_path / "run")
     run.begin(CONFIG)
-    assert run.config() == CONFIG and not run.started
+    assert run.recorded() == CONFIG and not run.started
     run.finish({"name": "dense", "steps": 3})
     assert run.started and run.finished() == {"dense": {"name": "dense", "steps": 3}}
     run.finish({"name": "prune"})
@@ -121,7 +122,7 @@ def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
     with pytest.raises(UserError, match=r"data.split_seed was 7, now 42; give the same config"):
         run.check_same(now)
     run.begin(now)
-    assert run.config() == now
+    assert run.recorded() == now
 
 
 @pytest.mark.parametrize(("method", "relative"), [("SecondOrder", True), ("LPAF", False)])

@@ -224,7 +224,7 @@ def test_a_logger_that_is_not_known_gets_the_steps(tmp_path):
 def test_curves_are_in_the_store_of_mlflow(tmp_path, monkeypatch):
     init = {"tracking_uri": "sqlite:///mlflow.db", "save_dir": "./mlruns"}
     given = {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": init}
-    monkeypatch.setattr(Run, "config", lambda run: {"trainer": {"logger": given}})
+    monkeypatch.setattr(Run, "recorded", lambda run: {"trainer": {"logger": given}})
     assert where_curves_are(Run(tmp_path)) == "MLFlowLogger in sqlite:///mlflow.db"
 
 

@@ -16,7 +16,7 @@ from lit_compress.methods.svd import Factorized
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
-from lit_compress.run.folder import bring_up_to_date
+from lit_compress.run.config import bring_up_to_date
 from lit_compress.stages.base import Training
 from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
 from lit_compress.utils.errors import UserError
