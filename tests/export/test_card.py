@@ -85,7 +85,7 @@ def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
     report = json.loads((run / "report.json").read_text()) | changes
     text = card(report, get_task("sst2"), factors=True)
     assert "\n# backbone0 on sst2, compressed by SVD to " in text and ModelCard(text).data.base_model == "backbone0"
-    assert text.endswith("the machine.\n") and not re.search(r"[{}]{2}|{%|%}|\n\n\n", text)
+    assert text.endswith("except this card.\n") and not re.search(r"[{}]{2}|{%|%}|\n\n\n", text)
     if changes is FULL:
         said = ("multiples of 8", "1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",
                 "`decode.onnx` and `encode.onnx` write", "pivot form", "index.json` hold their")  # fmt: skip
