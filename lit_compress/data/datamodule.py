@@ -113,8 +113,8 @@ class DataModule(Splits):
             path, revision = str(repository.folder), None
         self.record: Task = custom_task(custom, path, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
-        asked = {"target_length": target_length, "num_beams": num_beams, "length_penalty": length_penalty}
-        asked = {name: value for name, value in asked.items() if value is not None}
+        options = (("target_length", target_length), ("num_beams", num_beams), ("length_penalty", length_penalty))
+        asked: dict[str, Any] = {name: value for name, value in options if value is not None}
         writing = replace(self.record.writing, **asked, asked=tuple(asked))
         self.record = replace(self.record, spans=spans, writing=writing, split_words=custom.split_words)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}

@@ -367,8 +367,8 @@ class Method(Checkpointed):
         real = batch["index"] >= 0  # the others only fill up the last batches of a rank
         outputs, batch = outputs[real], {name: column[real] for name, column in batch.items()}
         self.kind.observe(self.val_metrics[dataloader_idx], outputs, batch)
-        if not dataloader_idx and len(outputs) and (loss := self.kind.dev_loss(outputs, batch)) is not None:
-            self.dev_loss.update(loss, len(outputs))
+        if not dataloader_idx and (loss := self.kind.dev_loss(outputs, batch)) is not None:
+            self.dev_loss.update(loss if len(outputs) else 0.0, len(outputs))  # on every rank, also without real rows
 
     def on_validation_epoch_end(self) -> None:
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.

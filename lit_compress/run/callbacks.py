@@ -88,7 +88,7 @@ class Checkpoints(Callback):
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
         if self._untrained:
-            stage, metric = self.folder.name, pl_module.task.metrics[0]  # type: ignore[union-attr]
+            stage, metric = self.folder.name, pl_module.task.metrics[0]  # type: ignore[union-attr, index]
             note(
                 f"{stage}: the model before training, dev {metric} {abs(self.best):.4f}, is better than every epoch at "
                 f"the budget: it is kept; try a smaller {stage}.learning_rate"

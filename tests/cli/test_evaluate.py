@@ -90,7 +90,7 @@ def test_output_may_stand_anywhere_and_is_checked_before_the_work(run, tmp_path,
     for args in (
         ["--output", "OUT", "RUN"],
         ["RUN", "--output=OUT"],
-        ["RUN", "--data.batch_size", "8", "--output", "OUT"],
+        ["RUN", "--data.eval_batch_size", "8", "--output", "OUT"],
     ):
         out = tmp_path / "new" / "folder" / "p.jsonl"
         main(["predict", *(arg.replace("OUT", str(out)).replace("RUN", str(run)) for arg in args)])

@@ -167,3 +167,5 @@ def test_the_dev_loss_is_the_task_loss_of_training(family, task):
         found = kind.dev_loss(kind.outputs(net, batch, None), batch)
         terms = logits_losses(kind.logits(kind.run(net, batch), batch), batch["labels"], kind.loss)
     torch.testing.assert_close(found, terms["task"])
+    empty = {name: column[:0] for name, column in batch.items()}  # of a rank whose rows only fill up
+    assert kind.dev_loss(kind.outputs(net, batch, None)[:0], empty).isnan()
