@@ -157,7 +157,8 @@ def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
     assert _code(process) == 0, errors.read_text()[-3000:]
 
 
-def _torchrun(rank: int, ranks: int, port: int) -> dict[str, object]:
+def torchrun(rank: int, ranks: int, port: int) -> dict[str, object]:
+    """Return what torchrun tells a process of one machine."""
     return {
         "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
@@ -174,7 +175,7 @@ def slurm(rank: int, ranks: int, port: int) -> dict[str, object]:
 
 
 def fork_ranks(
-    args: list[str], errors: Path, ranks: int = 2, told: Callable[[int, int, int], dict[str, object]] = _torchrun
+    args: list[str], errors: Path, ranks: int = 2, told: Callable[[int, int, int], dict[str, object]] = torchrun
 ) -> None:
     """Run the command on several processes, told of each other as torchrun does, or as ``told`` says.
 

@@ -38,10 +38,11 @@ def dense(tmp_path, tiny_backbone):
 def fit(tiny_backbone, tiny_data, tmp_path):
     """Fit one stage: fit(method, name, previous, look=None, **trainer arguments) -> method."""
 
-    def run(method, name, previous, look=None, teacher=None, batch_size=8, callbacks=(), **arguments):
+    def run(method, name, previous, look=None, teacher=None, batch_size=8, accumulate=1, callbacks=(), **arguments):
         stage = next(s for s in method.stages() if s.name == name)
         method.prepare(stage, 7, previous, teacher)
         data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=batch_size, seed=7)
+        data.accumulate = accumulate
         settings = {
             "max_epochs": stage.settings.epochs, "accelerator": "cpu", "devices": 1, "logger": False,
             "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False,

@@ -30,7 +30,6 @@ from lit_compress.run.comparison import (
     Entry,
     Job,
     Resolved,
-    accumulated,
     budget_name,
     cells,
     read_comparison,
@@ -212,10 +211,11 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
         note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it teaches all seeds directly")
     methods = [_resolve(entry, task.name) for entry in made.entries()]
     parts.data.setup("fit")
-    batches = parts.data.batches_per_epoch(devices if isinstance(devices, int) and devices > 0 else 1)
+    parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
     splits = [shares(method.entry, method.stages) for method in methods]
     trained = any(method.entry.train for method in methods)
-    epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
+    steps = parts.data.steps_per_epoch()
+    epochs, length = divide(made.updates, made.epochs, splits, steps) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
     planned = cells(made, methods, out, epochs, length)
     return Plan(made, Layout(out), task.name, teachers(made, out), planned, _claims(made, file), command, only)

@@ -1,8 +1,14 @@
-"""Which rows a batch has, a pure function of seed and epoch; batches as tensors; a loader that resumes anywhere."""
+"""Which rows a batch has, a pure function of seed and epoch; batches as tensors; a loader that resumes anywhere.
+
+The order of a training is made for optimizer steps, whose rows are then dealt out to devices and micro-batches. So any
+split of the same global batch takes the same steps, and a position counts steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,53 +28,93 @@ GROUP_BATCHES = 50
 SMALLEST_NUMBER_OF_GROUPS = 4
 
 
-def batch_order(
-    lengths: Sequence[int],
-    batch_size: int,
-    seed: int = 0,
-    epoch: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    shuffle: bool = True,
-) -> list[list[int]]:
-    """Return the batches of one rank as lists of row numbers; rows of similar length are together.
+@dataclass(frozen=True)
+class Share:
+    """The part of an optimizer step's rows that one rank reads.
 
-    All ranks get the same number of batches, and their k-th batches have the same size and similar lengths.
-    A number of rows that is not a multiple of ``world_size`` is filled up: for training (``shuffle``) with
-    rows from the start of the epoch's order; for evaluation with copies of the last row, written as
-    ``~row`` (negative), so that metrics can leave them out. With one rank every row comes exactly once.
+    Attributes:
+        rows: numbers of all rows of the step, on all ranks.
+        own: numbers of the rank's rows; ``~row`` (negative) for a copy of a row that only fills up.
+        parts: into how many micro-batches ``own`` is divided, of nearly the same size; the same on every rank.
+    """
+
+    rows: list[int]
+    own: list[int]
+    parts: int
+
+
+def step_order(lengths: Sequence[int], size: int, seed: int = 0, epoch: int = 0) -> list[list[int]]:
+    """Return the row numbers of every optimizer step of an epoch; rows of similar length are together.
+
+    Every row comes exactly once. Devices and micro-batches have no influence, see :func:`dealt`.
 
     Args:
         lengths: number of tokens of every row.
-        batch_size: rows per rank and batch; only the last batch (before shuffling) is smaller.
-        seed: decides the order, together with ``epoch``, if ``shuffle``.
+        size: rows of a step (the global batch); only the last one, before steps are shuffled, is smaller.
+        seed: decides the order, together with ``epoch``.
         epoch: counted from 0.
-        rank: 0 <= rank < world_size.
-        world_size: number of processes that share an epoch.
-        shuffle: a new order every epoch (training); else by falling length, so that running out of
-            memory shows in the first batch.
     """
-    rows = list(range(len(lengths)))
-    missing = -len(rows) % world_size
-    chunk = batch_size * world_size
-    if not shuffle:
-        rows.sort(key=lambda row: -lengths[row])
-        rows += [~row for row in rows[-1:]] * missing
-        return [rows[start : start + chunk][rank::world_size] for start in range(0, len(rows), chunk)]
     # the multiplier keeps (seed, epoch) and (seed + 1, epoch - 1) apart
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    rows = torch.randperm(len(rows), generator=generator).tolist()
-    rows = (rows * (1 + world_size))[: len(rows) + missing]
-    group_rows = chunk * max(1, min(GROUP_BATCHES, len(rows) // (chunk * SMALLEST_NUMBER_OF_GROUPS)))
+    rows = torch.randperm(len(lengths), generator=generator).tolist()
+    group_rows = size * max(1, min(GROUP_BATCHES, len(rows) // (size * SMALLEST_NUMBER_OF_GROUPS)))
     for start in range(0, len(rows), group_rows):
         group = slice(start, start + group_rows)
         rows[group] = sorted(rows[group], key=lambda row: lengths[row])
-    chunks = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
-    return [chunks[k][rank::world_size] for k in torch.randperm(len(chunks), generator=generator).tolist()]
+    steps = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [steps[k] for k in torch.randperm(len(steps), generator=generator).tolist()]
 
 
-class BatchOrder(Sampler[list[int]]):
-    """A sampler of the batches of :func:`batch_order` from a position on, for ``DataLoader(batch_size=None)``.
+def dealt(rows: list[int], batch_size: int, rank: int, world_size: int) -> Share:
+    """Return the share of one rank in the rows of a step.
+
+    The shares of all ranks have similar lengths, and sizes that differ by at most one row. A rank that has fewer rows
+    than micro-batches gets copies of a row, each the only row of its micro-batch.
+
+    Args:
+        rows: of the step, by length.
+        batch_size: most rows of a micro-batch.
+        rank: 0 <= rank < world_size.
+        world_size: number of processes that share the step.
+    """
+    own = rows[rank::world_size]
+    parts = ceil(ceil(len(rows) / world_size) / batch_size)
+    return Share(rows, own + [~rows[-1]] * (parts - len(own)), parts)
+
+
+def batch_order(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """Return the batches of one rank for evaluation as lists of row numbers, by falling length.
+
+    So running out of memory shows in the first batch. All ranks get the same number of batches of the same sizes: a
+    number of rows that is not a multiple of ``world_size`` is filled up with copies of the last row, written as
+    ``~row`` (negative), so that metrics can leave them out.
+
+    Args:
+        lengths: number of tokens of every row.
+        batch_size: rows per rank and batch; only the last batch is smaller.
+        rank: 0 <= rank < world_size.
+        world_size: number of processes that share the rows.
+    """
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    rows += [~row for row in rows[-1:]] * (-len(rows) % world_size)
+    chunk = batch_size * world_size
+    return [rows[start : start + chunk][rank::world_size] for start in range(0, len(rows), chunk)]
+
+
+class BatchOrder(Sampler[list[int] | Share]):
+    """A sampler of one rank's batches from a position on, for ``DataLoader(batch_size=None)``.
+
+    For evaluation these are the batches of :func:`batch_order`; for training the rank's shares of the steps of
+    :func:`step_order`, as plain lists of rows if a step is not divided.
+
+    Args:
+        lengths: number of tokens of every row.
+        batch_size: rows per rank and micro-batch.
+        seed: decides the order of a training.
+        rank: 0 <= rank < world_size.
+        world_size: number of processes that share an epoch.
+        shuffle: a new order every epoch, for training.
+        accumulate: micro-batches of a rank in a step.
 
     Attributes:
         epoch: the epoch of the next iteration.
@@ -84,15 +130,11 @@ class BatchOrder(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         shuffle: bool = True,
+        accumulate: int = 1,
     ) -> None:
-        self.lengths = lengths
-        self.settings: dict[str, Any] = {
-            "batch_size": batch_size,
-            "seed": seed,
-            "rank": rank,
-            "world_size": world_size,
-            "shuffle": shuffle,
-        }
+        self.lengths, self.batch_size, self.seed, self.shuffle = lengths, batch_size, seed, shuffle
+        self.rank, self.world_size = rank, world_size
+        self.size = batch_size * world_size * accumulate
         self.epoch = 0
         self.skip = 0
         self.delivered = 0
@@ -106,13 +148,17 @@ class BatchOrder(Sampler[list[int]]):
         if epoch != self.epoch:
             self.epoch, self.skip, self.delivered = epoch, 0, 0
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(batch_order(self.lengths, epoch=self.epoch, **self.settings)[self.skip :])
+    def __iter__(self) -> Iterator[list[int] | Share]:
+        if not self.shuffle:
+            return iter(batch_order(self.lengths, self.batch_size, self.rank, self.world_size)[self.skip :])
+        steps = step_order(self.lengths, self.size, self.seed, self.epoch)[self.skip :]
+        if self.size == self.batch_size:
+            return iter(steps)
+        return (dealt(rows, self.batch_size, self.rank, self.world_size) for rows in steps)
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, at any position."""
-        chunk = self.settings["batch_size"] * self.settings["world_size"]
-        return -(-len(self.lengths) // chunk)
+        return ceil(len(self.lengths) / self.size)
 
 
 class ResumableLoader(DataLoader):
@@ -132,8 +178,8 @@ class ResumableLoader(DataLoader):
 
     @property
     def largest(self) -> tuple[int, int]:
-        """The number of texts of a batch, and the tokens of the longest text."""
-        return min(self.order.settings["batch_size"], len(self.order.lengths)), max(self.order.lengths, default=1)
+        """The number of texts of a micro-batch, and the tokens of the longest text."""
+        return min(self.order.batch_size, len(self.order.lengths)), max(self.order.lengths, default=1)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the epoch, and the number of its batches that were delivered."""
@@ -203,23 +249,36 @@ def held_out(
     return [row for row in range(rows) if row not in without], held
 
 
-class PaddedBatches(TorchDataset[dict[str, Tensor]]):
+class PaddedBatches(TorchDataset[dict[str, Any]]):
     """Encoded rows, indexed by the row numbers of a whole batch.
 
     A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
     [batch, tokens]; ``labels``, if there are any: [batch] (int64, or float32 for regression), or [batch, ...];
     ``index`` [batch], the row numbers; and further columns of the type of task. A negative number ``~row`` is a copy of
     that row that only fills up a batch: its index is -1.
+
+    The batch of a :class:`Share` has the rank's rows, padded as the whole step's are. It also has ``parts``, the number
+    of its micro-batches, and ``total``, the counts of the whole step.
+
+    Args:
+        encoded: the rows as token ids.
+        pad_token: number of the token with which texts are filled up.
+        counts: function from a batch to the ``total`` of its rows; shares need it.
     """
 
-    def __init__(self, encoded: Dataset, pad_token: int) -> None:
+    def __init__(
+        self, encoded: Dataset, pad_token: int, counts: Callable[[dict[str, Tensor]], Tensor] | None = None
+    ) -> None:
         self.encoded = encoded
         self.pad_token = pad_token
+        self.counts = counts
 
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def __getitem__(self, numbers: list[int]) -> dict[str, Tensor]:
+    def __getitem__(self, numbers: list[int] | Share) -> dict[str, Any]:
+        if isinstance(numbers, Share):
+            return self._share(numbers)
         columns = self.encoded[[~number if number < 0 else number for number in numbers]]
         longest = max(columns["length"])
         lengths = torch.tensor(columns["length"])
@@ -231,6 +290,14 @@ class PaddedBatches(TorchDataset[dict[str, Tensor]]):
         for name in columns.keys() - {"input_ids", "length", "truncated"}:
             batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
         return batch
+
+    def _share(self, share: Share) -> dict[str, Any]:
+        assert self.counts is not None
+        batch, place = self[share.rows], {row: i for i, row in enumerate(share.rows)}
+        chosen = torch.tensor([place[~number if number < 0 else number] for number in share.own])
+        own = {name: column[chosen] for name, column in batch.items()}
+        own["index"] = own["index"].where(torch.tensor(share.own) >= 0, -1)
+        return {**own, "parts": share.parts, "total": self.counts(batch)}
 
 
 def _padded(rows: list[Any], value: int) -> Tensor:

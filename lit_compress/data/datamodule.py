@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ class DataModule(Splits):
             text, .txt; a single file; a data set on the Hugging Face hub, OWNER/NAME[@REVISION], or the folder of a
             downloaded one; without it the task's data set on the hub.
         revision: branch, tag or commit of the data set on the hub; without it main. A run keeps the commit.
-        batch_size: training examples per device and batch.
+        batch_size: training examples per device and micro-batch.
         eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a
             large vocabulary give a batch more than 500 million logits.
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
@@ -147,6 +148,7 @@ class DataModule(Splits):
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         self.predicted = ""  # name of the split for predict
+        self.accumulate = self.devices = 1  # micro-batches of an optimizer step, and processes without a Trainer
 
     def _place_of(self, backbone: str) -> str:
         """Return the folder of a named backbone; the default one, which says nothing of pooling, is not asked for."""
@@ -229,9 +231,9 @@ class DataModule(Splits):
     # --------------------------------------------------------------------------------------- loaders
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the training batches; a new order every epoch."""
+        """Return this process's shares of the optimizer steps, in a new order every epoch."""
         self.setup("fit")
-        return self._loader(self._split("train"), self.batch_size, shuffle=True)
+        return self._loader(self._split("train"), self.batch_size, shuffle=True, accumulate=self.accumulate)
 
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
@@ -319,7 +321,7 @@ class DataModule(Splits):
         self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))
         return batch
 
-    def _loader(self, split: Split, batch_size: int, shuffle: bool) -> ResumableLoader:
+    def _loader(self, split: Split, batch_size: int, shuffle: bool, accumulate: int = 1) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)
         if overfit > 0:
             raise UserError(
@@ -328,14 +330,15 @@ class DataModule(Splits):
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         lengths = split.encoded.with_format("numpy")["length"][:].tolist()
         options: dict[str, Any] = {
-            "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle),
+            "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate),
             "batch_size": None,  # the sampler gives whole batches
             "num_workers": self.num_workers,
             "pin_memory": pins_memory(),
             # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
         }
-        return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
+        counts = task_type(self.record).counts
+        return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id), counts), **options)
 
     # ------------------------------------------------------------------------------ rows and sizes
 
@@ -388,13 +391,23 @@ class DataModule(Splits):
         splits = [self._split(*others[stage])] if stage in others else self._validation()
         return [None if task_type(self.record).one_text else split.available for split in splits]
 
-    def batches_per_epoch(self, world_size: int = 1) -> int:
-        """Return the number of training batches of one process."""
-        return -(-self.train_size() // (self.batch_size * world_size))
+    @property
+    def split(self) -> list[int]:
+        """How an optimizer step is divided: rows of a micro-batch, micro-batches of a process, processes."""
+        return [self.batch_size, self.accumulate, self.trainer.world_size if self.trainer else self.devices]
+
+    @property
+    def global_batch(self) -> int:
+        """Number of training examples of an optimizer step."""
+        return prod(self.split)
+
+    def steps_per_epoch(self) -> int:
+        """Return the number of optimizer steps of an epoch."""
+        return ceil(self.train_size() / self.global_batch)
 
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""
         self.setup("fit")
         splits = [self._splits[name, True] for name in self._of_fit()]
         keys = [split.key for split in splits if split is not None]
-        return short_hash(self.record, keys, self.batch_size, self.seed)
+        return short_hash(self.record, keys, self.global_batch, self.seed)

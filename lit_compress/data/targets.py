@@ -78,9 +78,7 @@ def add_targets(
 
     def fill(folder: Path) -> None:
         batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])
-        order = track(
-            batch_order(lengths, batch_size, shuffle=False), "the teacher's vectors", -(-len(read) // batch_size)
-        )
+        order = track(batch_order(lengths, batch_size), "the teacher's vectors", -(-len(read) // batch_size))
         vectors = vectors_of(net, (batches[rows] for rows in order), task)
         with_vectors(encoded, vectors, key).save_to_disk(folder)
 

@@ -3,6 +3,8 @@
 This is the only file that knows Lightning's order inside an optimizer step: closure (forward, backward) ->
 ``on_before_optimizer_step`` (gradients accumulated, reduced, unscaled, not clipped: scores are read here) -> clipping
 (scores of after the step copy the gradients before it) -> step -> back in ``optimizer_step`` (weights are zeroed here).
+
+The closure of a step goes through its micro-batches, see micro_batches.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -20,7 +21,7 @@ from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.methods.checkpoints import Checkpointed
-from lit_compress.models.attention_masks import padding_known
+from lit_compress.methods.micro_batches import MicroBatches
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Method(Checkpointed):
+class Method(MicroBatches, Checkpointed):
     """A compression method: a model, a task and a list of stages.
 
     The constructor of a method declares its own settings and changed defaults, and passes ``**common`` on to this one.
@@ -120,12 +121,10 @@ class Method(Checkpointed):
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
-        self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.dev_loss = MeanMetric()
         self.initial: dict[str, float] = {}
         self.untrained = -inf
-        self._padded: bool | None = None  # this batch; None: not known
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
 
     @property
@@ -224,15 +223,9 @@ class Method(Checkpointed):
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""
         trainer = self.trainer
-        batches = trainer.datamodule.batches_per_epoch(trainer.world_size)  # type: ignore[attr-defined]
+        steps = trainer.datamodule.steps_per_epoch()  # type: ignore[attr-defined]
         self.stage.set_total_steps(
-            count_steps(
-                batches,
-                self.stage.settings.epochs,
-                trainer.accumulate_grad_batches,
-                trainer.limit_train_batches,
-                trainer.max_steps,
-            )
+            count_steps(steps, self.stage.settings.epochs, trainer.limit_train_batches, trainer.max_steps)
         )
         optimizer = build_adamw(self.stage, self.net, trainer.precision)
         return {"optimizer": optimizer, "lr_scheduler": build_schedule(self.stage, optimizer)}
@@ -267,12 +260,14 @@ class Method(Checkpointed):
         settings, kind, output = self.distillation, self.kind, None
         if distil and self._teacher:
             with torch.no_grad():
-                output = self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
+                output = self._taught or self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
         losses = logits_losses(
             logits, batch["labels"], kind.loss,
             teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
             temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
         )  # fmt: skip
+        if self._weights is not None:
+            losses = {name: self._weights[0] * loss for name, loss in losses.items()}
         last = {"consistency": consistency * losses.pop("consistency")} if consistency > 0 else {}
         if output is None:
             return losses | last
@@ -286,27 +281,9 @@ class Method(Checkpointed):
             ]
         terms = distillation_terms(
             settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
-            self.stage.layer_loss,
+            self.stage.layer_loss, self._weights, self._variances,
         )  # fmt: skip
         return terms | last
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the random numbers by seed, stage, epoch and batch, so that a resumed run draws the same ones."""
-        self.micro_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
-        torch.manual_seed(self.micro_seed + self.global_rank)
-        self._padded = getattr(self.trainer.datamodule, "padded", None)  # type: ignore[attr-defined]
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Return the sum of the stage's loss terms; log the sum and each term."""
-        listens = self._teacher and self.stage.distil and self.distillation.alpha_layers > 0
-        self._hidden = [] if listens else None
-        with padding_known(self._padded):
-            terms = self.stage.losses(self, batch)
-        self._hidden = None  # off in validation and in recomputation by checkpointing
-        loss = torch.stack(list(terms.values())).sum()
-        self.log("train/loss", loss.detach())  # not for the bar, for which Lightning waits in every step
-        self.log_dict({f"train/{name}": value.detach() for name, value in terms.items()})
-        return loss
 
     # ---------------------------------------------------------------- around the optimizer step
 

@@ -34,6 +34,7 @@ class Checkpointed(pl.LightningModule):
             "stage": self.stage.name,
             "total_steps": self.stage.total_steps,
             "data": self.trainer.datamodule.fingerprint(),  # type: ignore[attr-defined]
+            "split": self.trainer.datamodule.split,  # type: ignore[attr-defined]
             "at_budget": self.stage.at_budget(self.trainer.global_step),
             "structure": describe(self.net),
             "initial": self.initial,

@@ -187,11 +187,14 @@ class LayersStage(CompressedStage):
         return self.share
 
     def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
-    ) -> Tensor:
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Compare the k + 1 hidden states with evenly spaced ones of the teacher's, from the first to the last."""
         last, of = len(student) - 1, len(teacher) - 1
-        return settings.layer_loss(student, [teacher[round(j * of / last)] for j in range(last + 1)], mask)
+        layers = [round(j * of / last) for j in range(last + 1)]
+        spread = None if variances is None else [variances[layer] for layer in layers]
+        return settings.layer_loss(student, [teacher[layer] for layer in layers], mask, spread)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""

@@ -202,7 +202,7 @@ class MixedRankRetraining(LowRankRetraining):
             for layer in self._layers:
                 layer.release()
         twice = self.settings.consistency > 0 and (p > 0 or self.settings.consistency_after_decay)
-        coins = self._throw(p, method.micro_seed, 2 if twice else 1)
+        coins = self._throw(p, method.step_seed, 2 if twice else 1)
         if not twice:
             self._set(coins)
             return super().losses(method, batch)

@@ -149,7 +149,7 @@ class BlockReplacing(Stage):
 
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Throw the coins of this forward, the same on every rank; return the loss terms."""
-        generator = torch.Generator().manual_seed(method.micro_seed)
+        generator = torch.Generator().manual_seed(method.step_seed)
         coins = torch.rand(len(self._blocks), generator=generator) < self.p(method.trainer.global_step)
         for block, coin in zip(self._blocks, coins.tolist(), strict=True):
             block.replaces = coin

@@ -216,7 +216,10 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
     return _layer_loss(student, teacher, mask, relative=False)
 
 
-def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+def relative_layer_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None,
+    variances: Sequence[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Return :func:`layer_distillation_loss` with every term divided by the variance of the teacher's state.
 
     The variance is over all components at the compared positions, so the loss does not change when teacher and student
@@ -226,25 +229,51 @@ def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], ma
         student: L + 1 tensors [batch, length, width], or fewer layers as in layer_distillation_loss.
         teacher: L_t + 1 tensors [batch, length, width].
         mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+        variances: L_t + 1, of the teacher's states in a larger batch of which this one is a part; None: of these.
 
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
-    return _layer_loss(student, teacher, mask, relative=True)
+    return _layer_loss(student, teacher, mask, relative=True, variances=variances)
 
 
-def _layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, relative: bool) -> Tensor:
+def state_moments(state: Tensor, mask: Tensor | None) -> Tensor:
+    """Return number, sum and sum of squares of the components of ``state`` [batch, length, width], [3].
+
+    The square of the mean and the variance are summed apart, so that little is lost to rounding. Moments of several
+    batches may be added.
+
+    Args:
+        state: hidden states.
+        mask: [batch, length], not 0 at the positions that count; None: all do.
+    """
+    state = _full(state)
+    weights = None if mask is None else _weights(mask, state)
+    rows = state.new_tensor(float(state[..., 0].numel())) if mask is None else (mask != 0).sum()
+    number = (rows * state.shape[-1]).to(state.dtype)
+    mean = _mean(state, weights)
+    return number * torch.stack([torch.ones_like(mean), mean, _mean_square(state - mean, weights) + mean.square()])
+
+
+def _layer_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, relative: bool,
+    variances: Sequence[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
     with _no_autocast(student[0]):
         weights = None if mask is None else _weights(mask, student[0])
         for level, state in enumerate(student):
-            target = _full(teacher[(2 * level * depth_teacher + depth) // (2 * depth)]).detach()
+            matched = (2 * level * depth_teacher + depth) // (2 * depth)
+            target = _full(teacher[matched]).detach()
             assert state.shape == target.shape, (state.shape, target.shape)
             distance = _mean_square(_full(state) - target, weights)
             if relative:
-                mean = target.mean() if weights is None else (target.mean(-1) * weights).sum()
-                distance = distance / _mean_square(target - mean, weights).clamp_min(1e-12)
+                if variances is None:
+                    variance = _mean_square(target - _mean(target, weights), weights)
+                else:
+                    variance = variances[matched]
+                distance = distance / variance.clamp_min(1e-12)
             total = total + distance
     return total
 
@@ -374,6 +403,10 @@ def _weights(mask: Tensor, state: Tensor) -> Tensor:
     """Return the weight of every position in a mean over those that are not 0 in ``mask`` [batch, length]."""
     real = (mask != 0).to(_full(state).dtype)
     return real / real.sum()
+
+
+def _mean(state: Tensor, weights: Tensor | None) -> Tensor:
+    return state.mean() if weights is None else (state.mean(-1) * weights).sum()
 
 
 def _mean_square(error: Tensor, weights: Tensor | None) -> Tensor:

@@ -65,11 +65,10 @@ class Checkpoints(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let ``max_steps`` end with a validation."""
-        window_open = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
         trainer.should_stop |= last and not trainer.is_last_batch
         due = _terminated(trainer, pl_module.device) or trainer.global_step - self._saved >= self.every
-        if due and trainer.global_step > self._saved and not (last or window_open or pl_module.skips):
+        if due and trainer.global_step > self._saved and not (last or pl_module.skips):
             self._saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 
@@ -180,13 +179,12 @@ class EpochLines(Callback):
         self._training = self._validation = Lines(title)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to time the batches that are left."""
-        steps = self.stage.total_steps - trainer.global_step
-        self._training = Lines(f"{self.title}: training", steps * trainer.accumulate_grad_batches)
+        """Begin to time the steps that are left."""
+        self._training = Lines(f"{self.title}: training", self.stage.total_steps - trainer.global_step)
         self._training.__enter__()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Count a batch."""
+        """Count a step."""
         self._training.advance(1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_compress.run.folder import ConfigChange, Run
-from lit_compress.run.trainer import processes, stage_steps
+from lit_compress.run.trainer import stage_steps
 from lit_compress.stages.base import Training
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 from lit_compress.version import __version__
@@ -88,6 +90,14 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
                 "that, or with --allow_changed"
             )
         changes.append({"what": "version", "was": other, "now": __version__})
+    if step := _other_step(run, data, mark):
+        if not allowed:
+            raise UserError(
+                f"data.batch_size: the {step['what']} of '{run.folder}' was {step['was']}, now {step['now']} "
+                f"(batch_size, accumulate_grad_batches, devices); {_REMEDY[step['what']]}, or --allow_changed"
+            )
+        changes.append(step)
+        return changes  # the fingerprint of the data has it
     before = next((record for record in run.finished().values() if "data" in record), None)
     if before is not None and before["data"] != data.fingerprint():
         if not allowed:
@@ -101,11 +111,34 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     return changes
 
 
+_REMEDY = {
+    "global batch": "give the same product",
+    "split": "give the same, as vectors are compared with their micro-batch's",
+}
+
+
+def _other_step(run: Run, data: DataModule, mark: dict[str, Any]) -> ConfigChange | None:
+    """Return the difference of the optimizer steps from those of the finished stages and the current checkpoint.
+
+    The losses of vectors compare the texts of a micro-batch, so that every split of a step makes another one.
+    """
+    what = "split" if task_type(data.record).loss == "vectors" else "global batch"
+    if mark and "split" not in mark and data.split[1:] != [1, 1]:  # of 0.2, whose positions counted micro-batches
+        return {"what": "split", "was": None, "now": data.split}
+    for record in (*run.finished().values(), mark):
+        was = record.get("split") or data.split
+        if what == "split" and was != data.split:
+            return {"what": what, "was": was, "now": data.split}
+        if prod(was) != prod(data.split):
+            return {"what": what, "was": prod(was), "now": prod(data.split)}
+    return None
+
+
 def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[ConfigChange]:
     """Return the number of a stage's steps if it differs from the checkpoint's: then the stage starts again."""
     if not mark:
         return []
-    steps = stage_steps(stage, data, trainer, processes(trainer))
+    steps = stage_steps(stage, data, trainer)
     return [] if steps == mark["total_steps"] else [{"what": "steps", "was": mark["total_steps"], "now": steps}]
 
 

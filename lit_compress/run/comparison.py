@@ -289,14 +289,6 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
     return jobs
 
 
-def accumulated(made: Comparison) -> int:
-    """Return the number of batches per training step."""
-    value = made.options.get("trainer.accumulate_grad_batches", 1)
-    if not str(value).isdecimal() or int(value) < 1:
-        raise UserError(f"trainer.accumulate_grad_batches: '{value}' is no whole number from 1 on")
-    return int(value)
-
-
 def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int, length: int) -> list[Cell]:
     """Return all cells: for each budget, and each seed, all methods that have it.
 
@@ -340,12 +332,11 @@ def _job(
     if rate is not None:
         schedule |= {f"model.{stage}.learning_rate": rate for stage in split if split[stage]}
     own = isinstance(made.teacher, str)
-    batches = length * accumulated(made)
     teacher = made.teacher if own else out / TEACHER / f"seed={seed}" / "dense" / "net"
     words = [
         "fit", *method.words, *words_of({**_common(made), **taught, **entry.options}),
         f"--model.density={value}" if kind == "density" else f"--model.budget={kind}={value}",
-        *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={batches}",
+        *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={length}",
         f"--seed_everything={seed}", *_place(out / folder),
     ]  # fmt: skip
     return Job(name, folder, tuple(words), entry.label, seed, rate, None if own else f"seed={seed}")

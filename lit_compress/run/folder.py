@@ -47,9 +47,11 @@ CHANGED = "changed.json"
 # What no run can continue with: its models and checkpoints would not fit.
 _NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
-# Options that may differ when a run is continued, because they do not change what is computed.
+# Options that may differ when a run is continued, because they do not change what is computed. The product of devices,
+# batch_size and accumulate_grad_batches is compared by run/changes.py.
 _FREE = {
     "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.revision",
+    "data.batch_size", "trainer.accumulate_grad_batches",
     "data.num_workers", "data.custom.numbered", "data.teacher", "model.init_args.teacher", "model.init_args.recompute",
     "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger",
     "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",

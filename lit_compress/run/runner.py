@@ -65,6 +65,9 @@ class Components:
     seed: int
     storage: Storage = field(default_factory=Storage)
 
+    def __post_init__(self) -> None:
+        self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
+
 
 def check_sizes(method: Method) -> None:
     """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
@@ -100,14 +103,14 @@ def check_stages(parts: Components) -> RunPlan:
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
-    number = processes(trainer)
+    data.devices = processes(trainer)
     data.prepare_data()
     planned = []
     check_sizes(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())
-        steps = stage_steps(stage, data, trainer, number)
+        steps = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps)
         planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
@@ -181,9 +184,11 @@ def run_stages(
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
     parts = build()
+    devices = parts.data.devices = processes(parts.trainer)
     stages = parts.method.stages()
     if parts.method.teacher and "dense" not in run.finished():
-        _adopt_teacher(build(), run)
+        _adopt_teacher(parts, run)
+        parts = build()
     names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
     config = load_config(parts.method.backbone, parts.method.task, sites=parts.method.sites)
     weights = dense_site_params(without_values(lambda: empty_net(config)))
@@ -193,15 +198,19 @@ def run_stages(
         if "dense" in run.finished():
             decide(run.net("dense"))
         parts = build()
+        parts.data.devices = devices
         stage = next(s for s in parts.method.stages() if s.name == name)
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
         changes = check_unchanged(run, parts.data, mark, changed)
-        if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
-            checkpoint, mark, changes = None, {}, [*changes, *longer]
-            note(f"{name}: begins again, as its number of steps has changed")
+        if changed and mark:
+            changes += other_length(stage, parts.data, parts.trainer, mark)
+            told = {"steps": "number of steps", "global batch": "global batch", "split": "split"}
+            if again := next((told[change["what"]] for change in changes if change["what"] in told), None):
+                checkpoint, mark = None, {}
+                note(f"{name}: begins again, as its {again} has changed")
         if changes and is_first_process():
             run.keep_changes(changes, name)
         structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
@@ -329,7 +338,8 @@ def _finish_stage(
     record = {
         "name": name, **scores, "steps": trainer.global_step,
         "best_step": best, "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], "version": __version__, **_memory(),
+        "threads": torch.get_num_threads(), "data": mark["data"], "split": mark.get("split"),
+        "version": __version__, **_memory(),
         **mark.get("notes", {}),
     }  # fmt: skip
     if name == "dense":

@@ -13,8 +13,8 @@ class FSDP2Strategy(ModelParallelStrategy):
     """Shard parameters, gradients, optimizer state and scores over all processes, by ``fully_shard``.
 
     :meth:`lit_compress.methods.base.Method.configure_model` shards the modules. Checkpoints hold unsharded tensors:
-    any number of processes can read them. A stage continues with as many steps as it was begun with, so another number
-    of processes may begin the next stage, and seldom go on inside one.
+    any number of processes can read them. A run continues with another number of processes if its steps keep their
+    number of rows, see :mod:`lit_compress.run.changes`.
     """
 
     def __init__(self) -> None:

@@ -59,6 +59,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def make_trainer(**arguments: Any) -> Trainer:
     """Build a Trainer that writes checkpoints as :class:`PlainFiles` does, unless a plugin writes them.
 
+    Its batch is an optimizer step, whatever ``accumulate_grad_batches``: the method makes micro-batches of it.
+
     Raises:
         UserError: Lightning does not accept the arguments on this machine.
     """
@@ -68,7 +70,7 @@ def make_trainer(**arguments: Any) -> Trainer:
         plugins.append(PlainFiles())
     try:
         arguments = arguments | {"plugins": plugins}
-        return Trainer(**arguments | _on_accelerator(arguments))
+        trainer = Trainer(**arguments | _on_accelerator(arguments))
     except (TypeError, ValueError, MisconfigurationException) as error:
         if "invalid strategy name" in str(error):
             hint = nearest(arguments["strategy"], ["auto", *StrategyRegistry.available_strategies()])
@@ -80,6 +82,8 @@ def make_trainer(**arguments: Any) -> Trainer:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
+    trainer.accumulate_grad_batches = 1
+    return trainer
 
 
 def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,12 +133,10 @@ def processes(arguments: Mapping[str, Any]) -> int:
     return made.num_devices * made.num_nodes
 
 
-def stage_steps(stage: Stage, data: DataModule, arguments: Mapping[str, Any], number: int) -> int:
-    """Return the optimizer steps of a stage on ``number`` processes."""
-    return count_steps(
-        data.batches_per_epoch(number), stage.settings.epochs, arguments.get("accumulate_grad_batches") or 1,
-        arguments.get("limit_train_batches"), arguments.get("max_steps"),
-    )  # fmt: skip
+def stage_steps(stage: Stage, data: DataModule, arguments: Mapping[str, Any]) -> int:
+    """Return the optimizer steps of a stage."""
+    limit, most = arguments.get("limit_train_batches"), arguments.get("max_steps")
+    return count_steps(data.steps_per_epoch(), stage.settings.epochs, limit, most)
 
 
 def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:

@@ -6,9 +6,8 @@ buffers, so that checkpoints contain it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_compress.models import backbones
 from lit_compress.utils.errors import require
+from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,14 +66,11 @@ class StageContext(Protocol):
     backbone: str
     sites: str | None
     task: Task
-    micro_seed: int  # of this batch; the same on every rank
+    step_seed: int  # of this optimizer step; the same on every rank and for every micro-batch
+    own_seed: int  # of this micro-batch, from which dropout is drawn
     trainer: Any
     kind: TaskType
     distillation: Distillation
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process."""
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the model's logits [b, ..., classes] for ``batch``."""
@@ -98,6 +95,7 @@ class Stage(nn.Module):
         shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
         repeatable: True if a block that runs again in the backward gives the same outputs: nothing that the forward
             depends on is drawn or set inside a step.
+        matches: True if :meth:`layer_loss` chooses by distances which hidden states it compares, those of a whole step.
         forwards: how often a batch goes through the model in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
@@ -105,12 +103,14 @@ class Stage(nn.Module):
         rule: for the ranks; None: the stage has none.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
+        over_step: function that replaces values of a micro-batch, in place, by their sum over the optimizer step.
         notes: facts found by :meth:`build`, as JSON, for the record of the stage; checkpoints have it.
     """
 
     from_backbone = False
     decided_by_data = False
     shrinks_first = repeatable = False
+    matches = False
     forwards = 1
     density: float | None = None
     rule: RankRule | None = None
@@ -123,6 +123,7 @@ class Stage(nn.Module):
         self.settings = training
         self.distil = distil
         self.total_steps = 0
+        self.over_step: Callable[[Tensor], None] = sum_over_ranks
         self.notes: dict[str, Any] = {}
         self.repeatable = self.repeatable or type(self) is Stage  # which adds nothing to a step
 
@@ -252,10 +253,14 @@ class Stage(nn.Module):
         return method.objective(method.logits(batch), batch, distil=self.distil)
 
     def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
-    ) -> Tensor:
-        """Return the distance between hidden states of student and teacher in one forward, embeddings first."""
-        return settings.layer_loss(student, teacher, mask)
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the distance between hidden states of student and teacher in one forward, embeddings first.
+
+        ``variances`` are of the teacher's states in the whole step, for a relative distance; None: of this batch.
+        """
+        return settings.layer_loss(student, teacher, mask, variances)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
@@ -287,21 +292,17 @@ class Stage(nn.Module):
         """Write files for the next stage next to the best model; called on rank 0, after :meth:`deploy`."""
 
 
-def count_steps(
-    batches: int, epochs: int, accumulate: int = 1, limit: int | float | None = None, max_steps: int | None = None
-) -> int:
+def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_steps: int | None = None) -> int:
     """Return the number of optimizer steps of a fit; Lightning's own count breaks exact resume.
 
     Args:
-        batches: number of batches per epoch and rank.
+        steps: of an epoch of all training data.
         epochs: number of epochs of the stage.
-        accumulate: batches per optimizer step; the last step of an epoch may have fewer.
-        limit: the Trainer's ``limit_train_batches``: a number of batches, or a fraction (float of at most 1).
+        limit: the Trainer's ``limit_train_batches``: a number of steps, or a fraction (float of at most 1).
         max_steps: the Trainer's ``max_steps``; None or -1 for no limit.
     """
     if isinstance(limit, float) and limit <= 1:
-        batches = int(batches * limit)
+        steps = int(steps * limit)
     elif limit is not None:
-        batches = min(batches, int(limit))
-    steps = ceil(batches / accumulate) * epochs
-    return min(steps, max_steps) if max_steps and max_steps > 0 else steps
+        steps = min(steps, int(limit))
+    return min(steps * epochs, max_steps) if max_steps and max_steps > 0 else steps * epochs

@@ -56,9 +56,14 @@ class Distillation:
         """Weight of the loss on the labels."""
         return 1 - self.alpha
 
-    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the distance between hidden states of student and teacher in one stack, embeddings first."""
-        return (relative_layer_loss if self.relative else layer_distillation_loss)(student, teacher, mask)
+        if self.relative:
+            return relative_layer_loss(student, teacher, mask, variances)
+        return layer_distillation_loss(student, teacher, mask)
 
     def logits_weight(self, kind: LossKind) -> float:
         """Return the factor on the logits' term; for classes the term already has the square of the temperature."""
@@ -93,7 +98,9 @@ def distillation_terms(
     passes: Sequence[Sequence[Sequence[Tensor]]] | None,
     hidden: Sequence[Sequence[Tensor]],
     masks: Sequence[Tensor],
-    layer_loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor],
+    layer_loss: Callable[..., Tensor],
+    weights: Tensor | None = None,
+    variances: Sequence[Sequence[Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Return the weighted loss terms: ``task``, ``distillation`` (logits) and ``layers`` (hidden states) if asked for.
 
@@ -107,15 +114,21 @@ def distillation_terms(
         hidden: the teacher's hidden states, per stack and layer.
         masks: [b, length] per stack, 0 at padding.
         layer_loss: distance between the hidden states of model and teacher in one stack (Stage.layer_loss).
+        weights: [4] of means over samples, tokens of each stack, and rows (TaskType.counts); None: 1. ``losses`` are
+            weighted already.
+        variances: of the teacher's states, per stack and layer; None: those of ``hidden``.
     """
     terms = {"task": settings.label_weight * losses["task"]}
     if settings.alpha > 0:
         terms["distillation"] = settings.logits_weight(kind) * losses["distillation"]
     if passes is not None:
-        distances = [
-            layer_loss(states, target_states, mask if settings.mask_padding else None, settings)
-            for stacks in passes
-            for states, target_states, mask in zip(stacks, hidden, masks, strict=False)
-        ]
+        distances = []
+        for stacks in passes:
+            for i, (states, target_states, mask) in enumerate(zip(stacks, hidden, masks, strict=False)):
+                own = () if variances is None else (variances[i],)
+                distance = layer_loss(states, target_states, mask if settings.mask_padding else None, settings, *own)
+                if weights is not None:
+                    distance = weights[1 + i if settings.mask_padding else -1] * distance
+                distances.append(distance)
         terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(distances).sum()
     return terms

@@ -258,12 +258,13 @@ class GatedStage(Stage):
 
 @contextmanager
 def same_draws(method: StageContext) -> Iterator[None]:
-    """Give every rank the random numbers of rank 0 inside the context, and its own again afterwards."""
-    if method.global_rank:
-        torch.manual_seed(method.micro_seed)
+    """Give every rank and micro-batch the step's random numbers inside the context, and its own again afterwards."""
+    other = method.own_seed != method.step_seed
+    if other:
+        torch.manual_seed(method.step_seed)
     yield
-    if method.global_rank:
-        torch.manual_seed(method.micro_seed + method.global_rank)
+    if other:
+        torch.manual_seed(method.own_seed)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from lit_compress.numerics.losses import task_loss
@@ -248,6 +249,13 @@ class TaskType:
     def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
         return None
+
+    def counts(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return how much a batch counts in the means of the losses, [4]: samples, tokens of both masks, rows."""
+        rows = torch.tensor(len(batch["index"]), device=batch["index"].device)
+        counted = self.counted(batch)
+        tokens = [(mask != 0).sum() for mask in self.masks(batch)]
+        return torch.stack([rows if counted is None else counted.sum(), *tokens, rows]).float()
 
     def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of a program of the model by name, from the model's ``output`` for ``inputs``."""

@@ -12,6 +12,7 @@ import torch
 from mistakes import fails, fit, rewrite
 
 from lit_compress.__main__ import main
+from lit_compress.methods import SVD
 from lit_compress.run.callbacks import Checkpoints
 
 
@@ -104,6 +105,29 @@ def test_a_stage_whose_model_would_be_another_begins_again(
     assert stages[-1]["steps"] == (13 if option == "model.retrain.epochs" else 26)
     density = report["compressed"]["density"]
     assert density == pytest.approx(float(value) if option == "model.density" else 0.5, abs=0.1)
+
+
+def test_a_stage_goes_on_with_another_split_of_its_steps(stopped, short_run, capsys, tmp_path, monkeypatch):
+    """The rest of its rows, each once, in as many steps; another number of rows per step is another run."""
+    whole, rows = tmp_path / "whole", []
+    shutil.copytree(stopped, whole)
+    step = SVD.training_step
+
+    def note(self, batch, batch_idx):
+        rows.append((self.trainer.global_step, sorted(batch["index"].tolist())))
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(SVD, "training_step", note)
+    main(fit(short_run, whole, "--ckpt_path", "last"))
+    expected, rows[:] = list(rows), []
+    args = fit(short_run, stopped, "--checkpoint_every", "5", "--ckpt_path", "last")
+    stop_at_a_checkpoint(args[:-2])
+    larger = fails(capsys, *args, "--data.batch_size", "8", "--trainer.accumulate_grad_batches", "2")
+    assert "data.batch_size: the global batch of " in larger and " was 8, now 16 (" in larger
+    main([*args, "--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"])
+    assert rows == expected and len(rows) == 26
+    ends = [json.loads((folder / "stages.json").read_text())[-1] for folder in (whole, stopped)]
+    assert ends[0]["steps"] == ends[1]["steps"] == 26 and ends[1]["split"] == [4, 2, 1] and "changed" not in ends[1]
 
 
 @pytest.mark.parametrize(

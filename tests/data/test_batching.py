@@ -9,34 +9,53 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import Dataset
 
-from lit_compress.data.batching import BatchOrder, ResumableLoader, batch_order
+from lit_compress.data.batching import BatchOrder, ResumableLoader, batch_order, step_order
 
 LENGTHS = torch.randint(3, 60, (503,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def _ranks(world_size, **options):
-    return [batch_order(LENGTHS, 4, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+SPLITS = [(8, 1, 1), (4, 1, 2), (4, 2, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]  # rows, micro-batches, ranks: 8 a step
+
+
+def _dealt(split, size):
+    """Return the shares of all ranks in every step of an epoch."""
+    rows, accumulate, ranks = split
+    orders = [BatchOrder(LENGTHS[:size], rows, 5, rank, ranks, accumulate=accumulate) for rank in range(ranks)]
+    return list(zip(*orders, strict=True))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 503])
 def test_one_rank_sees_every_row_once(shuffle, size):
-    batches = batch_order(LENGTHS[:size], 4, shuffle=shuffle)
+    batches = (step_order if shuffle else batch_order)(LENGTHS[:size], 4)
     assert sorted(itertools.chain(*batches)) == list(range(size))
     assert Counter(map(len, batches)) == Counter([4] * (size // 4) + [size % 4] * (size % 4 > 0))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_ranks_share_an_epoch_in_step(world_size):
-    ranks = _ranks(world_size)
-    assert len({tuple(map(len, batches)) for batches in ranks}) == 1
-    seen = Counter(row for batches in ranks for batch in batches for row in batch)
-    assert set(seen) == set(range(503)) and sum(seen.values()) == 503 + -503 % world_size
+@pytest.mark.parametrize("size", [1, 3, 8, 503])
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_split_makes_the_steps_of_the_global_batch(split, size):
+    """A rank or a micro-batch without a row of the last, smaller step has a copy that does not count."""
+    steps = _dealt(split, size)
+    expected = step_order(LENGTHS[:size], 8, seed=5)
+    if split == (8, 1, 1):
+        assert [share for (share,) in steps] == expected
+        return
+    assert [sorted(row for share in shares for row in share.own if row >= 0) for shares in steps] == [
+        sorted(rows) for rows in expected
+    ]
+    for shares in steps:
+        assert len({share.parts for share in shares}) == 1 and len({tuple(share.rows) for share in shares}) == 1
+        for share in shares:
+            real = [row for row in share.own if row >= 0]
+            assert share.parts <= split[1] and len(real) <= split[0] * split[1]
+            assert len(share.own) == max(len(real), share.parts)  # a copy is alone in its micro-batch
+            assert -(-len(share.own) // share.parts) <= split[0]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_evaluation_marks_what_only_fills_up(world_size):
-    ranks = _ranks(world_size, shuffle=False)
+    ranks = [batch_order(LENGTHS, 4, rank, world_size) for rank in range(world_size)]
     assert len({tuple(map(len, batches)) for batches in ranks}) == 1
     numbers = [number for batches in ranks for batch in batches for number in batch]
     assert sorted(number for number in numbers if number >= 0) == list(range(503))
@@ -45,30 +64,28 @@ def test_evaluation_marks_what_only_fills_up(world_size):
 
 
 def test_fewer_rows_than_ranks():
-    for shuffle in (True, False):
-        assert [len(batch_order([5], 4, rank=rank, world_size=3, shuffle=shuffle)[0]) for rank in range(3)] == [1, 1, 1]
+    assert [len(batch_order([5], 4, rank, 3)[0]) for rank in range(3)] == [1, 1, 1]
 
 
 def test_order_depends_on_seed_and_epoch_alone():
-    first = batch_order(LENGTHS, 4, seed=1, epoch=2)
-    assert first == batch_order(LENGTHS, 4, seed=1, epoch=2)
-    others = [batch_order(LENGTHS, 4, seed=seed, epoch=epoch) for seed, epoch in ((1, 3), (2, 2), (2, 1), (0, 3))]
+    first = step_order(LENGTHS, 4, seed=1, epoch=2)
+    assert first == step_order(LENGTHS, 4, seed=1, epoch=2)
+    others = [step_order(LENGTHS, 4, seed=seed, epoch=epoch) for seed, epoch in ((1, 3), (2, 2), (2, 1), (0, 3))]
     assert all(first != other for other in others)
-    assert batch_order(LENGTHS, 4, seed=1, shuffle=False) == batch_order(LENGTHS, 4, epoch=5, shuffle=False)
 
 
 def test_batches_of_a_small_set_are_new_every_epoch():
-    first, second = (batch_order(LENGTHS[:40], 4, epoch=epoch) for epoch in (0, 1))
+    first, second = (step_order(LENGTHS[:40], 4, epoch=epoch) for epoch in (0, 1))
     assert not {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
 
 
 def test_little_padding_and_no_order_of_lengths():
-    batches = batch_order(LENGTHS, 4, seed=3)
+    batches = step_order(LENGTHS, 4, seed=3)
     padded = sum(len(batch) * max(LENGTHS[row] for row in batch) for batch in batches)
     assert padded < 1.15 * sum(LENGTHS)
     longest = [max(LENGTHS[row] for row in batch) for batch in batches]
     assert longest != sorted(longest) and longest[0] != max(LENGTHS)
-    evaluated = batch_order(LENGTHS, 4, shuffle=False)
+    evaluated = batch_order(LENGTHS, 4)
     assert max(LENGTHS) == LENGTHS[evaluated[0][0]]
 
 
@@ -83,7 +100,7 @@ def _loader(size=22, batch_size=4, workers=0, shuffle=True):
 
 
 def _epoch(epoch, size=22):
-    return batch_order(LENGTHS[:size], 4, seed=5, epoch=epoch)
+    return step_order(LENGTHS[:size], 4, seed=5, epoch=epoch)
 
 
 def _lists(batches):

@@ -43,8 +43,10 @@ def test_every_row_once_and_a_new_order_each_epoch(make):
     first, second = ([batch["index"].tolist() for batch in loader] for _ in range(2))
     assert first != second
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(37))
-    assert len(loader) == len(first) == make().batches_per_epoch() == 10
-    assert make().batches_per_epoch(world_size=2) == 5
+    assert len(loader) == len(first) == make().steps_per_epoch() == 10
+    halved = make()
+    halved.devices = 2
+    assert halved.steps_per_epoch() == 5 and halved.global_batch == 8
 
 
 def test_evaluation_goes_through_all_rows(make):
@@ -261,15 +263,14 @@ def _trainer(folder, callbacks=(), **options):
 def test_a_run_stopped_in_an_epoch_and_resumed_is_the_same_run(make, tmp_path, workers, accumulate):
     torch.manual_seed(0)
     whole, save = _Net(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
-    options = {"accumulate_grad_batches": accumulate}
-    _trainer(tmp_path, [save], **options).fit(whole, datamodule=make(num_workers=workers))
-    assert len(whole.seen) == 20
+    module, again = make(num_workers=workers), make(num_workers=workers)
+    module.accumulate = again.accumulate = accumulate
+    _trainer(tmp_path, [save]).fit(whole, datamodule=module)
+    assert len(whole.seen) == 20 // accumulate
     file = tmp_path / "step=3.ckpt"
     resumed = _Net()
-    _trainer(tmp_path, **options).fit(
-        resumed, datamodule=make(num_workers=workers), ckpt_path=str(file), weights_only=True
-    )
-    assert resumed.seen == whole.seen[3 * accumulate :]
+    _trainer(tmp_path).fit(resumed, datamodule=again, ckpt_path=str(file), weights_only=True)
+    assert resumed.seen == whole.seen[3:]
     assert torch.equal(resumed.embedding.weight, whole.embedding.weight)
 
 
@@ -313,7 +314,7 @@ def test_the_embedded_task_needs_nothing():
     dm = DataModule("docstrings", EMBEDDED)
     batch = next(iter(dm.val_dataloader()[0]))
     assert batch["input_ids"].shape == (64, 64) and 0 < batch["labels"].max() < 8
-    assert dm.batches_per_epoch() > 100
+    assert dm.steps_per_epoch() > 100
 
 
 def test_real_data_and_tokenizer(shared):

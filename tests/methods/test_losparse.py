@@ -158,7 +158,7 @@ def test_scores_equal_a_hand_made_average(fit, dense, point, accumulate):
     method.stages = lambda: [stage]
     stage.before_step = lambda net: (note(stage) if point == "before" else None, before_step(stage, net))
     stage.after_step = lambda net, n: (note(stage) if point == "after" else None, after_step(stage, net, n))
-    fit(method, "prune", dense, accumulate_grad_batches=accumulate, max_epochs=1)
+    fit(method, "prune", dense, accumulate=accumulate, max_epochs=1)
     assert len(terms) == -(-13 // accumulate)
     expected = [torch.zeros_like(term) for term in terms[0]]
     for step in range(0, len(terms), 3):

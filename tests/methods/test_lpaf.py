@@ -48,7 +48,7 @@ def module(pruned, density=0.5, seed=0, **settings):
     method.prepare(stage, seed, pruned, None)
     method.configure_model()
     stage.set_total_steps(100)
-    method.micro_seed = 5
+    method.step_seed = 5
     return method
 
 
@@ -277,7 +277,7 @@ def test_regression_task(family, tmp_path):
     method.prepare(method.stages()[-1], 0, pruned, pruned)
     method.configure_model()
     method.stage.set_total_steps(10)
-    method.micro_seed = 1
+    method.step_seed = 1
     batch = make_batch() | {"labels": torch.tensor([0.5, 4.0, 2.5, 1.0])}
     terms = at(method, 0).stage.losses(method, batch)
     assert set(terms) == {"task", "distillation", "consistency"} and all(t.isfinite() for t in terms.values())

@@ -114,15 +114,15 @@ def test_removed_rows_stand_still_and_their_scores_move(fit, dense):
 def test_masks_change_only_after_an_optimizer_step(fit, dense, accumulate):
     """One cut-off for all micro-batches of a step."""
     seen, method = [], movement(start=0.0)
-    step = type(method).training_step
+    step = type(method)._terms
 
-    def note(self, batch, batch_idx):
+    def note(self, *args):
         seen.append((self.trainer.global_step, torch.cat([layer.mask for layer in layers(self)])))
-        return step(self, batch, batch_idx)
+        return step(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(method), "training_step", note)
-        fit(method, "prune", dense, accumulate_grad_batches=accumulate)
+        patch.setattr(type(method), "_terms", note)
+        fit(method, "prune", dense, accumulate=accumulate)
     masks = {}
     for at, mask in seen:
         assert torch.equal(masks.setdefault(at, mask), mask)

@@ -129,7 +129,7 @@ def test_a_short_run(fit, dense):
 
     def look(trainer, module):
         step = trainer.global_step - 1
-        draw = torch.rand(1, generator=torch.Generator().manual_seed(module.micro_seed))
+        draw = torch.rand(1, generator=torch.Generator().manual_seed(module.step_seed))
         assert [b.replaces for b in module.stage._blocks] == (draw < module.stage.p(step)).tolist()
         seen.append(module.stage._blocks[0].replaces)
 

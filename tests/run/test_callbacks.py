@@ -23,25 +23,24 @@ def args(short_run, folder, *extra):
     return ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder), *extra]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_last_is_never_written_after_the_last_batch_or_inside_a_window(accumulate, short_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_last_is_never_written_after_the_last_batch(accumulate, short_run, tmp_path, monkeypatch):
     seen = []
     save = Checkpoints._save
 
     def note(self, trainer, name, weights_only=False):
-        batch = trainer.fit_loop.epoch_loop.batch_idx
-        seen.append((name, trainer.global_step, (batch + 1) % accumulate, trainer.is_last_batch))
+        seen.append((name, trainer.global_step, trainer.is_last_batch))
         save(self, trainer, name, weights_only)
 
     monkeypatch.setattr(Checkpoints, "_save", note)
     extra = ["--checkpoint_every", "2", "--trainer.accumulate_grad_batches", str(accumulate)]
     main(args(short_run, tmp_path / "run", *extra))
     last = [entry for entry in seen if entry[0] == "last.ckpt"]
-    assert last and all(not inside and not end for _, _, inside, end in last)
-    steps = [step for _, step, _, _ in last]
+    assert last and not any(end for _, _, end in last)
+    steps = [step for _, step, _ in last]
     assert all(1 <= b - a <= 4 or b < a for a, b in pairwise(steps))
     best = [entry for entry in seen if entry[0] == "best.ckpt" and entry[1]]  # step 0: before training
-    assert best and all(end for _, _, _, end in best)  # after a validation, which ends an epoch
+    assert best and all(end for _, _, end in best)  # after a validation, which ends an epoch
 
 
 def test_a_stopped_stage_goes_on_and_finished_ones_stay(short_run, tmp_path, monkeypatch):

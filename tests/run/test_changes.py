@@ -9,6 +9,7 @@ from test_folder import CONFIG
 
 from lit_compress.run import changes
 from lit_compress.run.folder import Run
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
 
@@ -31,8 +32,10 @@ def altered(run, path, value):
     return config
 
 
-def data(name, batches=10):
-    return SimpleNamespace(fingerprint=lambda: name, batches_per_epoch=lambda number: batches // number)
+def data(name, steps=5, split=(8, 1, 1), task="sst2"):
+    return SimpleNamespace(
+        fingerprint=lambda: name, steps_per_epoch=lambda: steps, split=list(split), record=get_task(task)
+    )
 
 
 def test_options_that_may_change_are_returned(run):
@@ -44,19 +47,20 @@ def test_options_that_may_change_are_returned(run):
 
 
 def test_what_changes_no_result_may_change(run):
-    for path in ("model.init_args.recompute", "model.init_args.teacher", "trainer.devices", "data.num_workers"):
+    for path in ("model.init_args.recompute", "model.init_args.teacher", "trainer.devices", "data.num_workers",
+                 "data.batch_size", "trainer.accumulate_grad_batches"):  # fmt: skip
         assert run.check_same(altered(run, path, 2)) == []
 
 
 def test_what_is_allowed_is_in_the_record_of_its_stage(run):
-    config, found = altered(run, "data.batch_size", 4), [{"what": "data.batch_size", "was": 8, "now": 4}]
+    config, found = altered(run, "data.seed", 4), [{"what": "data.seed", "was": 8, "now": 4}]
     run.change(config, found, "prune")
     run.keep_changes(found, "prune")  # once more, after another kill
     run.finish({"name": "prune"})
     assert run.finished()["prune"]["changed"] == run.changes() == [{"stage": "prune", **found[0]}]
     assert "changed" not in run.finished()["dense"]
     assert run.check_same(config) == []
-    assert changes.changed_line(run.changes()[0]) == "data.batch_size was 8, from stage prune on 4"
+    assert changes.changed_line(run.changes()[0]) == "data.seed was 8, from stage prune on 4"
 
 
 @pytest.mark.parametrize(("option", "stage", "again"), [
@@ -85,6 +89,31 @@ def test_other_data(run, mark):
     assert found == [{"what": "data", "was": "old", "now": "new"}]
 
 
+@pytest.mark.parametrize(("task", "split", "line"), [
+    ("sst2", [4, 2, 1], None),
+    ("sst2", [4, 1, 2], None),
+    ("sst2", [8, 1, 2], r"data.batch_size: the global batch of .* was 8, now 16 \(batch_size, .*give the same product"),
+    ("stsb_embedding", [4, 2, 1], r"data.batch_size: the split of .* was \[8, 1, 1\], now \[4, 2, 1\] .*vectors"),
+])  # fmt: skip
+def test_a_step_may_be_divided_otherwise(run, task, split, line):
+    mark = {"data": "old", "split": [8, 1, 1], "version": __version__}
+    now = data("old", split=split, task=task)
+    if line is None:
+        assert changes.check_unchanged(run, now, mark, False) == []
+        return
+    with pytest.raises(UserError, match=line):
+        changes.check_unchanged(run, now, mark, False)
+    [found] = changes.check_unchanged(run, now, mark, True)
+    assert found["was"] in (8, [8, 1, 1])
+
+
+def test_positions_that_counted_micro_batches_begin_again(run):
+    mark = {"data": "old", "version": __version__}
+    assert changes.check_unchanged(run, data("old"), mark, False) == []
+    [found] = changes.check_unchanged(run, data("old", split=[4, 2, 1]), mark, True)
+    assert found["what"] == "split"
+
+
 def test_another_version(run):
     mark = {"data": "old", "version": "0.0.1"}
     with pytest.raises(UserError, match=rf"lit_compress 0.0.1 made .*, this is {__version__}"):
@@ -95,9 +124,8 @@ def test_another_version(run):
 
 def test_a_stage_of_another_length_begins_anew():
     stage = SimpleNamespace(settings=SimpleNamespace(epochs=3))
-    trainer = {"accelerator": "cpu", "devices": 2}
-    assert changes.other_length(stage, data("x"), trainer, {}) == []
-    assert changes.other_length(stage, data("x"), trainer, {"total_steps": 15}) == []
-    assert changes.other_length(stage, data("x", 8), trainer, {"total_steps": 15}) == [
+    assert changes.other_length(stage, data("x"), {}, {}) == []
+    assert changes.other_length(stage, data("x"), {}, {"total_steps": 15}) == []
+    assert changes.other_length(stage, data("x", 4), {}, {"total_steps": 15}) == [
         {"what": "steps", "was": 15, "now": 12}
     ]

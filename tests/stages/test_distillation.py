@@ -151,7 +151,7 @@ def test_two_forwards(mode, tmp_path, monkeypatch):
         method.prepare(stage, 0, net, teacher)
         method.configure_model()
         stage.set_total_steps(100)
-        method.micro_seed = 5
+        method.step_seed = 5
         return method
 
     method = build(mode)

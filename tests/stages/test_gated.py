@@ -43,7 +43,7 @@ def toy(**settings):
 
 
 class At:
-    global_rank, micro_seed = 0, 0
+    own_seed = step_seed = 0
 
     def __init__(self, step):
         self.trainer, self.global_step = self, step

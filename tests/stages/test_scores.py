@@ -89,7 +89,7 @@ def test_platon_scores_equal_a_hand_made_average(fit, dense, beta2, accumulate):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_compress.stages.unstructured.UnstructuredPruning.after_step", note)
-        fit(method, "prune", dense, gradient_clip_val=0.01, accumulate_grad_batches=accumulate, max_steps=6)
+        fit(method, "prune", dense, gradient_clip_val=0.01, accumulate=accumulate, max_steps=6)
     average = [torch.zeros_like(w) for w in seen[0]]
     uncertainty = [torch.zeros_like(w) for w in seen[0]]
     for first, second in zip(seen[::2], seen[1::2], strict=True):

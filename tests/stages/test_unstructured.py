@@ -44,7 +44,7 @@ def test_scores_equal_a_hand_made_sum(fit, dense, form, accumulate):
         original(self, optimizer)
 
     method.on_before_optimizer_step = note.__get__(method)
-    fit(method, "prune", dense, gradient_clip_val=0.01, accumulate_grad_batches=accumulate, max_epochs=1)
+    fit(method, "prune", dense, gradient_clip_val=0.01, accumulate=accumulate, max_epochs=1)
     for grads, values in before:
         terms = [(-g * w) if form == "signed" else (g * w).abs() for g, w in zip(grads, values, strict=True)]
         expected = terms if not expected else [e + t for e, t in zip(expected, terms, strict=True)]

@@ -198,7 +198,7 @@ def test_lpaf(form, large):
     stage = method.stages()[2]
     stage.settings = MixedRank(double_forward=form)
     stage.attach(net)
-    stage.p_init, stage.total_steps, method.micro_seed = 0.5, 10, 0
+    stage.p_init, stage.total_steps, method.step_seed = 0.5, 10, 0
     method._trainer = SimpleNamespace(global_step=0)
     with largest_tensor() as largest:
         terms = stage.losses(method, batch)

@@ -102,6 +102,7 @@ class MatchedStage(Stage):
     """
 
     matching: MatchedLayers | None
+    matches = True
 
     def __init__(self, name: str, settings: Training, distillation: CoFiDistillation) -> None:
         super().__init__(name, settings)
@@ -145,11 +146,12 @@ class MatchedStage(Stage):
         return [*groups, {"params": list(self.matching.parameters()), "weight_decay": 0.0, "clip": False}]
 
     def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
-    ) -> Tensor:
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the distance between matched layers of student and teacher."""
         assert self.matching is not None
-        return self.matching(student, teacher, mask)
+        return self.matching(student, teacher, mask, self.over_step)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Average the projection's gradients over ranks where the strategy does not."""

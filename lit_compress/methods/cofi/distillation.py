@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,13 +75,17 @@ class MatchedLayers(nn.Module):
         self.projection = nn.Linear(weight.shape[1], weight.shape[0])
         self.projection.weight, self.projection.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias)
 
-    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None,
+        over_step: Callable[[Tensor], None] = sum_over_ranks,
+    ) -> Tensor:  # fmt: skip
         """Return the sum over the matched pairs of the mean squared error, 0-dim float32.
 
         Args:
             student: embedding output, then every layer's [batch, length, width].
             teacher: the same of the teacher.
             mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+            over_step: sums distances over the step, in place, so that all of its micro-batches compare the same layers.
         """
         states = torch.stack(list(student[1:]))
         targets = [teacher[1 + layer] for layer in quarters(len(teacher) - 1)]
@@ -91,7 +95,8 @@ class MatchedLayers(nn.Module):
         with torch.no_grad():
             near = [[_error(state, target, mask) for target in targets] for state in self.projection(states)]
             distances = torch.stack([torch.stack(row) for row in near])
-            sum_over_ranks(distances)  # all ranks compare the same layers
+            distances *= len(states[0]) if mask is None else mask.sum()  # sums, which the tokens of others are added to
+            over_step(distances)
             chosen, valid = match_layers(distances, exists)
         self.chosen = chosen.where(valid, -1)
         projected = self.projection(states[chosen])

@@ -45,7 +45,6 @@ from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradien
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
-from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,6 +134,7 @@ class ProjectedStage(GatedStage):
     shares: Tensor
     axes: Tensor
     map: nn.Parameter
+    matches = True
 
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
@@ -302,8 +302,9 @@ class ProjectedStage(GatedStage):
         return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
 
     def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
-    ) -> Tensor:
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
 
         In pre-norm models in the original basis, without the mean where norms remove it, and without the last states.
@@ -316,7 +317,7 @@ class ProjectedStage(GatedStage):
             ]
             teacher = [h if self._rms else h - h.mean(-1, keepdim=True) for h in teacher[:-1]]
         mapped = [state @ self.map.T.to(state.dtype) for state in states]
-        return matched_layers_loss(mapped, teacher, mask, sum_over_ranks)
+        return matched_layers_loss(mapped, teacher, mask, self.over_step)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Drop the gradients of gates and multipliers that are not trained yet: AdamW must not count those steps."""

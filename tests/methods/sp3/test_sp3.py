@@ -209,7 +209,7 @@ def test_accumulated_batches_are_one_step(fit, dense):
     for accumulate, size in ((1, 16), (2, 8)):
         settings = replace(QUICK, start=0.0, target_warmup=0.0, structure_start=0.0, epochs=1)
         method = fit(sp3(settings), "prune", dense, teacher=dense, batch_size=size, max_steps=1,
-                     accumulate_grad_batches=accumulate)  # fmt: skip
+                     accumulate=accumulate)  # fmt: skip
         results.append(method.stage.status(method.net, 1)["density"])
     assert results[0] == pytest.approx(results[1], abs=1e-3)
 

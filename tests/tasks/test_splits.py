@@ -1,0 +1,171 @@
+"""A step of the same rows has the same gradients, however it is divided into micro-batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from safetensors.torch import save_file
+from test_two_processes import CASES, FAR, _row
+from tiny import WORDS, write_backbone
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.methods import LPAF, SP3, SVD, CoFi, Theseus
+from lit_compress.methods.cofi.cofi import CoFiPruning
+from lit_compress.methods.lpaf import MixedRank
+from lit_compress.methods.sp3.stage import ProjectedPruning
+from lit_compress.methods.svd import Factorized
+from lit_compress.methods.theseus import Replacing
+from lit_compress.models.backbones import load_net
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import save_net
+from lit_compress.stages.distillation import Distillation
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.sharding import whole
+
+KINDS = {"classification": ("sst2", None, {}), "regression": ("stsb", None, {}), **CASES}
+RETRAIN = Factorized(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
+ROWS = 22  # steps of 8 rows: the last one is smaller
+
+
+class KeepGradients(Callback):
+    """Keep the gradients of every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        parameters = sorted((n, p) for n, p in pl_module.named_parameters() if p.grad is not None)
+        self.steps.append(torch.cat([whole(p.grad).flatten() for _, p in parameters]))
+
+
+def row(kind, rng):
+    """Return a row of any kind of task, of up to 18 words."""
+    if kind in ("classification", "regression"):
+        text, other = (" ".join(rng.sample(WORDS, rng.randint(1, 15))) for _ in range(2))
+        label = rng.randint(0, 1) if kind == "classification" else 5 * rng.random()
+        return {"sentence": text, "sentence1": text, "sentence2": other, "label": label}
+    return _row(kind, rng)
+
+
+def made(kind, folder):
+    """A backbone without dropout, another one as its teacher, and the folder of the rows."""
+    task, family, _ = KINDS[kind]
+    rng, data = random.Random(0), folder / "data"
+    data.mkdir()
+    for split in ("train", "validation"):
+        lines = [json.dumps({"id": f"{split}{i}", **row(kind, rng)}) for i in range(ROWS)]
+        (data / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    family = family or "bert"
+    settings = {**FAR.get(family, {"initializer_range": 0.2}), "max_position_embeddings": 256}
+    backbone = write_backbone(folder / "backbone", family, task, **settings)
+    for name, seed in (("dense", 0), ("teacher", 1)):
+        net = load_net(str(backbone), get_task(task))
+        net.config.update({name: 0.0 for name in net.config.to_dict() if name.endswith(("dropout", "dropout_prob"))})
+        torch.manual_seed(seed)
+        for parameter in net.parameters():
+            parameter.data.add_(0.02 * torch.randn_like(parameter))
+        (folder / name).mkdir()
+        save_net(net, folder / name)
+    return str(backbone), str(data)
+
+
+def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, name="retrain", **trainer):
+    """Fit one epoch of retraining with a teacher, and return the gradients of its steps."""
+    task, _, settings = KINDS[kind]
+    method = method or SVD(
+        task=task, backbone=backbone, density=0.5, retrain=RETRAIN,
+        distillation=Distillation(alpha=0.5, alpha_layers=3.0, mask_padding=True, relative=True),
+    )  # fmt: skip
+    stage = next(stage for stage in method.stages() if stage.name == name)
+    method.prepare(stage, 7, folder / "dense", folder / "teacher")
+    module = DataModule(task, backbone, data, batch_size=batch_size, seed=7, **settings)
+    module.accumulate = accumulate
+    keep = KeepGradients()
+    options = {
+        "max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False,
+        "enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0, "limit_val_batches": 0, "default_root_dir": folder,
+    }  # fmt: skip
+    Trainer(**options | trainer, callbacks=[keep]).fit(method, module)
+    return keep.steps
+
+
+def assert_same(steps, others):
+    """Check that the gradients of the steps are equal up to rounding."""
+    assert len(steps) == len(others) > 1
+    for grads, other in zip(steps, others, strict=True):
+        assert grads.shape == other.shape
+        assert (grads - other).abs().max() <= 2e-6 * grads.abs().max()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "embedding"])
+def test_micro_batches_make_the_step_of_the_whole(kind, tmp_path):
+    backbone, data = made(kind, tmp_path)
+    steps = fitted(tmp_path, kind, backbone, data, 8, 1)
+    assert_same(steps, fitted(tmp_path, kind, backbone, data, 4, 2))
+
+
+TEACHES: dict[str, Any] = {"alpha": 0.5, "alpha_layers": 3.0}
+STILL: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-20}
+GATES = {**STILL, "gate_learning_rate": 1e-20, "multiplier_learning_rate": 1e-20}
+METHODS = {
+    "padding": ("retrain", lambda base: SVD(**base, retrain=RETRAIN, distillation=Distillation(**TEACHES))),
+    "relative": ("retrain", lambda base: SVD(
+        **base, retrain=RETRAIN, distillation=Distillation(**TEACHES, relative=True)
+    )),
+    "two forwards": ("retrain", lambda base: LPAF(**base, retrain=MixedRank(**STILL))),
+    "replaced blocks": ("replace", lambda base: Theseus(**base, replace=Replacing(**STILL))),
+    "matched layers": ("prune", lambda base: CoFi(**base, prune=CoFiPruning(**GATES, init="finetuned"))),
+    "later layers": ("prune", lambda base: SP3(
+        **base, prune=ProjectedPruning(**GATES, projections="identity", tokens=100, start=0.0)
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_draws_or_adds_is_of_the_step(name, tmp_path):
+    """Coins, gates and matched layers are one for all micro-batches; a term of the model alone counts once."""
+    backbone, data = made("tagging", tmp_path)
+    stage, method = METHODS[name]
+    base = {"task": "conll2003", "backbone": backbone, "density": 0.5}
+    net = load_net(backbone, get_task("conll2003"))
+    scores = {f"{site.name}/scores": torch.ones(len(net.get_submodule(site.name).weight)) for site in find_sites(net)}
+    save_file(scores, tmp_path / "dense" / "importance.safetensors")  # LPAF's
+    steps = [fitted(tmp_path, "tagging", backbone, data, size, 8 // size, method(base), stage) for size in (8, 2)]
+    assert_same(*steps)
+
+
+ACROSS = {"tagging": "ddp", "summarization": "ddp", "regression": "fsdp2"}
+
+
+def rank_steps(rank, folder):
+    """Fit every kind of :data:`ACROSS` on two processes, and keep the gradients of rank 0."""
+    os.environ |= {name: str(value) for name, value in processes.torchrun(rank, 2, 1).items()}
+    for kind, strategy in ACROSS.items():
+        place = Path(folder) / kind
+        for size in (4, 2):
+            steps = fitted(
+                place, kind, str(place / "backbone"), str(place / "data"), size, 4 // size, devices=2, strategy=strategy
+            )
+            if rank == 0:
+                torch.save(steps, place / f"{size}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_step_of_one(tmp_path):
+    alone = {}
+    for kind in ACROSS:
+        (tmp_path / kind).mkdir()
+        alone[kind] = fitted(tmp_path / kind, kind, *made(kind, tmp_path / kind), 8, 1)
+    processes.on_ranks(rank_steps, tmp_path)
+    for kind, steps in alone.items():
+        for size in (4, 2):
+            assert_same(steps, torch.load(tmp_path / kind / f"{size}.pt"))
