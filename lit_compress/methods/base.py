@@ -171,8 +171,8 @@ class Method(MicroBatches, Checkpointed):
         """Build the model before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
         if getattr(self, "net", None) is not None:
             return
-        if self.stage.from_backbone:
-            torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
+        if self._previous is None:
+            torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
             if self._teacher_folder and self.stage.distil and self.distillation.on:

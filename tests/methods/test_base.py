@@ -1,0 +1,25 @@
+"""What all methods share."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lit_compress.methods import SVD
+
+
+def test_a_new_head_depends_on_the_seed_alone(tiny_backbone, tmp_path):
+    """Other processes have drawn other random numbers before."""
+    backbone = shutil.copytree(tiny_backbone, tmp_path / "backbone")
+    file = backbone / "model.safetensors"
+    save_file({n: t for n, t in load_file(file).items() if "classifier" not in n}, file, {"format": "pt"})
+    heads = []
+    for drawn, seed in ((0, 7), (3, 7), (0, 8)):
+        torch.rand(drawn)
+        method = SVD(backbone=str(backbone))
+        method.prepare(method.stages()[0], seed, None, None)
+        method.configure_model()
+        heads.append(method.net.classifier.weight)
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
