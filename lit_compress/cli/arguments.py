@@ -9,7 +9,6 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
@@ -17,6 +16,7 @@ from lit_compress.cli.recipes import resolve_config
 from lit_compress.data.sources import CUSTOM
 from lit_compress.methods import Method
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import LARGEST_YAML, text_of, yaml_of
 
 DEFAULT_METHOD = "SecondOrder"
 FLAGS = ("--allow_changed", "--trust_remote_code")  # options that need no value
@@ -113,8 +113,8 @@ def _method_of(config: str) -> str | None:
 
 def content_of(config: str) -> dict[str, Any]:
     """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
-    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        content = yaml.safe_load(Path(config).read_text() if config.endswith((".yaml", ".yml")) else config)
+    with suppress(OSError, ValueError):
+        content = yaml_of(text_of(Path(config), LARGEST_YAML) if config.endswith((".yaml", ".yml")) else config)
         return content if isinstance(content, dict) else {}
     return {}
 

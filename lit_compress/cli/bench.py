@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -156,7 +155,7 @@ def _loadable(folder: Path, name: str) -> Path:
         UserError: it is the compressed model of a stage, whose layers only this package has.
     """
     structure = folder / "structure.json"
-    if structure.is_file() and json.loads(structure.read_text()) and not (folder / f"{MODULE}.py").is_file():
+    if structure.is_file() and read_json("bench", structure, dict) and not (folder / f"{MODULE}.py").is_file():
         raise UserError(f"bench: '{name}' is the model of a stage, which loads in this package only; give the run")
     return folder
 

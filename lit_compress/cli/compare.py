@@ -18,7 +18,7 @@ from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
 from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, silence_libraries
-from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
+from lit_compress.cli.recipes import COMPARISONS, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
@@ -43,7 +43,7 @@ from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder
+from lit_compress.utils.files import check_folder, read_yaml
 from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
 
@@ -258,7 +258,7 @@ def _claims(made: Comparison, file: Path) -> list[Claim]:
     if claims is None:
         shipped = [path.name for path in COMPARISONS.glob("claims*.yaml")]
         raise UserError(f"config: claims: no file '{made.claims}'; {nearest(made.claims, shipped)}")
-    return read_claims(read_yaml(claims), budget_name)
+    return read_claims(read_yaml("claims", claims), budget_name)
 
 
 # ------------------------------------------------------------------------------------------ making runs

@@ -16,10 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import yaml_text
+from lit_compress.utils.files import read_yaml, yaml_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
@@ -28,12 +26,12 @@ COMPARISONS = FOLDER / "compare"
 
 def recipes() -> dict[str, list[str]]:
     """Return the shipped recipes: name and tasks, both sorted; a config without a table has no tasks."""
-    return {path.stem: sorted(_table(path, read_yaml(path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: sorted(_table(path, read_yaml("config", path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def method_of(recipe: str) -> str:
     """Return the name of the method of a shipped recipe."""
-    model = read_yaml(FOLDER / f"{recipe}.yaml").get("model") or {}
+    model = read_yaml("config", FOLDER / f"{recipe}.yaml").get("model") or {}
     return str(model.get("class_path") if isinstance(model, dict) else model).rpartition(".")[2]
 
 
@@ -58,7 +56,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
         fitting = [file for file in FOLDER.glob("*.yaml") if stem.startswith(f"{file.stem}_")]
         for file in sorted(fitting, key=lambda file: len(file.stem), reverse=True):
             task = stem.removeprefix(f"{file.stem}_")
-            if task in (_table(file, read_yaml(file)) or ()):
+            if task in (_table(file, read_yaml("config", file)) or ()):
                 return file, task
     names = [*shipped(), *(f"{recipe}.yaml" for recipe, tasks in recipes().items() if tasks)]
     raise UserError(f"config: no file or shipped config '{name}'; {_near(name, names)}")
@@ -78,7 +76,7 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
     path, row = find_config(name)
-    config = read_yaml(path)
+    config = read_yaml("config", path)
     table = _table(path, config)
     if table is None:
         return str(path), None
@@ -99,7 +97,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:
     """Return file and row of every config of ``compare``; their names are ``<file>_<task>.yaml``, or the file's."""
     rows = ((file, task) for file in sorted(COMPARISONS.glob("compare*.yaml"))
-            for task in _table(file, read_yaml(file)) or [None])  # fmt: skip
+            for task in _table(file, read_yaml("config", file)) or [None])  # fmt: skip
     return {f"{file.stem}_{task}.yaml" if task else file.name: (file, task) for file, task in rows}
 
 
@@ -122,7 +120,7 @@ def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[s
         if full not in shipped:
             raise UserError(f"config: no file or shipped comparison '{name}'; {_near(name, shipped)}")
         file, task = shipped[full]
-    content = read_yaml(file)
+    content = read_yaml("config", file)
     if (table := _table(file, content)) is None:
         return file, content, None
     if task is None:
@@ -162,18 +160,6 @@ def _default_task(head: dict[str, Any], table: dict[str, Any]) -> str | None:
     if isinstance(data, dict) and data.get("task"):
         return str(data["task"])
     return next(iter(table)) if len(table) == 1 else None
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        UserError: the file is unreadable.
-    """
-    try:
-        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"config: '{path}' is not readable YAML: {error}") from error
 
 
 def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:

@@ -27,7 +27,7 @@ from lit_compress.run.folder import Run
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import json_of, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
@@ -88,7 +88,7 @@ class Target:
         if given or inferred_task(rest) != CUSTOM:
             return []
         try:
-            classes = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}
+            classes = json_of(self.folder / "config.json").get("id2label") or {}
         except (OSError, ValueError):
             return []  # loading the model says what is wrong
         names = [str(classes[key]) for key in sorted(classes, key=int)]

@@ -6,9 +6,9 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from io import TextIOWrapper
+from io import BufferedReader, RawIOBase, TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lit_compress.utils.errors import UserError, nearest
 
@@ -101,9 +101,59 @@ def text_lines(where: str, file: Path, encoding: str = UTF8, any_end: bool = Fal
         raise UserError(f"{where} is no whole gzip file: {error}") from error
 
 
+UNPACKED, TIMES = (
+    2**28,
+    200,
+)  # bytes that any file may unpack to, and how many times its size; text shrinks 3 to 20 times
+
+
+def most_unpacked(file: Path) -> int:
+    """Return to how many bytes a packed file may unpack."""
+    return max(UNPACKED, TIMES * file.stat().st_size)
+
+
+def check_unpacked(where: str, size: int, most: int) -> None:
+    """Refuse a file that unpacks to more than text does.
+
+    Args:
+        where: how errors call the file.
+        size: bytes it unpacks to, as far as known.
+        most: bytes, see :func:`most_unpacked`.
+
+    Raises:
+        UserError: it does.
+    """
+    if size > most:
+        raise UserError(
+            f"{where} unpacks to more than {most:,} bytes, {TIMES} times its size, as no text does; give it as "
+            "an unpacked .jsonl"
+        )
+
+
+class _Unpacked(RawIOBase):
+    """The bytes of a gzip file, up to :func:`most_unpacked`."""
+
+    def __init__(self, file: Path) -> None:
+        self.where, self.most, self.total = f"data.path: '{file}'", most_unpacked(file), 0
+        self.packed = gzip.open(file)  # noqa: SIM115
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.packed.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        size = self.packed.readinto(buffer)
+        self.total += size
+        check_unpacked(self.where, self.total, self.most)
+        return size
+
+
 def _open(file: Path) -> IO[bytes]:
     """Open a file for reading; one whose name ends with .gz is unpacked."""
-    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
+    return BufferedReader(_Unpacked(file)) if file.suffix.lower() == ".gz" else file.open("rb")
 
 
 def _is_same(first: str, second: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lit_compress.data.json_rows import Row, json_rows
-from lit_compress.data.lines import text_lines
+from lit_compress.data.lines import check_unpacked, most_unpacked, text_lines
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -82,7 +82,10 @@ def check_types(task: Task, where: str, schema: pa.Schema) -> None:
 def class_names(task: Task, schema: pa.Schema) -> list[str] | None:
     """Return the class names in a table's metadata, in order of the numbers in the label column; None without any."""
     metadata = (schema.metadata or {}).get(b"huggingface")
-    feature = json.loads(metadata).get("info", {}).get("features", {}).get(task.label) if metadata else None
+    try:
+        feature = json.loads(metadata)["info"]["features"].get(task.label) if metadata else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # not written by the library
     if isinstance(feature, list):
         feature = feature[0]
     if isinstance(feature, dict) and "feature" in feature:  # of a list
@@ -117,6 +120,20 @@ def from_table(task: Task, where: str, table: pa.Table) -> Rows:
     return Rows(table.column_names, named(task, from_batches(table.to_batches(CHUNK)), names), names)
 
 
+def _text_bytes(values: pa.Array) -> int:
+    """Return how many bytes the values of a column have as objects, texts that are stored once each time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(values.type):
+        return sum(map(_text_bytes, values.flatten()))
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        return _text_bytes(values.flatten())
+    if pa.types.is_dictionary(values.type):
+        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+    return values.nbytes
+
+
 def _read_parquet(task: Task, where: str, file: Path, encoding: str) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -135,10 +152,21 @@ def _read_parquet(task: Task, where: str, file: Path, encoding: str) -> Rows:
     check_types(task, where, source.schema_arrow)
     wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
     columns = [name for name in dict.fromkeys(wanted) if name in names]
+    parts = [source.schema.column(number) for number in range(len(source.schema))]
+    once = [part.path for part in parts if part.physical_type == "BYTE_ARRAY" and part.path.split(".")[0] in columns]
+    most = most_unpacked(file)
 
     def rows() -> Iterator[Row]:
+        total = 0
         try:
-            yield from from_batches(source.iter_batches(CHUNK, columns=columns))
+            for group in map(source.metadata.row_group, range(source.num_row_groups)):
+                sizes = [group.column(number).total_uncompressed_size for number in range(len(parts))]
+                check_unpacked(where, max(sizes, default=0), most)
+            # texts that are stored once are not repeated before their size is known
+            for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
+                total += sum(map(_text_bytes, batch.columns))
+                check_unpacked(where, total, most)
+                yield from from_batches([batch])
         except (pa.ArrowException, OSError) as error:
             raise readable(error) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,7 +126,7 @@ class BenchedNet:
     def quantized(self) -> dict[str, str]:
         """The program of integers in the folder, of ``export --dtype``: its file and its dtype; {} for none."""
         report = self.folder / "report.json"
-        program = (json.loads(report.read_text()).get("program") if report.is_file() else None) or {}
+        program = (read_json("bench", report, dict).get("program") if report.is_file() else None) or {}
         return {program.get("file", ONNX): program["dtype"]} if "dtype" in program else {}
 
     def _load(self) -> PreTrainedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from yaml import YAMLError
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.report import counted, markdown, speed_lines
 from lit_compress.models.backbones import EMBEDDED
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
-from lit_compress.utils.files import write_json
+from lit_compress.utils.files import card_fields, json_of, write_json
 from lit_compress.utils.manifest import write_manifest
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def model_name(backbone: str) -> str:
     if not folder.is_dir():
         return backbone.partition("@")[0]
     try:
-        given = str(json.loads((folder / "config.json").read_text()).get("_name_or_path") or "")
+        given = str(json_of(folder / "config.json").get("_name_or_path") or "")
     except (OSError, ValueError):
         given = ""
     if re.fullmatch(r"[\w.-]+/[\w.-]+", given):
@@ -64,8 +62,8 @@ def license_of(backbone: str) -> str:
     try:
         cached = None if folder.is_dir() else try_to_load_from_cache(name, "README.md", revision=revision or None)
         path = cached if isinstance(cached, str) else folder / "README.md"
-        return str(ModelCard.load(path).data.license or "unknown")
-    except (OSError, ValueError, YAMLError):
+        return str(card_fields(Path(path)).get("license") or "unknown")
+    except (OSError, ValueError):
         return "unknown"
 
 

@@ -27,7 +27,7 @@ from lit_compress.models.storage import ACTIVATIONS, save_form, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import json_of, read_json
 from lit_compress.utils.manifest import write_manifest
 from lit_compress.utils.progress import note
 
@@ -142,7 +142,7 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
 
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
     """Return whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
-    auto_map, code = json.loads((folder / "config.json").read_text()).get("auto_map"), folder / f"{MODULE}.py"
+    auto_map, code = json_of(folder / "config.json").get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None and not code.exists():
         return not describe(net)
     kinds = {spec["kind"] for spec in describe(net).values()} - {"attributes"}

@@ -23,6 +23,7 @@ from lit_compress.models.sites import gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def is_compressed(folder: Path) -> bool:
     """Return whether the model in ``folder`` has layers of this package."""
     for file, holds in (("structure.json", lambda structure: structure), ("config.json", _is_exported)):
         try:
-            if holds(json.loads((folder / file).read_text())):
+            if holds(json_of(folder / file)):
                 return True
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue  # not there, or broken: whoever reads it says so
     return False
 
@@ -64,18 +65,27 @@ def check_counts(what: str, folder: Path) -> None:
         folder: with a ``config.json``; of one that is not there or unreadable others say so.
 
     Raises:
-        UserError: it is no JSON object, or a number in it is too large.
+        UserError: it is no JSON object, or a number in it, or of its labels, is too large.
     """
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        config = json_of(folder / "config.json")
+    except (OSError, ValueError):
         return
     if not isinstance(config, dict):
         raise UserError(f"{what}: its config.json is no JSON object")
+    check_numbers(what, "config.json", config)
+
+
+def check_numbers(what: str, where: str, config: dict[str, Any]) -> None:
+    """Refuse the numbers of a configuration as :func:`check_counts` does; ``where`` they are is in the message."""
     for name, value in config.items():
+        if name in ("id2label", "label2id") and isinstance(value, dict | list) and len(value) > MOST_COUNTED:
+            raise UserError(
+                f"{what}: {name} in its {where} has {len(value)} labels, above {MOST_COUNTED}, the most valid"
+            )
         most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
         if most is not None and isinstance(value, int | float) and not abs(value) <= most:
-            raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
+            raise UserError(f"{what}: {name} in its {where} is {value}, above {most}, the largest valid value")
 
 
 def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
@@ -97,15 +107,20 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
     if not stored:
         return
-    described = sum(value.numel() for value in without_values(build).parameters())
-    if described > 1.5 * stored + NEW_HEAD:
-        raise UserError(
-            f"{what}: its config.json describes {described:,} parameters, its weights have {stored:,}; give the folder "
-            "of a whole model"
-        )
+    check_described(what, "config.json", build, stored)
 
 
 NEW_HEAD = 2**24  # parameters that a file may lack
+
+
+def check_described(what: str, where: str, build: Callable[[], PreTrainedModel], stored: int) -> None:
+    """Refuse a configuration, which is ``where`` it says, of a much larger model than the ``stored`` parameters."""
+    described = sum(value.numel() for value in without_values(build).parameters())
+    if described > 1.5 * stored + NEW_HEAD:
+        raise UserError(
+            f"{what}: its {where} describes {described:,} parameters, its weights have {stored:,}; give the folder "
+            "of a whole model"
+        )
 
 
 def refuse_compressed(what: str, folder: Path) -> None:

@@ -6,7 +6,6 @@ each of them is one line with advice. Only names, sizes, first bytes and ``confi
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,9 @@ from zipfile import is_zipfile
 
 import torch
 
+from lit_compress.models.shapes import check_header
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import POINTER, is_pointer
+from lit_compress.utils.files import POINTER, is_pointer, json_of
 from lit_compress.utils.manifest import check_manifest
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -30,7 +30,11 @@ _QUANTIZED_FILES = {
     "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",
     "quanto_qmap.json": "quanto",
 }  # fmt: skip
-_READ = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+_TOKENIZER, LARGEST_TOKENIZER = "tokenizer.json", 2**27  # bytes; the largest known ones have 35 MB
+_READ = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    _TOKENIZER,
+)  # fmt: skip
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # read where there is no tokenizer.json
 
 
@@ -43,7 +47,8 @@ def check_form(what: str, path: Path) -> None:
 
     Raises:
         UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
-            weights of another program, or a pointer or another text in place of a file.
+            weights of another program, a pointer or another text in place of a file, a record larger than any, or an
+            index of files elsewhere.
     """
     if path.is_file():
         raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
@@ -60,6 +65,8 @@ def check_form(what: str, path: Path) -> None:
             f"{what} has only the weights of another program, '{others[0]}', which cannot be read; "
             "give a folder of safetensors"
         )
+    for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
+        check_index(what, path / index)
     for file in _files_read(path, names, weights):
         _check_content(what, file)
 
@@ -67,8 +74,8 @@ def check_form(what: str, path: Path) -> None:
 def _quantized(folder: Path, names: set[str]) -> str | None:
     """Return by which method the weights of a folder are quantized; None if nothing says that they are."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = json_of(folder / "config.json")
+    except (OSError, ValueError):
         config = None  # not there, or broken: whoever reads it says so
     if isinstance(config, dict) and (settings := next(filter(None, map(config.get, _QUANTIZED)), None)):
         return quantization_method(settings)
@@ -131,8 +138,14 @@ def _check_content(what: str, file: Path) -> None:
     """
     if is_pointer(file):
         raise UserError(f"{what}: its '{file.name}' is {POINTER}")
+    if file.name == _TOKENIZER and file.stat().st_size > LARGEST_TOKENIZER:
+        raise UserError(f"{what}: its '{file.name}' has more than {LARGEST_TOKENIZER:,} bytes, the most that is read")
+    if file.name in _READ and file.name != _TOKENIZER:
+        with suppress(OSError, ValueError):  # whoever reads a broken one says so
+            json_of(file)
     if file.suffix != ".safetensors":
         return
+    check_header(file)
     with file.open("rb") as stream:
         begin = stream.read(64)
     from safetensors import SafetensorError, safe_open
@@ -167,14 +180,30 @@ def check_weights(what: str, folder: Path) -> None:
         raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
     suffix = ".safetensors" if any(name.endswith(".safetensors") for name in weights) else ".bin"
     for index in folder.glob(f"*{suffix}.index.json"):
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{what}: its '{index.name}' is no list of files; download it again") from error
-        if lost := sorted(shards - names):
+        if lost := sorted(check_index(what, index) - names):
             raise UserError(f"{what}: '{lost[0]}' is missing, which '{index.name}' names; download it again")
     for name in weights if suffix == ".bin" else ():
         with (folder / name).open("rb") as stream:
             zipped = stream.read(2) == b"PK"
         if zipped and not is_zipfile(folder / name):
             raise UserError(f"{what}: its '{name}' is no whole file of PyTorch; download it again")
+
+
+def check_index(what: str, index: Path) -> set[str]:
+    """Return the names of the files that an index names, which lie next to it.
+
+    Args:
+        what: option and value, the start of the message.
+        index: e.g. ``model.safetensors.index.json``.
+
+    Raises:
+        UserError: it is broken, or names a file elsewhere.
+    """
+    try:
+        shards = set(json_of(index)["weight_map"].values())
+        elsewhere = sorted(name for name in shards if Path(name).name != name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{what}: its '{index.name}' is no list of files; download it again") from error
+    if elsewhere:
+        raise UserError(f"{what}: its '{index.name}' names '{elsewhere[0]}', which is no file next to it; it is broken")
+    return shards

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ def _without_code(value: Any) -> Any:
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if it is not there or broken: whoever reads it says so."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = json_of(path)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -18,6 +18,7 @@ from lit_compress.models.surgery import check_structure, describe, rebuild, repl
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import json_of
 from lit_compress.utils.manifest import check_manifest
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     try:
         check_counts(f"'{folder}'", folder)
         config = config_of(folder)
-        structure = json.loads((folder / "structure.json").read_text())
+        structure = json_of(folder / "structure.json")
         shapes = net_shapes(folder)
         dense = without_values(lambda: empty_net(config))
         check_structure(structure, dense, shapes)

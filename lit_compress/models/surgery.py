@@ -169,14 +169,17 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
     largest = max((size for shape in shapes.values() for size in shape), default=0)
     if not isinstance(structure, dict):
         raise UserError("structure.json holds no JSON object")
+    modules = dict(net.named_modules())
     for name, spec in structure.items():
         if not isinstance(spec, dict) or not (spec.get("kind") == "attributes" or spec.get("kind") in set(LAYERS)):
             raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
+        if name not in modules:
+            raise UserError(f"structure.json: the model has no module '{name:.80}'")
         for key, value in spec.items():
             if isinstance(value, int | float) and not 0 <= value <= max(largest, LARGEST):
                 raise UserError(f"structure.json: {key} of '{name:.80}' is {value}, beyond the tensors of the file")
             if spec["kind"] == "attributes" and key != "kind":
-                own = getattr(net.get_submodule(name), key, None)
+                own = getattr(modules[name], key, None)
                 if type(value) is not int or type(own) is not int:
                     raise UserError(f"structure.json: '{name:.80}' has no number '{key:.80}' to be {value!r:.80}")
 

@@ -18,6 +18,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import json_of
 from lit_compress.utils.manifest import check_manifest
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
     if path.is_file():
         check_manifest(f"'{folder}'", folder, DETAILS)
         try:
-            return json.loads(path.read_text())
+            return json_of(path)
         except ValueError:
             pass  # read again
     if not look:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
@@ -33,7 +32,7 @@ from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.storage import save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import left_behind, read_json, remove, yaml_text
+from lit_compress.utils.files import left_behind, read_json, read_yaml, remove, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 
 if TYPE_CHECKING:
@@ -140,11 +139,7 @@ class Run:
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         self.check("config.yaml")
-        try:
-            stored = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
-        return checked_groups(f"run_dir: '{path}'", stored)
+        return checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path))
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""

@@ -16,7 +16,7 @@ from lit_compress.export.report import final_metric, of_program
 from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
 from lit_compress.run.workers import Layout, is_running
-from lit_compress.utils.files import write_json
+from lit_compress.utils.files import json_of, write_json
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.tables import screen_table
 
@@ -115,7 +115,7 @@ def _tried(place: Layout, job: Job) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     """Return the content of a record of a run."""
     check_manifest(f"out: '{path.parent}'", path.parent, path.name)
-    return json.loads(path.read_text())
+    return json_of(path)
 
 
 def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
@@ -155,7 +155,7 @@ def _right(path: Path, net: str, _changed: int) -> tuple[float, ...]:
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return tuple(float(line[net] == line["given"]) for line in lines)
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return ()
 
 

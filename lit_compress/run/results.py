@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -12,13 +11,12 @@ from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
-import yaml
-
 from lit_compress.analysis.pareto import costs_of, mean_costs, mean_of_known
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import LARGEST_YAML, json_of, text_of, yaml_of
 from lit_compress.utils.manifest import check_manifest
 
 COMPARISON = "compare.json"
@@ -154,7 +152,7 @@ def read_json(path: Path) -> Any:
     if path.is_file():
         check_manifest(f"'{path.parent}'", path.parent, path.name)
     try:
-        return json.loads(path.read_text())
+        return json_of(path)
     except (OSError, ValueError):
         return None
 
@@ -187,8 +185,8 @@ def _config(folder: Path) -> dict[str, Any]:
     if path.is_file():
         check_manifest(f"'{folder}'", folder, path.name)
     try:
-        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-    except (OSError, yaml.YAMLError):
+        return yaml_of(text_of(path, LARGEST_YAML)) or {}
+    except (OSError, ValueError):
         return {}
 
 

@@ -8,7 +8,6 @@ OUT/locks/<run>       who is making it (utils/locks.py)
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from typing import Any, NoReturn
 
 from lit_compress.run.comparison import Job
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_json
+from lit_compress.utils.files import json_of, write_json
 from lit_compress.utils.locks import owner_of, try_lock
 
 POLL = 0.2  # seconds
@@ -58,7 +57,7 @@ class Layout:
     def state(self, job: Job) -> dict[str, Any]:
         """Return the record of a job; {} if it was never begun."""
         try:
-            return json.loads(self._state_file(job).read_text())
+            return json_of(self._state_file(job))
         except (OSError, ValueError):
             return {}
 

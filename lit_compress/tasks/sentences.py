@@ -6,7 +6,6 @@ own. These can be represented: Pooling, any number of Dense, Normalize. Others a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from lit_compress.numerics.pooling import POOLINGS, pool
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import json_of
 
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
@@ -187,8 +187,8 @@ def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
     if not path.is_file():
         return None
     try:
-        return [(item["type"].rpartition(".")[2], item["path"]) for item in json.loads(path.read_text())]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return [(item["type"].rpartition(".")[2], item["path"]) for item in json_of(path)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{option}: '{folder}': its modules.json is broken") from error
 
 
@@ -197,8 +197,8 @@ def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> d
     if usual is not None and not path.is_file():
         return usual
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        content = json_of(path)
+    except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):
         raise UserError(f"{what}: {path.name} of '{path.parent.name}' is missing or broken")

@@ -13,8 +13,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from lit_compress.utils.errors import UserError
 
@@ -202,7 +205,6 @@ def yaml_text(value: Any, unicode: bool = False) -> str:
     >>> yaml_text({"run_dir": "1e-4", "epochs": 3})
     "run_dir: '1e-4'\\nepochs: 3\\n"
     """
-    import yaml
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -223,10 +225,12 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
         kind: ``dict`` or ``list``, the expected type.
 
     Raises:
-        UserError: it cannot be read, is not JSON, or holds something else.
+        UserError: it cannot be read, is not JSON, holds something else, or is larger than any record.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json_of(path)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from error
     except OSError as error:
         raise UserError(f"{option}: cannot read '{path}' ({error.strerror})") from error
     except ValueError as error:  # also of its encoding
@@ -234,6 +238,107 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise UserError(f"{option}: '{path}' holds no JSON {kind.__name__}; it is broken")
     return value
+
+
+# what records may have; the largest known ones, the index of a model with 90,000 tensors and a config with thousands of
+# labels, have 9 MB and 10,000 values
+LARGEST_JSON, LARGEST_YAML, MOST_VALUES, DEEPEST = 2**25, 2**20, 20_000, 64  # bytes, bytes, values of YAML, levels
+
+
+def json_of(path: Path) -> Any:
+    """Return the content of a JSON file, which may be anybody's.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+        UserError: it is larger, or nested deeper, than any record.
+    """
+    too_deep = UserError(f"'{path}' is nested deeper than {DEEPEST} levels; it is broken")
+    try:
+        value = json.loads(text_of(path, LARGEST_JSON))
+    except RecursionError:
+        raise too_deep from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
+        if not (level := [item for item in inner if isinstance(item, dict | list)]):
+            return value
+    raise too_deep
+
+
+def text_of(path: Path, largest: int) -> str:
+    """Return the text of a UTF-8 file of at most ``largest`` bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8.
+        UserError: it is larger.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(largest + 1)
+    if len(content) > largest:
+        raise UserError(f"'{path}' has more than {largest:,} bytes, the most that such a file may have; it is broken")
+    return content.decode("utf-8")
+
+
+def yaml_of(text: str) -> Any:
+    """Return the content of a YAML text, which may be anybody's; an alias counts as the values that it repeats.
+
+    Raises:
+        ValueError: it is not YAML, has more than :data:`MOST_VALUES`, or is nested deeper than :data:`DEEPEST` levels.
+    """
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    sizes: dict[str | None, int] = {}  # of what has an anchor
+    begun: list[tuple[str | None, int]] = []
+    count = 0
+    try:
+        for event in yaml.parse(text, loader):  # without a level of its own for each in C, and without values
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = begun.pop()
+                sizes[anchor] = count - before
+            elif isinstance(event, yaml.CollectionStartEvent):
+                begun.append((event.anchor, count))
+            elif isinstance(event, yaml.AliasEvent):
+                count += sizes.get(event.anchor, MOST_VALUES)  # of one that is not closed: it holds itself
+            elif isinstance(event, yaml.ScalarEvent):
+                sizes[event.anchor] = 1
+            count += isinstance(event, yaml.NodeEvent)
+            if count > MOST_VALUES or len(begun) > DEEPEST:
+                raise ValueError(f"it has more than {MOST_VALUES:,} values or {DEEPEST} levels")
+        return yaml.load(text, loader)
+    except (yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
+        raise ValueError(str(error)) from error
+
+
+def read_yaml(option: str, path: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Args:
+        option: the user's option for the file or its folder; the message begins with it.
+        path: of the file.
+
+    Raises:
+        UserError: it cannot be read, is not YAML, or is larger than any record, see :func:`yaml_of`.
+    """
+    try:
+        return yaml_of(text_of(path, LARGEST_YAML))
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option}: '{path}' is not readable YAML: {error}") from error
+
+
+def card_fields(path: Path) -> dict[str, Any]:
+    """Return the fields of a card of the hub, a README.md that begins with YAML; {} without any.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: they are not YAML, or more than any card has.
+        UserError: the file is larger than any card.
+    """
+    match = re.match(r"\s*---[\r\n]+(.*?)[\r\n]+---\s*?(\n|$)", text_of(path, LARGEST_YAML), flags=re.S)
+    fields = yaml_of(match[1]) if match else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from lit_compress.utils.errors import SHOWN_AS, UserError
+from lit_compress.utils.files import card_fields
 from lit_compress.utils.hub_errors import is_unreachable, reason_of, refusal
 from lit_compress.utils.progress import note
 
@@ -148,12 +149,9 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
 
 def card_configurations(folder: Path) -> dict[str, Any]:
     """Return the ``data_files`` of the configurations that the card of a downloaded data set names."""
-    from huggingface_hub import DatasetCard
-    from yaml import YAMLError
-
     try:
-        listed = DatasetCard.load(folder / "README.md").data.to_dict().get("configs") or []
-    except (OSError, ValueError, YAMLError):
+        listed = card_fields(folder / "README.md").get("configs") or []
+    except (OSError, ValueError):
         return {}
     return {str(c.get("config_name")): c.get("data_files") for c in listed if isinstance(c, dict)}
 

@@ -1,4 +1,4 @@
-"""A file appears whole, or not at all."""
+"""A file appears whole, or not at all; of anybody's records only so much is read as a real one has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import yaml
 from jsonargparse._loaders_dumpers import yaml_load
 
 from lit_compress.__main__ import _told_by_main
-from lit_compress.utils.files import atomic_file, write_text, yaml_text
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import (
+    DEEPEST,
+    atomic_file,
+    card_fields,
+    json_of,
+    read_json,
+    read_yaml,
+    write_text,
+    yaml_of,
+    yaml_text,
+)
 
 
 def test_what_failed_leaves_nothing_and_the_file_stays(tmp_path):
@@ -49,3 +60,56 @@ def test_names_like_numbers_stay_text_for_every_reader():
     for unicode in (False, True):
         text = yaml_text(content, unicode)
         assert yaml.safe_load(text) == yaml_load(text) == content
+
+
+LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize("deep", [DEEPEST + 1, 900, 100_000])
+def test_json_is_read_to_a_depth(tmp_path, deep):
+    path = tmp_path / "report.json"
+    path.write_text('{"a": ' + "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1) + "}")
+    assert isinstance(json_of(path), dict)
+    path.write_text("[" * deep + "]" * deep)
+    with pytest.raises(UserError, match=rf"^run_dir: '.*report.json' is nested deeper than {DEEPEST} levels"):
+        read_json("run_dir", path, list)
+
+
+def test_json_is_read_up_to_a_size(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("[" + "[]," * 12_000_000 + "[]]")
+    with pytest.raises(UserError, match="has more than 33,554,432 bytes"):
+        json_of(path)
+
+
+@pytest.mark.parametrize("text", [LAUGHS, "[" * 65 + "]" * 65, "[" * 100_000, "a: &a [*a]", "- a\n" * 20_001])
+def test_yaml_of_more_values_than_a_record_has_is_refused(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"config: '.*' is not readable YAML: it has more than 20,000 values or 64 lev"):
+        read_yaml("config", path)
+    (tmp_path / "README.md").write_text(f"---\n{text}\n---\n# A card\n")
+    with pytest.raises(ValueError):
+        card_fields(tmp_path / "README.md")
+
+
+def test_yaml_with_aliases_is_read():
+    text = "row: &row {a: 1}\nother: {<<: *row, b: 2}\nsame: [*row, *row]"
+    assert yaml_of(text) == {"row": {"a": 1}, "other": {"a": 1, "b": 2}, "same": [{"a": 1}, {"a": 1}]}
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "? [a]\n: b", "*a", "a: \0"])
+def test_broken_yaml_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        yaml_of(text)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_card_has_fields(tmp_path, end):
+    path = tmp_path / "README.md"
+    path.write_bytes(end.join(["---", "license: mit", "---", "# A card", "---", "b: c"]).encode())
+    assert card_fields(path) == {"license": "mit"}
+    path.write_text("# No fields\n---\na: b\n---\n")
+    assert card_fields(path) == {}
