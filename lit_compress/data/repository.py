@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +19,14 @@ from lit_compress.data.readers import READERS, Rows, from_table, suffix_of
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer
-from lit_compress.utils.hub import Snapshot, card_configurations, choose_configuration, dataset_snapshot, is_name
+from lit_compress.utils.hub import (
+    Snapshot,
+    card_configurations,
+    choose_configuration,
+    dataset_snapshot,
+    is_name,
+    texts_in,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -70,7 +78,7 @@ def read_repository(task: Task, folder: Path, where: str, encoding: str | None =
         encoding: of text files; None: UTF-8.
 
     Raises:
-        UserError: it has no such configuration, or cannot be read.
+        UserError: it has no such configuration, cannot be read, or names files outside of the folder.
     """
     import datasets
 
@@ -80,12 +88,36 @@ def read_repository(task: Task, folder: Path, where: str, encoding: str | None =
         return with_test(task, {split: file_source(task, several, encoding) for split, several in files.items()})
     chosen = choose_configuration(where, known, wanted)
     try:
+        _check_links(folder, known[str(chosen)])
         # with its files named, those of other configurations, which are not here, are not looked for
         tables = datasets.load_dataset(str(folder), chosen, data_files=known[str(chosen)])
+    except UserError:
+        raise
     except Exception as error:  # broken or missing files: datasets raises many classes
         reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
         raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error
     return sources_of(task, where, {_OTHER.get(str(split), str(split)): rows for split, rows in tables.items()})
+
+
+def _check_links(folder: Path, data_files: Any) -> None:
+    """Refuse a data set whose files are links out of its folder, or out of its place in the hub's cache.
+
+    Args:
+        folder: of the data set.
+        data_files: of one of its configurations.
+
+    Raises:
+        UserError: one is.
+    """
+    from datasets.data_files import resolve_pattern
+
+    own = folder.resolve()
+    roots = [own, *([own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [])]
+    for pattern in texts_in(data_files):
+        with suppress(FileNotFoundError):
+            for path in map(Path, resolve_pattern(pattern, str(folder))):
+                if not any(path.resolve().is_relative_to(root) for root in roots):
+                    raise UserError(f"data.path: '{path}' is a link to '{path.resolve()}', outside of its data set")
 
 
 def files_by_split(folder: Path) -> dict[str, list[Path]]:

@@ -148,12 +148,23 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
 
 
 def card_configurations(folder: Path) -> dict[str, Any]:
-    """Return the ``data_files`` of the configurations that the card of a downloaded data set names."""
+    """Return the ``data_files`` of the configurations that the card of a downloaded data set names.
+
+    Raises:
+        UserError: a file of one is not in the data set: it has an address, or is outside of the folder.
+    """
     try:
         listed = card_fields(folder / "README.md").get("configs") or []
     except (OSError, ValueError):
         return {}
-    return {str(c.get("config_name")): c.get("data_files") for c in listed if isinstance(c, dict)}
+    listed = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    for place in texts_in([[entry.get("data_files"), entry.get("data_dir")] for entry in listed]):
+        if _NOT_HERE.match(place) or ".." in re.split(r"[/\\]", place):
+            raise UserError(f"'{folder}': its README.md names '{place}', which is not in the folder; give files alone")
+    return {str(entry.get("config_name")): entry.get("data_files") for entry in listed}
+
+
+_NOT_HERE = re.compile(r"[/\\~]|.*::|\w[\w+.-]*:")  # an absolute path, a chain of them, a drive or an address
 
 
 def choose_configuration(where: str, known: Collection[str], wanted: str | None) -> str | None:
@@ -179,21 +190,19 @@ def choose_configuration(where: str, known: Collection[str], wanted: str | None)
     return "default" if len(known) > 1 else next(iter(known))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the patterns in ``data_files`` of a card: a text, a list, or mappings with ``path``."""
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in ``data_files`` of a card: the patterns, and names of splits that are next to them."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        yield from _texts(value["path"] if "path" in value else list(value.values()))
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
 
 
 def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: str | None) -> list[str]:
     """Return the files of a configuration: those that the card names, else those in its folder, else all tables."""
     tables = [name for name in names if TABLE.fullmatch(name) and name != "dataset_infos.json"]
-    if patterns := list(_texts(known.get(str(configuration)))):
+    if patterns := list(texts_in(known.get(str(configuration)))):
         return [name for name in names if any(fnmatch(name, pattern.removeprefix("./")) for pattern in patterns)]
     own = [name for name in tables if name.startswith(f"{configuration}/")]
     return own or tables

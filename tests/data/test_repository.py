@@ -152,3 +152,46 @@ def test_what_cannot_be_read_is_one_line(hub, tiny_backbone, capsys, tmp_path):
         assert str(tmp_path) not in str(error.value)
     words = ["fit", "--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.path", "nowhere/rows.csv"]
     assert "no such folder or file" in fails(capsys, *words)
+
+
+ELSEWHERE = [
+    "/etc/passwd", "../rows.csv", "data/../../rows.csv", "~/rows.csv", "\\\\host\\rows.csv", "C:\\rows.csv",
+    "http://127.0.0.1:9/rows.csv", "hf://datasets/a/b.csv", "s3://bucket/rows.csv", "file:///etc/passwd",
+    "zip://rows.csv::http://127.0.0.1/a.zip", "gzip::rows.csv.gz",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("form", ["{}", "[good.csv, {}]", "{{train: {}}}", "[{{split: train, path: [{}]}}]"])
+def test_a_card_names_no_file_outside_of_its_folder(tmp_path, place, form):
+    (tmp_path / "rows.csv").write_text("sentence,label\nsecret,1\n")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "good.csv").write_text("sentence,label\na,1\nb,0\n")
+    for field in ("data_files", "data_dir"):
+        other = f"{{config_name: other, {field}: {form.format(json.dumps(place))}}}"
+        good = "{config_name: default, data_files: good.csv}"
+        (folder / "README.md").write_text(f"---\nconfigs: [{other}, {good}]\n---\n")
+        with pytest.raises(UserError) as error:
+            load_split_files(get_task("sst2"), str(folder), ["train"])
+        assert "which is not in the folder" in str(error.value)
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_no_link_leads_out_of_a_data_set(tmp_path, linked):
+    secret, folder = tmp_path / "secret", tmp_path / "set"
+    for path in (secret, folder / "data"):
+        path.mkdir(parents=True)
+    (secret / "rows.csv").write_text("sentence,label\nsecret,1\nbad,0\n")
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: data/*.csv\n---\n")
+    if linked == "file":
+        (folder / "data" / "rows.csv").symlink_to(secret / "rows.csv")
+    else:
+        (folder / "data").rmdir()
+        (folder / "data").symlink_to(secret)
+    with pytest.raises(UserError, match=r"is a link to '.*secret/rows.csv', outside of its data set"):
+        load_split_files(get_task("sst2"), str(folder), ["train"])
+    (folder / "own.csv").write_text("sentence,label\na,1\nb,0\n")  # a link to a file of the folder is read
+    (folder / "linked.csv").symlink_to("own.csv")
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: linked.csv\n---\n")
+    assert len(load_split_files(get_task("sst2"), str(folder), ["train"])["train"]) == 2
