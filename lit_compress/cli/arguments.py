@@ -17,6 +17,7 @@ from lit_compress.data.sources import CUSTOM
 from lit_compress.methods import Method
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import LARGEST_YAML, text_of, yaml_of
+from lit_compress.utils.tables import print
 
 DEFAULT_METHOD = "SecondOrder"
 FLAGS = ("--allow_changed", "--trust_remote_code")  # options that need no value
@@ -113,7 +114,7 @@ def _method_of(config: str) -> str | None:
 
 def content_of(config: str) -> dict[str, Any]:
     """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, UserError):
         content = yaml_of(text_of(Path(config), LARGEST_YAML) if config.endswith((".yaml", ".yml")) else config)
         return content if isinstance(content, dict) else {}
     return {}

@@ -185,7 +185,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if path.is_file():
         check_manifest(f"'{folder}'", folder, path.name)
     try:
-        return yaml_of(text_of(path, LARGEST_YAML)) or {}
+        return yaml_of(text_of(path, LARGEST_YAML), f"'{path}'") or {}
     except (OSError, ValueError):
         return {}
 

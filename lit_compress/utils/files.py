@@ -242,7 +242,7 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
 
 # what records may have; the largest known ones, the index of a model with 90,000 tensors and a config with thousands of
 # labels, have 9 MB and 10,000 values
-LARGEST_JSON, LARGEST_YAML, MOST_VALUES, DEEPEST = 2**25, 2**20, 20_000, 64  # bytes, bytes, values of YAML, levels
+LARGEST_JSON, MOST_LISTS, LARGEST_YAML, MOST_VALUES, DEEPEST = 2**24, 2**18, 2**20, 20_000, 64  # bytes, counts, levels
 
 
 def json_of(path: Path) -> Any:
@@ -254,8 +254,11 @@ def json_of(path: Path) -> Any:
         UserError: it is larger, or nested deeper, than any record.
     """
     too_deep = UserError(f"'{path}' is nested deeper than {DEEPEST} levels; it is broken")
+    text = text_of(path, LARGEST_JSON)
+    if text.count("[") + text.count("{") > MOST_LISTS:  # of which each takes memory, and time when memory is collected
+        raise UserError(f"'{path}' has more than {MOST_LISTS:,} lists and objects; it is broken")
     try:
-        value = json.loads(text_of(path, LARGEST_JSON))
+        value = json.loads(text)
     except RecursionError:
         raise too_deep from None
     level = [value] if isinstance(value, dict | list) else []
@@ -281,11 +284,16 @@ def text_of(path: Path, largest: int) -> str:
     return content.decode("utf-8")
 
 
-def yaml_of(text: str) -> Any:
+def yaml_of(text: str, name: str = "config") -> Any:
     """Return the content of a YAML text, which may be anybody's; an alias counts as the values that it repeats.
 
+    Args:
+        text: of a file, or given by the user.
+        name: of the text, the start of the message.
+
     Raises:
-        ValueError: it is not YAML, has more than :data:`MOST_VALUES`, or is nested deeper than :data:`DEEPEST` levels.
+        ValueError: it is not YAML.
+        UserError: it has more values, or is nested deeper, than any record.
     """
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     sizes: dict[str | None, int] = {}  # of what has an anchor
@@ -299,12 +307,13 @@ def yaml_of(text: str) -> Any:
             elif isinstance(event, yaml.CollectionStartEvent):
                 begun.append((event.anchor, count))
             elif isinstance(event, yaml.AliasEvent):
-                count += sizes.get(event.anchor, MOST_VALUES)  # of one that is not closed: it holds itself
+                holds_itself = any(event.anchor == anchor for anchor, _ in begun)
+                count += MOST_VALUES if holds_itself else sizes.get(event.anchor, 1)
             elif isinstance(event, yaml.ScalarEvent):
                 sizes[event.anchor] = 1
             count += isinstance(event, yaml.NodeEvent)
             if count > MOST_VALUES or len(begun) > DEEPEST:
-                raise ValueError(f"it has more than {MOST_VALUES:,} values or {DEEPEST} levels")
+                raise UserError(f"{name} has more than {MOST_VALUES:,} values or {DEEPEST} levels; it is broken")
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
         raise ValueError(str(error)) from error
@@ -321,7 +330,7 @@ def read_yaml(option: str, path: Path) -> Any:
         UserError: it cannot be read, is not YAML, or is larger than any record, see :func:`yaml_of`.
     """
     try:
-        return yaml_of(text_of(path, LARGEST_YAML))
+        return yaml_of(text_of(path, LARGEST_YAML), f"'{path}'")
     except UserError as error:
         raise UserError(f"{option}: {error}") from error
     except (OSError, ValueError) as error:
@@ -333,11 +342,11 @@ def card_fields(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: they are not YAML, or more than any card has.
-        UserError: the file is larger than any card.
+        ValueError: they are not YAML.
+        UserError: the file or its fields are more than any card has.
     """
     match = re.match(r"\s*---[\r\n]+(.*?)[\r\n]+---\s*?(\n|$)", text_of(path, LARGEST_YAML), flags=re.S)
-    fields = yaml_of(match[1]) if match else {}
+    fields = yaml_of(match[1], f"'{path}'") if match else {}
     return fields if isinstance(fields, dict) else {}
 
 
