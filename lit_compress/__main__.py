@@ -113,12 +113,12 @@ def _told_by_main(raised: threading.ExceptHookArgs) -> None:
 
 def _line(error: Exception, argv: list[str]) -> str | None:
     """Return the line that says what the user can mend, such as a mistake or a full disk; None for a bug."""
-    from lit_compress.utils.errors import user_error
+    from lit_compress.utils.errors import printable, user_error
 
     if (mistake := user_error(error)) is not None:
         from lit_compress.cli.option_errors import as_typed
 
-        return as_typed(str(mistake), argv)
+        return printable(as_typed(str(mistake), argv))
     from lit_compress.utils.files import write_failure
 
     if (reason := write_failure(error)) is None:

@@ -27,6 +27,7 @@ from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
+from lit_compress.utils.tables import print
 from lit_compress.utils.timing import integers_note
 
 

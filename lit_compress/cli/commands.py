@@ -37,6 +37,7 @@ from lit_compress.run.runner import check_stages, outline_of, shapes_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_file
+from lit_compress.utils.tables import print
 
 
 def fit(args: list[str]) -> None:

@@ -42,10 +42,11 @@ from lit_compress.run.folder import Run
 from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError, nearest, printable
 from lit_compress.utils.files import check_folder, read_yaml
 from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
+from lit_compress.utils.tables import print
 
 # keys of the config that the command line may replace
 OWN = (
@@ -371,7 +372,9 @@ class _Screen:
         name = job.name if job.label else f"teacher {job.name}"
         count, left = self._ended(), self._left()
         console = self.progress.console if not self.progress.disable else Console(highlight=False, width=400)
-        console.print(f"[{count}/{len(self.plan.jobs)}] {name}: {what}" + (f"; {left}" if left else ""), markup=False)
+        console.print(
+            printable(f"[{count}/{len(self.plan.jobs)}] {name}: {what}") + (f"; {left}" if left else ""), markup=False
+        )
         write(self.plan.place, self.plan.gathered())
         self.progress.update(self.bar, completed=count, left=left)
 

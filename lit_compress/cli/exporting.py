@@ -11,6 +11,7 @@ from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.report import pivot_line
 from lit_compress.run.trials import trial_line
+from lit_compress.utils.tables import print
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost

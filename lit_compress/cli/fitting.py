@@ -53,6 +53,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import alone
+from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

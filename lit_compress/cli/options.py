@@ -38,6 +38,7 @@ from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers -
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.tables import print
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 

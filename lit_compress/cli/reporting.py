@@ -23,7 +23,8 @@ from lit_compress.run.folder import Run
 from lit_compress.run.results import read_results
 from lit_compress.run.verify import verify_run
 from lit_compress.tasks.records import TASKS
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError, nearest, printable
+from lit_compress.utils.tables import print
 
 Lines = list[dict[str, Any]]
 
@@ -75,7 +76,7 @@ def _print(lines: Lines) -> None:
         number = isinstance(value, int | float)
         shown.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for line in lines:
-        shown.add_row(*(escape(_text(value)) for value in line.values()))
+        shown.add_row(*(escape(printable(_text(value))) for value in line.values()))
     (console if console.is_terminal else Console(highlight=False, width=160)).print(shown)
 
 

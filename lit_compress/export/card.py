@@ -15,8 +15,10 @@ from lit_compress.export.report import counted, markdown, speed_lines
 from lit_compress.models.backbones import EMBEDDED
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import card_fields, json_of, write_json
 from lit_compress.utils.manifest import write_manifest
+from lit_compress.utils.tables import as_code, escaped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +65,7 @@ def license_of(backbone: str) -> str:
         cached = None if folder.is_dir() else try_to_load_from_cache(name, "README.md", revision=revision or None)
         path = cached if isinstance(cached, str) else folder / "README.md"
         return str(card_fields(Path(path)).get("license") or "unknown")
-    except (OSError, ValueError):
+    except (OSError, ValueError, UserError):
         return "unknown"
 
 
@@ -109,6 +111,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
         name=name, commit=revision, factors=factors, here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report),
         table=markdown(report), speed=speed_lines(report), number=lambda x: "-" if x is None else f"{x:.1e}",
+        plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"
 

@@ -25,7 +25,7 @@ from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import net_bytes
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
-from lit_compress.utils.tables import markdown_table, screen_table
+from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
 from lit_compress.version import __version__
 
@@ -361,14 +361,10 @@ WIDEST = 100  # characters of a text on the screen
 
 
 def generation_lines(report: dict[str, Any]) -> list[str]:
-    """Return how both models continue with a prompt, for the screen; [] for models that do not write.
-
-    Control characters, which a terminal would obey, become question marks.
-    """
+    """Return how both models continue with a prompt, for the screen; [] for models that do not write."""
     if not (generation := report.get("generation")):
         return []
     texts = {key: " ".join(generation[key].split()) for key in ("prompt", "dense", "compressed")}
-    texts = {key: "".join(c if c.isprintable() else "?" for c in text) for key, text in texts.items()}
     texts = {key: text if len(text) <= WIDEST else f"{text[:WIDEST]} …" for key, text in texts.items()}
     return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(generation)]
 
@@ -405,4 +401,4 @@ def print_table(report: dict[str, Any]) -> None:
 def markdown(report: dict[str, Any]) -> str:
     """Return the final table as Markdown, for TensorBoard and the model card."""
     header, body = rows(report)
-    return markdown_table(header, ([cell.strip() for cell in row] for row in body))
+    return markdown_table([*map(escaped, header)], ([escaped(cell) for cell in row] for row in body))

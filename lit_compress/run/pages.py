@@ -15,9 +15,9 @@ from lit_compress.analysis.styles import DARK, LIGHT, variables
 from lit_compress.run import page_parts as parts
 from lit_compress.run.changes import changed_line
 from lit_compress.run.results import Results, RunResult, read_results
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.errors import UserError, printable
 from lit_compress.utils.files import atomic_folder, check_folder, write_json, yaml_text
-from lit_compress.utils.tables import markdown_table
+from lit_compress.utils.tables import escaped, markdown_table
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -117,21 +117,15 @@ def _signed(group: dict[str, Any] | None) -> str:
 # -------------------------------------------------------------------------------------------- the other formats
 
 
-def _escaped(text: Any) -> str:
-    """Return a text for a cell of a Markdown table."""
-    line = " ".join(str(text).split())
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", line)
-
-
 def _rows_of(header: list[str], body: list[list[Any]]) -> str:
-    return markdown_table(header, ([_escaped(cell) for cell in row] for row in body))
+    return markdown_table(header, ([escaped(cell) for cell in row] for row in body))
 
 
 def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     """Return the tables, the claims, the versions and the command as Markdown."""
-    text = [f"# {_escaped(_title(results))}"]
+    text = [f"# {escaped(_title(results))}"]
     for study in studies:
-        text.append(f"## {_escaped(study['task'])}: dev {_escaped(study['metric'])}")
+        text.append(f"## {escaped(study['task'])}: dev {escaped(study['metric'])}")
         dense = study["dense"]["mean"]
         said = f"The dense model has {dense:.4f}. Mean ± standard deviation (number of runs)"
         error = study["error"]
@@ -139,7 +133,7 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
         header = ["method", "budget", f"dev {study['metric']}", "of dense", "density", "parameters", "FLOPs", "bytes",
                   "latency ms", "speed-up"]  # fmt: skip
         if results.fairness:
-            text.append(_escaped(results.fairness))
+            text.append(escaped(results.fairness))
         body = []
         for group in (group for group in study["groups"] if group["n"]):
             costs = [group["costs"][cost] for cost in COSTS]
@@ -164,9 +158,9 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     for origin in parts.origins(results.runs):
         listed = {**origin["versions"], **origin["hardware"], "commit": " ".join(origin["commits"]) or None}
         words = ", ".join(f"{key} {value}" for key, value in listed.items() if value is not None)
-        text.append(f"{origin['runs']} run{'s' if origin['runs'] > 1 else ''} with {_escaped(words)}.")
+        text.append(f"{origin['runs']} run{'s' if origin['runs'] > 1 else ''} with {escaped(words)}.")
     if results.command:
-        text.append(f"```bash\n{results.command.replace('```', '')}\n```")
+        text.append(f"```bash\n{printable(results.command.replace('```', ''))}\n```")
     return "\n\n".join(text) + "\n"
 
 

@@ -11,7 +11,7 @@ from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost
 from lit_compress.utils.progress import spoken
-from lit_compress.utils.tables import screen_table
+from lit_compress.utils.tables import print, screen_table
 
 if TYPE_CHECKING:
     from rich.table import Table

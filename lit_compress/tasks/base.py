@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks.output_layer import run_to_output_layer
+from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -309,11 +310,11 @@ class TaskType:
 
     def example(self, task: Task) -> str:
         """Return the arguments of a tokenizer's call, as Python."""
-        return ", ".join(f'"a {column}"' for column in task.text)
+        return ", ".join(repr(f"a {column}") for column in task.text)
 
     def meaning(self, task: Task) -> str:
         """Return, in Markdown, the meaning of the model's output."""
-        return "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels))
+        return "\n".join(f"- {i}: {escaped(name)}" for i, name in enumerate(task.labels))
 
 
 def token_columns(tokens: Any) -> Columns:

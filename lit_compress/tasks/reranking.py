@@ -19,6 +19,7 @@ from lit_compress.tasks.embedding import number_of
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.sentences import SETTINGS, read_modules, read_object
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.tables import as_code, escaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,7 @@ class Reranking(Regression):
         """Return the meaning of the output: a logit."""
         query, document = task.text
         return (
-            f"One real number: the larger, the better the {document} answers the {query}. In sentence-transformers,\n"
-            f"`CrossEncoder(folder, trust_remote_code=True).rank({query}, documents)` puts documents in order."
+            f"One real number: the larger, the better the {escaped(document)} answers the {escaped(query)}. In\n"
+            "sentence-transformers, `CrossEncoder(folder, trust_remote_code=True)"
+            f".rank({as_code(query)}, documents)` puts\ndocuments in order."
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_compress.tasks.base import IGNORED, Columns, TaskType, inputs_of
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
+from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,11 +152,11 @@ class Summarization(TaskType):
 
     def example(self, task: Task) -> str:
         """Return a text."""
-        return f'"a {task.text[0]}"'
+        return repr(f"a {task.text[0]}")
 
     def meaning(self, task: Task) -> str:
         """Return how to generate a text."""
         return (
             "Logits of the next token. `tokenizer.decode(net.generate(**inputs)[0], skip_special_tokens=True)` writes "
-            f"the {task.label}, with the beams and length penalty of `generation_config.json`."
+            f"the {escaped(task.label)}, with the beams and length penalty of `generation_config.json`."
         )

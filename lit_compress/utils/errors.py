@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 
 LONGEST = 600  # characters of a line
 SHOWN_AS: dict[str, str] = {}  # folder of the hub's cache -> the name by which the user knows it
 
 
+# what a terminal obeys or shows in another order: control characters besides tab and line end, marks of direction and
+# of lines, and halves of characters, which cannot be written
+_OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Return ``text``, which may be anybody's, without characters that a terminal would obey: they are spelled out.
+
+    >>> printable("a\x1b[31m b"), printable("\u202eabc")
+    ('a\\u001b[31m b', '\\u202eabc')
+    """
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def as_shown(text: str) -> str:
-    """Return ``text`` with names on the hub in place of the folders in which the cache keeps them."""
+    """Return ``text`` as a user may see it, with names on the hub in place of the folders of the cache."""
     for folder, name in SHOWN_AS.items():
         text = text.replace(folder, name)
-    return text
+    return printable(text)
 
 
 class UserError(Exception):

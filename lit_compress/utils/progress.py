@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tqdm.auto import tqdm
 
-from lit_compress.utils.errors import as_shown
+from lit_compress.utils.errors import as_shown, printable
 
 T = TypeVar("T")
 LONG = 5.0  # seconds; a phase that takes less prints no lines
@@ -23,7 +23,8 @@ _noted: set[str] = set()
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
     """Return ``items``; a terminal shows a bar called ``description`` until they are done, a file gets lines."""
     if _terminal():
-        return tqdm(items, desc=description, total=total, leave=False, disable=not _first(), dynamic_ncols=True)
+        said = printable(description)
+        return tqdm(items, desc=said, total=total, leave=False, disable=not _first(), dynamic_ncols=True)
     return _with_lines(items, description, total)
 
 
@@ -104,7 +105,7 @@ class Lines:
         self._print(f"begins{expected}")
 
     def _print(self, line: str) -> None:
-        print(f"{self.description}: {line}", file=sys.stderr, flush=True)
+        print(printable(f"{self.description}: {line}"), file=sys.stderr, flush=True)
 
 
 class Bar:
@@ -113,7 +114,7 @@ class Bar:
     def __init__(self, description: str, total: float) -> None:
         self._lines = Lines(description, total)
         self._bar = tqdm(
-            total=total, desc=description, leave=False, disable=not _first() or None, dynamic_ncols=True,
+            total=total, desc=printable(description), leave=False, disable=not _first() or None, dynamic_ncols=True,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left",
         )  # fmt: skip
 
@@ -127,7 +128,7 @@ class Bar:
 
     def say(self, description: str) -> None:
         """Show the current work."""
-        self._bar.set_description(description)
+        self._bar.set_description(printable(description))
 
     def advance(self, amount: float) -> None:
         """Move on by a part of the total."""

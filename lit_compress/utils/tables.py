@@ -1,12 +1,21 @@
-"""Tables for the screen and in Markdown."""
+"""Lines and tables for the screen and in Markdown, of texts that may be anybody's."""
 
 from __future__ import annotations
 
+import builtins
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+from lit_compress.utils.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+def print(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print lines; characters that a terminal would obey are spelled out."""
+    builtins.print(*(printable(str(value)) for value in values), sep=sep, file=file, flush=flush)
 
 
 def screen_table(header: Sequence[str], body: Iterable[Sequence[str]], left: int = 1, whole: int = 0) -> Table:
@@ -18,14 +27,33 @@ def screen_table(header: Sequence[str], body: Iterable[Sequence[str]], left: int
         left: number of the first columns that are aligned to the left, not to the right.
         whole: number of the first columns whose cells are never broken into lines.
     """
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=i < whole)
+        table.add_column(escape(printable(name)), justify="left" if i < left else "right", no_wrap=i < whole)
     for row in body:
-        table.add_row(*row)
+        table.add_row(*(escape(printable(cell)) for cell in row))
     return table
+
+
+def escaped(text: object) -> str:
+    r"""Return a text as one line of Markdown that shows it.
+
+    >>> print(escaped("a_b *c* <b>"))
+    a_b \*c\* \<b\>
+    """
+    line = printable(" ".join(str(text).split()))
+    return _SIGNS.sub(r"\\\1", line)
+
+
+_SIGNS = re.compile(r"([\\`*{}\[\]<>|#]|(?<!\w)_|_(?!\w))")
+
+
+def as_code(text: object) -> str:
+    """Return a text as it can stand between backticks."""
+    return printable(" ".join(str(text).split())).replace("`", "'")
 
 
 def markdown_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import stat
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +92,27 @@ def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
         said = ("multiples of 8", "1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",
                 "`decode.onnx` and `encode.onnx` write", "pivot form", "index.json` hold their")  # fmt: skip
         assert all(words in text for words in said) and ModelCard(text).data.license == "mit"
+
+
+def test_no_name_is_more_than_text(run):
+    """Of a label, a column, a method, a metric or a file."""
+    hostile = "</code><img src=x>`[a](http://b)\n```\n# c\x1b[31m\u202e"
+    task = replace(
+        get_task("sst2"), text=(f'a" + open("/tmp/ran").read() + "{hostile}',), labels=(hostile, "b"), name=hostile
+    )
+    report = json.loads((run / "report.json").read_text()) | {"method": hostile}
+    report["metric"]["name"] = hostile
+    report["hardware"]["cpu"] = hostile
+    report["certificate"][0] |= {"file": hostile, "verdict": hostile}
+    text = card(report, task, factors=True)
+    body = text.split("\n---\n", 1)[1]
+    bare = re.sub(r"```python\n.*?\n```|`[^`\n]*`", "", body, flags=re.S)
+    assert "\n# c" not in body and not re.search(r"(?<!\\)[<`]|(?<!\\)\]\(", bare)
+    assert all(sign.isprintable() or sign == "\n" for sign in body)
+    code = re.search(r"```python\n(.*?)\n```\n", body, re.S)[1]  # which three signs in a line do not end
+    named = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    (call,) = [node for node in named if ast.unparse(node.func) == "tokenizer"]
+    assert [argument.value for argument in call.args] == [f"a {task.text[0]}"]
 
 
 @pytest.mark.parametrize(("method", "factors"), [("SVD", True), ("Magnitude", False), ("ITP", False)])

@@ -12,3 +12,7 @@ def test_a_very_long_value_is_cut_in_its_middle():
 
 def test_others_stay():
     assert str(UserError("data.path:  no\n folder 'x'")) == "data.path: no folder 'x'"
+
+
+def test_no_value_reaches_the_terminal_as_a_command():
+    assert str(UserError("data.path: '\x1b[2J\u202e'")) == r"data.path: '\u001b[2J\u202e'"
