@@ -24,6 +24,7 @@ from lit_compress.models.budget import shown as shown_value
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import net_bytes
 from lit_compress.utils.devices import accelerator_name
+from lit_compress.utils.errors import printable
 from lit_compress.utils.progress import track
 from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
@@ -364,7 +365,7 @@ def generation_lines(report: dict[str, Any]) -> list[str]:
     """Return how both models continue with a prompt, for the screen; [] for models that do not write."""
     if not (generation := report.get("generation")):
         return []
-    texts = {key: " ".join(generation[key].split()) for key in ("prompt", "dense", "compressed")}
+    texts = {key: printable(" ".join(generation[key].split())) for key in ("prompt", "dense", "compressed")}
     texts = {key: text if len(text) <= WIDEST else f"{text[:WIDEST]} …" for key, text in texts.items()}
     return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(generation)]
 
