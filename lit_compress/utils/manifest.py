@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_json, write_text
+from lit_compress.utils.files import json_of, write_json, write_text
 from lit_compress.utils.progress import note
 
 MANIFEST = "manifest.json"
@@ -125,8 +125,8 @@ def _read(path: Path) -> Any:
 def _says_manifest(report: Path) -> bool:
     """Return whether the report of an export says that it was written with a manifest."""
     try:
-        return json.loads(report.read_bytes()).get("manifest") is True
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return json_of(report).get("manifest") is True
+    except (OSError, ValueError, AttributeError):
         return False
 
 
