@@ -117,8 +117,8 @@ def test_a_mistyped_label_column_is_named(tmp_path):
 BROKEN = {
     "empty": ("train.csv", b"", ["0 bytes"]),
     "empty parquet": ("train.parquet", b"", ["0 bytes"]),
-    "no rows": ("train.csv", b"sentence,label\n", ["0 rows"]),
-    "no rows jsonl": ("train.jsonl", b"\n", ["0 rows"]),
+    "no rows": ("train.csv", b"sentence,label\n", ["no rows"]),
+    "no rows jsonl": ("train.jsonl", b"\n", ["no rows"]),
     "not parquet": ("train.parquet", b"PAR1 but not really PAR1", ["no readable parquet"]),
     "column": ("train.csv", b"sentense,label\na,1\n", ["'sentence'", "did you mean 'sentense'?"]),
     "column jsonl": ("train.jsonl", b'{"sentence": "a", "label": 1}\n{"text": "b"}', ["row 2", "'sentence'"]),
