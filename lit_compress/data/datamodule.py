@@ -13,7 +13,6 @@ import torch
 from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order
 from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
-from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.repository import located
 from lit_compress.data.sources import ALL, CUSTOM, has_split
 from lit_compress.data.splits import HELD_OUT, VALIDATION_SEED, Split, Splits
@@ -355,28 +354,10 @@ class DataModule(Splits):
         return [split for split in splits if split is not None]
 
     @property
-    def test_rows(self) -> Dataset:
-        """The rows of :meth:`test_dataloader`."""
-        self.setup("test")
-        return self._split("test").rows
-
-    @property
     def prediction_texts(self) -> Dataset:
         """The rows for predict; a batch's ``index`` has their numbers."""
         self.setup("predict")
         return self._split(self.predicted, labelled=False).rows
-
-    def facts(self) -> DataFacts:
-        """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
-        self.setup("fit")
-        splits = {name: self._splits[name, True] for name in self._of_fit()}
-        encoded = {
-            name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
-        }
-        return data_facts(self.record, encoded, self.max_length)
-
-    def _of_fit(self) -> list[str]:
-        return ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
 
     def validation_size(self) -> int:
         """Return how many rows the first dev metric is of; inputs, where the rows are one text."""

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule
 from lit_compress.data.batching import drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
+from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, load_split_files
 from lit_compress.data.targets import add_targets
 from lit_compress.models.backbones import load_tokenizer
@@ -131,6 +132,24 @@ class Splits(LightningDataModule):
         self.setup("fit")
         split = self._split("train")
         return split.rows, split.encoded
+
+    @property
+    def test_rows(self) -> Dataset:
+        """The rows of :meth:`test_dataloader`."""
+        self.setup("test")
+        return self._split("test").rows
+
+    def facts(self) -> DataFacts:
+        """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
+        self.setup("fit")
+        splits = {name: self._splits[name, True] for name in self._of_fit()}
+        encoded = {
+            name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
+        }
+        return data_facts(self.record, encoded, self.max_length)
+
+    def _of_fit(self) -> list[str]:
+        return ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
 
     def train_tokens(self) -> Dataset:
         """Return the training examples as token ids."""
