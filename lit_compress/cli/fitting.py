@@ -266,7 +266,9 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         note(f"budget {budget.asked}: measured in {place}, one thread")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
     if run is not None:
-        if not is_first_process() and budget.kind == "speedup":
+        if not is_first_process() and (
+            budget.kind == "speedup" or cli.config.export.format != "hf"
+        ):  # it writes programs
             cli.density = density_of_first(run, budget.asked)
         elif run.started:
             cli.density = run.density(budget.asked)

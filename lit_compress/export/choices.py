@@ -77,6 +77,11 @@ class Choices:
         return self.dtype if self.dtype == "int8" or self.dtype == "int4" else None
 
     @property
+    def bits(self) -> int:
+        """Of the weights of the program."""
+        return {"int8": 8, "int4": 4}.get(self.dtype, 32)
+
+    @property
     def keeps_logits(self) -> bool:
         """Whether the folder answers as the model does; a smaller table and 16 bits change its logits a little."""
         return not (self.embeddings or self.half)

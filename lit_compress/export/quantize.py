@@ -16,7 +16,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +32,6 @@ _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outerm
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
 GROUP = 64  # weights of 4 bits that share a scale
-GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, for each matrix, about
 
 Integers = Literal["int8", "int4"]
 INTEGERS: dict[str, tuple[str, ...]] = {"int8": ("onnx", "openvino"), "int4": ("openvino",)}  # dtype -> formats
@@ -96,22 +95,67 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    graph, matrices = onnx.load(path).graph, ["MatMul", "Gemm"]
-    names = [item.name for item in graph.input]
+    model, matrices = onnx.load(path), ["MatMul", "Gemm"]
+    turned = fold(model)
+    names = [item.name for item in model.graph.input]
     with silent():
         quantize_static(
-            path, out, _Ranges([{name: feed[name] for name in names} for feed in feeds]),
+            model, out, _Ranges([{name: feed[name] for name in names} for feed in feeds]),
             quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8, op_types_to_quantize=matrices, calibrate_method=CalibrationMethod.MinMax,
             extra_options={"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": matrices},
-            nodes_to_exclude=_kept(graph),
+            nodes_to_exclude=_kept(model.graph),
         )  # fmt: skip
     model = onnx.load(out)
-    integer_tables(model)
+    integer_tables(model, turned)
     model.graph.ClearField("value_info")
     for node in model.graph.node:
         node.ClearField("metadata_props")  # where it was in the model: half a megabyte
     onnx.save(model, out)
+
+
+def fold(model: Any) -> dict[str, str]:
+    """Replace ``Transpose`` and ``Pad`` of constants in an ONNX model by their results, in place.
+
+    ONNX Runtime quantizes a matrix that the product itself reads. A right factor that several layers share, one with
+    full rows, and a table that is the output layer come through such a node, and would stay in float.
+
+    Returns:
+        Name of a transposed constant -> name of the result.
+    """
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    graph, nodes, made, turned = model.graph, [], dict[bytes, str](), dict[str, str]()
+    constants = {item.name: item for item in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node
+                  if node.op_type == "Constant" and node.attribute[0].HasField("t")}  # fmt: skip
+    renamed: dict[str, str] = {}
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        given = [name for name in node.input if name]
+        if node.op_type not in ("Transpose", "Pad") or not all(name in constants for name in given):
+            nodes.append(node)
+            continue
+        key = b"".join(
+            [node.op_type.encode(), *map(str.encode, given), *(a.SerializeToString() for a in node.attribute)]
+        )
+        if key in made:  # the same for several products
+            renamed[node.output[0]] = made[key]
+            continue
+        made[key] = result = node.output[0]
+        values = {name: numpy_helper.to_array(constants[name]) for name in given}
+        constants[result] = numpy_helper.from_array(ReferenceEvaluator(node).run(None, values)[0], result)
+        graph.initializer.append(constants[result])
+        if node.op_type == "Transpose":
+            turned[given[0]] = result
+    del graph.node[:]
+    graph.node.extend(nodes)
+    read = {name for node in graph.node for name in node.input} | {item.name for item in graph.output}
+    kept = [item for item in graph.initializer if item.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return turned
 
 
 class _Ranges:
@@ -155,30 +199,46 @@ def integer_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return steps.clip(-127, 127).astype(np.int8), scale.astype(np.float32)
 
 
-def integer_tables(model: Any) -> None:
+def integer_tables(model: Any, turned: Mapping[str, str] = {}) -> None:
     """Store the tables of an ONNX model that only ``Gather`` reads as :func:`integer_rows`, in place.
 
     The rows that are read are multiplied with their scales after it. ONNX Runtime's own tools have one scale for the
-    whole table.
+    whole table. If the transposed table is also a matrix of integers, the output layer over the vocabulary, its
+    integers are read.
+
+    Args:
+        model: of which the matrices are quantized.
+        turned: as :func:`fold` returns it.
     """
     from onnx import TensorProto, helper, numpy_helper
 
     graph, nodes = model.graph, []
-    readers = [name for node in graph.node for name in node.input]
-    tables = {item.name: item for item in graph.initializer
-              if item.data_type == TensorProto.FLOAT and len(item.dims) == 2}  # fmt: skip
+    there = {item.name: item for item in graph.initializer}
+    tables = {name: t for name, t in there.items() if t.data_type == TensorProto.FLOAT and len(t.dims) == 2}
     for node in graph.node:
-        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or readers.count(table.name) > 1 or any(a.name == "axis" and a.i for a in node.attribute):
+        by_rows = node.op_type == "Gather" and not any(a.name == "axis" and a.i for a in node.attribute)
+        for name in node.input[int(by_rows) :]:
+            tables.pop(name, None)
+    tables = {name: table for name, table in tables.items() if any(name in node.input for node in graph.node)}
+    for name, table in tables.items():
+        columns, scale = (f"{turned.get(name)}_{part}" for part in ("quantized", "scale"))
+        if columns in there and list(there[scale].dims) == [table.dims[0]]:
+            graph.initializer.append(numpy_helper.from_array(np.array([1]), f"{name}.axis"))
+            nodes.append(helper.make_node("Transpose", [columns], [f"{name}.rows"], perm=[1, 0]))
+            nodes.append(helper.make_node("Unsqueeze", [scale, f"{name}.axis"], [f"{name}.scales"]))
+        else:
+            for part, value in zip(("rows", "scales"), integer_rows(numpy_helper.to_array(table)), strict=True):
+                graph.initializer.append(numpy_helper.from_array(value, f"{name}.{part}"))
+        graph.initializer.remove(table)
+    for node in graph.node:
+        if node.op_type != "Gather" or (name := node.input[0]) not in tables:
             nodes.append(node)
             continue
         (result,), ids = node.output, node.input[1]
-        for part, value in zip(("rows", "scales"), integer_rows(numpy_helper.to_array(table)), strict=True):
-            graph.initializer.append(numpy_helper.from_array(value, f"{table.name}.{part}"))
-            nodes.append(helper.make_node("Gather", [f"{table.name}.{part}", ids], [f"{result}.{part}"]))
+        for part in ("rows", "scales"):
+            nodes.append(helper.make_node("Gather", [f"{name}.{part}", ids], [f"{result}.{part}"]))
         nodes.append(helper.make_node("Cast", [f"{result}.rows"], [f"{result}.steps"], to=TensorProto.FLOAT))
         nodes.append(helper.make_node("Mul", [f"{result}.steps", f"{result}.scales"], [result]))
-        graph.initializer.remove(table)
     del graph.node[:]
     graph.node.extend(nodes)
 

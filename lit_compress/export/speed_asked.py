@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.export.choices import Choices, Dtype
-from lit_compress.export.program import Format, example_inputs, write_program
+from lit_compress.export.program import Format, example_inputs, program_bytes, write_program
 from lit_compress.export.quantize import SMOOTH, quantize
 from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting
 from lit_compress.models.positions import usable_positions
@@ -204,13 +204,31 @@ class Programs:
         runtime, choices = RUNTIMES[self.place.runtime], self.place.choices
         if runtime.reads is None or choices.format == "hf":
             return _in_pytorch(net, self._setting.results, self.place.runtime == "compiled")
-        with tempfile.TemporaryDirectory(dir=self._work) as folder:
-            made = write_program(net, self._tokenizer, Path(folder), choices.format)  # a runner holds what it read
-            path = Path(folder) / made["file"]
-            if integers := choices.integers:
-                texts = [example_inputs(net, self._tokenizer, 8, 32) for _ in range(2)]
-                quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers, SMOOTH[:1])
-            return runtime.load(path, self._setting)
+        with tempfile.TemporaryDirectory(dir=self._work) as folder:  # a runner holds what it read
+            return runtime.load(write_shapes(net, self._tokenizer, Path(folder), choices), self._setting)
+
+
+def write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Choices) -> Path:
+    """Write the program of a model with any values into ``folder``; return its file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = folder / write_program(net, tokenizer, folder, choices.format)["file"]  # type: ignore[arg-type]
+    if integers := choices.integers:
+        texts = [example_inputs(net, tokenizer, 8, 32) for _ in range(2)]
+        quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers, SMOOTH[:1])
+    return path
+
+
+def bytes_of_shapes(net: PreTrainedModel, tokenizer: Any, choices: Choices) -> int:
+    """Return the size of the program of ``net``, as exported, without values.
+
+    Raises:
+        UserError: as :func:`write_shapes`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return program_bytes(write_shapes(with_random_values(net), tokenizer, Path(folder), choices))
 
 
 def slowest(gains: Sequence[dict[str, Any]]) -> float:

@@ -1,10 +1,10 @@
 """Budgets as people say them: a density, a number of parameters, a share of FLOPs, a size of the file, a speed-up.
 
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
-``size=20MB`` are of the whole model, embeddings included, ``flops=0.3`` is a share of a forward of the dense model, and
-``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a runtime, for batches of texts of so many tokens, on
-one thread of this machine's CPU (export/speed_asked.py). All but the first are turned into a density (run/solve.py,
-run/trials.py), and checked on the exported model.
+``size=20MB`` are of the whole model, embeddings included, ``size`` of its program if the export has one, ``flops=0.3``
+is a share of a forward of the dense model, and ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a
+runtime, for batches of texts of so many tokens, on one thread of this machine's CPU (export/speed_asked.py). All but
+the first are turned into a density (run/solve.py, run/trials.py), and checked on the exported model.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class Budget:
             return min(gain["median"] for gain in report["speed"]["shapes"])
         if self.kind == "params":
             return compressed["params"]["total"]
-        program = report.get("program") or {}
-        return program["bytes"] if "dtype" in program else compressed["bytes"]
+        return (report.get("program") or compressed)["bytes"]
 
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
         """Return the field ``budget`` of a report: the asked value, the actual one, and whether it is within the limit.

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.prices import unit_prices
-from lit_compress.models.sites import held_part, linear_at, of_kind, site_shapes, sublayers
+from lit_compress.models.sites import embedding_params, held_part, linear_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.ranks import stored
@@ -45,27 +45,27 @@ def file_bytes(net: PreTrainedModel) -> int:
     return 8 + text + -text % 8 + end
 
 
-def integer_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
-    """Return about the size of a program of ``net`` with matrices and tables of integers; only shapes are read.
+def estimated_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
+    """Return about the size of a program of ``net``; only shapes are read.
 
-    Every row has a scale of 4 bytes; with 4 bits, tables have 8, and 64 weights share a scale of 2 bytes.
+    With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 64 weights share a scale of 2 bytes.
 
     Args:
         net: without values.
-        bits: of the matrices' integers, 8 or 4.
+        bits: of the weights of matrices and tables, 32, 8 or 4.
         graph: bytes of the program next to its weights, for each matrix.
     """
-    tables = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
-    total = 0
-    for value in {id(value): value for value in net.parameters()}.values():
-        rows = value.numel() // max(1, value.shape[-1] if value.ndim else 1)
-        if value.ndim < 2:
-            total += 4 * value.numel()
-        elif bits == 8 or id(value) in tables:
-            total += value.numel() + 4 * rows + graph
-        else:
-            total += value.numel() // 2 + 2 * value.numel() // 64 + graph
-    return total
+    tables = {id(table) for table in embedding_params(net)}
+    values = list({id(value): value for value in net.parameters()}.values())
+    matrices = sum(value.ndim > 1 for value in values)
+    return sum(weight_bytes(v, max(bits, 8) if id(v) in tables else bits) for v in values) + graph * matrices
+
+
+def weight_bytes(value: Tensor, bits: int) -> int:
+    """Return the bytes of one parameter in a program, see :func:`estimated_bytes`."""
+    if value.ndim < 2 or bits == 32:
+        return value.numel() * (4 if value.is_floating_point() else value.element_size())
+    return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 64
 
 
 def cut_evenly(

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
-from lit_compress.export.speed_asked import Place, find_place, programs
+from lit_compress.export.speed_asked import Place, bytes_of_shapes, find_place, programs
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.run.folder import Run, is_first_process
@@ -67,7 +68,8 @@ def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
     if method.budget.kind == "speedup":
         with programs(net, parts.data.tokenizer, speed_place(parts, net)) as timed:
             return solve_speed(method.budget, build, net, timed, parts.storage)
-    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage)
+    written = partial(bytes_of_shapes, tokenizer=parts.data.tokenizer, choices=parts.storage.choices)
+    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage, written)
 
 
 def speed_place(parts: Components, net: PreTrainedModel) -> Place:

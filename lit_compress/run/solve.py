@@ -10,17 +10,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.outline import outline_export
-from lit_compress.export.quantize import GRAPH
 from lit_compress.export.report import gain_words
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops, latency
-from lit_compress.models.budget import Budget, shown
-from lit_compress.models.outline import file_bytes, integer_bytes
+from lit_compress.models.budget import Budget, BudgetKind, shown
+from lit_compress.models.outline import estimated_bytes, file_bytes, weight_bytes
 from lit_compress.models.prices import forward_price
 from lit_compress.models.shapes import with_zeros, without_products
 from lit_compress.models.sites import embedding_params, find_sites
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
     from lit_compress.methods.base import Method
 
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
+GRAPH = {"onnx": 2300, "openvino": 10500, "torch": 2300}  # bytes of a program next to its weights, per matrix, about
+WRITES, NEAR = 3, 0.02  # programs that are written at most, until the density moves by no more than this share
 CLOSE = 1e-3  # share of the budget at which the search ends
-MARGIN = (
-    5e-3  # share of the budget that is left where data decide on shapes: exports were up to 0.47 % above the estimate
-)
+MARGIN = 5e-3  # share of the budget that is left if data decide on shapes: exports were up to 0.47 % above the estimate
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Outline:
         length: tokens of a text, for FLOPs and milliseconds.
         about: whether data decide on shapes, which are then spread evenly here.
         kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
-        choices: for the export; if it writes a program of integers, the size counts that.
+        choices: for the export; if it writes a program, the size counts that.
     """
 
     net: PreTrainedModel
@@ -69,11 +68,10 @@ class Outline:
 
     @cached_property
     def bytes(self) -> int:
-        """Size of ``model.safetensors``, or of the program of integers."""
-        gone = count_params(self.net).total - self.params.total
-        if self.choices.integers:
-            bits = 4 if self.choices.dtype == "int4" else 8
-            return integer_bytes(self.net, bits, GRAPH[self.choices.format]) - gone * bits // 8
+        """Size of ``model.safetensors``; if the export has a program, about the size of this."""
+        gone, bits = count_params(self.net).total - self.params.total, self.choices.bits
+        if self.choices.format != "hf":
+            return estimated_bytes(self.net, bits, GRAPH[self.choices.format]) - gone * bits // 8
         return file_bytes(self.net) - 4 * gone
 
     @cached_property
@@ -185,8 +183,9 @@ def cost(budget: Budget, outline: Outline) -> float:
 
 
 def solve(
-    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int, storage: Storage = Storage()
-) -> float:
+    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int,
+    storage: Storage = Storage(), written: Callable[[PreTrainedModel], int] | None = None,
+) -> float:  # fmt: skip
     """Return the largest density at which the export is expected to be within ``budget``.
 
     Args:
@@ -195,6 +194,8 @@ def solve(
         dense: the backbone, without values.
         length: tokens of a text.
         storage: how the model will be exported.
+        written: function of an exported model without values that writes its program and returns the bytes; None: the
+            size of a program is estimated.
 
     Raises:
         UserError: the method cannot get there, or its settings cannot work at any density.
@@ -202,33 +203,62 @@ def solve(
     if budget.kind == "density":
         return budget.value
     whole = Outline(dense, dense, length, False)
-    limit, before = _limit(budget, whole), cost(budget, whole)
+    before = cost(budget, whole)
+    limit = budget.value * before if budget.kind == "flops" else budget.value
     if limit > before and budget.kind in ("params", "size"):
         raise UserError(
             f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}; "
             "nearest: a smaller one"
         )
-    plain = replace(storage.choices, pivot=False)  # the dense model has no factors
-    kept = whole
+    kept, plain = whole, replace(storage.choices, pivot=False)  # the dense model has no factors
     if storage != Storage():
         kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False, choices=plain)
-    most = cost(budget, kept)
-    if limit >= most:
-        return 1.0
+
+    def outlined(density: float) -> Outline:
+        return kept if density == 1 else outline(build(density), dense, length, storage)
+
+    def search(more: int = 0) -> float:
+        best, least, valid = _search(budget, outlined, limit, more)
+        if best is None:
+            raise _impossible(budget, build(valid), kept, least, more, before)
+        return best
+
+    best = search()
+    if budget.kind == "size" and storage.choices.format != "hf" and written is not None:
+        for _ in range(WRITES):
+            made = outlined(best)
+            last, best = best, search(written(made.net) - made.bytes + round(CLOSE * limit))
+            if abs(best - last) <= NEAR * last:
+                break
+    return best
+
+
+def _search(
+    budget: Budget, outlined: Callable[[float], Outline], limit: float, more: int = 0
+) -> tuple[float | None, Outline, float]:
+    """Return the largest density whose outline costs no more than ``limit``, with ``more`` bytes added; None for none.
+
+    Also returns the smallest outline that was tried, and a density that the method can have.
+    """
+    kept = outlined(1.0)
+    if limit >= (most := cost(budget, kept) + more):
+        return 1.0, kept, 1.0
 
     def value(density: float) -> float | None:
+        nonlocal smallest
         try:
-            made = outline(build(density), dense, length, storage)
-            return cost(budget, made) / (1 - MARGIN if made.about else 1)
+            made = outlined(density)
         except UserError as error:
             errors.append(error)
             return None
+        smallest = min(smallest, made, key=partial(cost, budget))
+        return (cost(budget, made) + more) / (1 - MARGIN if made.about else 1)
 
-    errors: list[UserError] = []
+    smallest, errors = kept, list[UserError]()
     start = next(((d, price) for d in ANCHORS if (price := value(d)) is not None), None)
     if start is None:
         raise errors[0]
-    low, high, best, least = 0.0, 1.0, None, start[1]
+    low, high, best = 0.0, 1.0, None
     known = {start[0]: start[1], 1.0: most}
     if start[1] <= limit:
         low = best = start[0]
@@ -241,34 +271,23 @@ def solve(
             middle = low + (high - low) * min(0.95, max(0.05, (limit - known[low]) / (known[high] - known[low]) - 1e-3))
         price = value(middle)
         if price is not None:
-            least, known[middle] = min(least, price), price
+            known[middle] = price
         if (price is None and best is None) or (price is not None and price <= limit):
             low, best = middle, middle if price is not None else None
             if price is not None and limit - price <= CLOSE * limit:
                 break
         else:
             high = middle
-    if best is None:
-        least = least / before if budget.kind == "flops" else least
-        raise _impossible(budget, build(start[0]), kept.net, least, storage.choices)
-    return best
-
-
-def _limit(budget: Budget, whole: Outline) -> float:
-    """Return the largest cost that is within the budget."""
-    return budget.value * whole.flops if budget.kind == "flops" else budget.value
+    return best, smallest, start[0]
 
 
 Gains = list[dict[str, Any]]
 
 
 def search_speed(
-    budget: Budget,
-    shape: Callable[[float], PreTrainedModel],
-    timed: Programs,
-    storage: Storage,
+    budget: Budget, shape: Callable[[float], PreTrainedModel], timed: Programs, storage: Storage,
     first: float | None = None,
-) -> tuple[float | None, dict[float, Gains]]:
+) -> tuple[float | None, dict[float, Gains]]:  # fmt: skip
     """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
 
     Args:
@@ -345,28 +364,36 @@ def too_fast(budget: Budget, name: str, gains: Mapping[float, Gains]) -> UserErr
     )
 
 
-def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices) -> UserError:
+def _impossible(budget: Budget, method: Method, kept: Outline, made: Outline, more: int, before: float) -> UserError:
     """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
 
     Args:
         budget: the request.
         method: at a density that it can have.
         kept: the dense model, as it would be exported.
-        least: that the method gets to, in the units of the budget.
-        choices: for the export.
+        made: the smallest that the method gets to.
+        more: bytes of its program that are not estimated.
+        before: cost of the dense model.
     """
-    name, kind = type(method).__name__, budget.kind
-    text = f"model.budget: '{budget.asked}' cannot be met by {name}, which"
-    text += f" leaves at least {shown(kind, least)}"
+    name, kind, choices = type(method).__name__, budget.kind, made.choices
+    least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
+    text = f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}"
     if kind == "flops":
         return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
-    tables = embedding_params(kept)
     if method.rule is not None and method.rule.scope == "all":
         other = "" if choices.vocabulary == "data" else ", or --export.vocabulary data"
         return UserError(f"{text}; nearest: a larger one{other}")
-    tables_shown = shown(kind, sum(p.numel() * (p.element_size() if kind == "size" else 1) for p in tables))
-    text += f", {tables_shown} of them embeddings"
-    if choices.embeddings:
+    tables, whole = (_of_tables(outline, kind) for outline in (made, kept))
+    text += f", {shown(kind, tables)} of them embeddings"
+    if choices.embeddings or tables != whole:
         return UserError(f"{text} as they are exported; nearest: a larger one")
     other = "" if name == "SecondOrder" else "--model SecondOrder "
     return UserError(f"{text}, which keep their size; {other}--model.scope all makes them smaller")
+
+
+def _of_tables(outline: Outline, kind: BudgetKind) -> int:
+    """Return the parameters, or the bytes, of the tables of embeddings."""
+    tables, bits = embedding_params(outline.net), max(8, outline.choices.bits)
+    if kind == "size" and outline.choices.format != "hf":
+        return sum(weight_bytes(table, bits) for table in tables)
+    return sum(table.numel() * (table.element_size() if kind == "size" else 1) for table in tables)

@@ -150,10 +150,13 @@ def test_a_speed_up_is_reached_at_every_shape():
         assert (found["met"], found["reached"]) == (met, reached)
 
 
-def test_a_size_is_that_of_the_program_of_integers():
+def test_a_size_is_that_of_the_program():
     made, budget = report(size=20e6), parse_budget("size=6MB")
     assert budget.reached(made | {"program": {"bytes": 5.9e6, "dtype": "int8"}}) == 5.9e6
-    assert budget.reached(made | {"program": {"bytes": 5.9e6}}) == budget.reached(made | {"program": None}) == 20e6
+    assert (
+        budget.reached(made | {"program": {"bytes": 20.6e6}}) == 20.6e6
+    )  # in float it is larger than the folder's file
+    assert budget.reached(made | {"program": None}) == 20e6
 
 
 def test_a_density_of_the_whole_net():

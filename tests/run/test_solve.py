@@ -6,18 +6,17 @@ from tiny import make_net
 from lit_compress import methods
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import fuse
-from lit_compress.export.quantize import GRAPH
 from lit_compress.export.speed_asked import Place
 from lit_compress.methods.base import Method
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.outline import file_bytes, integer_bytes
+from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.search import TRIES
-from lit_compress.run.solve import Outline, Storage, cost, outline, solve, solve_speed
+from lit_compress.run.solve import GRAPH, Outline, Storage, cost, outline, solve, solve_speed
 from lit_compress.stages.base import Stage
 from lit_compress.utils.errors import UserError
 
@@ -71,7 +70,31 @@ def test_a_size_counts_the_program_of_integers():
     density = solve(budget, build, dense, LENGTH, storage)
     found = outline(build(density), dense, LENGTH, storage)
     assert 0.4 < density < 0.5 and 298_000 < found.bytes <= 300_000
-    assert found.bytes == integer_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
+    assert found.bytes == estimated_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [("onnx", "float32"), ("openvino", "float32"), ("torch", "float32"), ("onnx", "int8"), ("openvino", "int8")],
+)
+def test_the_program_that_is_written_has_the_size(form, dtype):
+    """It has a part that is not estimated; ``model.safetensors`` has another size."""
+    net = make_net("bert", hidden_size=128, intermediate_size=512)
+    dense, storage, writes = (
+        without_values(lambda: type(net)(net.config)),
+        Storage(Choices(format=form, dtype=dtype)),
+        [],
+    )
+
+    def written(net):
+        writes.append(net)
+        return 70_000 + round(1.1 * Outline(net, net, LENGTH, False, choices=storage.choices).bytes)
+
+    asked = f"size={round(0.7 * written(dense))}"
+    budget, build = parse_budget(asked), builder("SVD", asked)
+    density = solve(budget, build, dense, LENGTH, storage, written)
+    assert 1 <= len(writes[1:]) <= 3
+    assert 0.99 * budget.value < written(outline(build(density), dense, LENGTH, storage).net) <= budget.value
 
 
 @pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI", "SecondOrder", "FLOP", "LoSparse"])
@@ -106,6 +129,9 @@ def test_scope_all_makes_a_small_file_possible(dense):
     asked = "size=30kB"
     with pytest.raises(UserError, match=r"at least 37.* 21.5 kB of them embeddings, .*; --model.scope all"):
         solve(parse_budget(asked), builder("SecondOrder", asked), dense, LENGTH)
+    storage = Storage(Choices(format="onnx", dtype="int8"))
+    with pytest.raises(UserError, match=r"at least 67.* kB, 6\.2\d* kB of them embeddings, "):
+        solve(parse_budget(asked), builder("SecondOrder", asked), dense, LENGTH, storage)
     with pytest.raises(UserError, match=r"--model SecondOrder --model\.scope all"):
         solve(parse_budget(asked), builder("LoSparse", asked), dense, LENGTH)
     build = builder("SecondOrder", asked, scope="all")
