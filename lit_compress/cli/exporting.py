@@ -81,13 +81,18 @@ def print_choices(report: dict[str, Any]) -> None:
     if words := report["vocabulary"]:
         print(
             f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "
-            f"{words['inputs']:,} training inputs have other pieces now"
+            f"{words['inputs']:,} training inputs and {words['dev_changed']:,} of {words['dev_inputs']:,} dev inputs "
+            "have other pieces now"
         )
     if table := report["embeddings"]:
         print(
             f"embeddings: {table['form']}, {table['bytes']:,} of {table['of']:,} bytes; off by {table['error']:.1%} of "
             "the norm"
         )
+    if (steps := report.get("steps") or [])[1:]:
+        shown = ", ".join(f"{step['metric']:.4f} ({step['step']})" for step in steps)
+        print(f"dev {report['metric']['name']} after each step: {shown}")
+        _warn_of_vocabulary(steps, report["metric"])
     if made := report.get("program"):
         if "dtype" in made:
             _print_integers(made, report)
@@ -101,15 +106,35 @@ def print_choices(report: dict[str, Any]) -> None:
         print(f"{item['file']}, answers compared with the model before export (texts x tokens: {shapes}): {off}")
 
 
+def _warn_of_vocabulary(steps: list[dict[str, Any]], metric: dict[str, Any]) -> None:
+    """Warn if the cut of the vocabulary costs more than one standard error; perplexities cannot be compared."""
+    names = [step["step"] for step in steps]
+    if "vocabulary data" not in names or metric["name"] == "perplexity":
+        return
+    after = steps[names.index("vocabulary data")]
+    before = steps[0]["metric"]
+    if _lost(before, after["metric"], after["interval"], metric["mode"]):
+        warnings.warn(
+            f"--vocabulary data loses dev {metric['name']} ({before:.4f} -> {after['metric']:.4f}), more than its "
+            "standard error: dev texts need pieces that the training texts do not; leave it out, or give more training "
+            "rows",
+            stacklevel=3,
+        )
+
+
+def _lost(before: float, after: float, interval: Any, mode: str) -> bool:
+    """Return whether a metric is worse by more than its standard error."""
+    error = standard_error(interval) if interval else (1 - LEAST_SHARE) * abs(before)
+    return (before - after if mode == "max" else after - before) > error
+
+
 def _print_integers(made: dict[str, Any], report: dict[str, Any]) -> None:
     """Print the metric and the order of a program of integers, with those in float; warn if either is lost."""
     metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
     text = f"dev {report['metric']['name']} {metric:.4f}, in float {before:.4f}"
     ranks = "" if order is None else f", Spearman's correlation with the order in float {order:.2f}"
     print(f"{made['file']}: {made['dtype']}, {made['bytes']:,} bytes, {text}{ranks}")
-    lost = before - metric if report["metric"]["mode"] == "max" else metric - before
-    error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
-    words = [f"the metric ({text})"] if lost > error else []
+    words = [f"the metric ({text})"] if _lost(before, metric, made["interval"], report["metric"]["mode"]) else []
     if order is not None and order < LEAST_ORDER:
         words.append(f"the order of texts (Spearman's correlation {order:.2f})")
     if words:

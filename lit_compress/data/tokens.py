@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_compress.data.batching import drawn_order
+from lit_compress.data.splits import VALIDATION_SEED
+
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
@@ -34,18 +37,45 @@ def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
         size: number of tokens.
         written: the labels are also tokens and are counted: the model writes text.
     """
-    counts = np.zeros(size, dtype=np.int64)
+    return torch.from_numpy(_counts(data.train_tokens(), size, written))
+
+
+def pieces_missed(data: DataModule, size: int, written: bool = False, share: float = 0.1) -> Tensor:
+    """Return for drawn training examples the largest token that no other training example has, -1 for none, int64.
+
+    The draw is the same for every seed.
+
+    Args:
+        data, size, written: as :func:`token_counts`.
+        share: of the training examples that are drawn.
+    """
     encoded = data.train_tokens()
-    columns = [*_texts(encoded), *(["labels"] if written else [])]
-    for ids in _rows(encoded, [name for name in columns if name in encoded.column_names]):
+    order = drawn_order(len(encoded), VALIDATION_SEED)
+    number = int(share * len(order))
+    others = _counts(encoded.select(sorted(order[number:])), size, written)
+    missed = np.full(number, -1)
+    for row, example in enumerate(encoded.select(sorted(order[:number])).select_columns(_columns(encoded, written))):
+        ids = np.concatenate([np.asarray(some, dtype=np.int64) for some in example.values()])
+        ids = ids[ids >= 0]
+        missed[row] = max(ids[others[ids] == 0], default=-1)
+    return torch.from_numpy(missed)
+
+
+def _counts(encoded: Dataset, size: int, written: bool) -> Any:
+    counts = np.zeros(size, dtype=np.int64)
+    for ids in _rows(encoded, _columns(encoded, written)):
         counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
-    return torch.from_numpy(counts)
+    return counts
 
 
-def changed_inputs(data: DataModule, other: DataModule, old: Sequence[int]) -> int:
-    """Return how many training inputs are other pieces for the tokenizer of ``other``; ``old[i]`` is its id ``i``."""
-    names, columns = np.asarray(old), _texts(data.train_tokens())
-    before, after = (some.train_tokens().select_columns(columns) for some in (data, other))
+def _columns(encoded: Dataset, written: bool) -> list[str]:
+    return [name for name in [*_texts(encoded), *(["labels"] if written else [])] if name in encoded.column_names]
+
+
+def changed_inputs(before: Dataset, after: Dataset, old: Sequence[int]) -> int:
+    """Return how many encoded examples are other pieces in ``after``, whose id ``i`` is ``old[i]`` in ``before``."""
+    names, columns = np.asarray(old), _texts(before)
+    before, after = (some.select_columns(columns) for some in (before, after))
     changed = abs(len(before) - len(after))
     for first, second in zip(before.iter(CHUNK), after.iter(CHUNK), strict=False):
         pairs = zip(*(zip(*(part[name] for name in columns), strict=True) for part in (first, second)), strict=False)

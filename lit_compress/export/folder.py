@@ -145,6 +145,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         if report["embeddings"]:
             report["embeddings"]["bytes"] = table_bytes(exported)
         write_programs(report, exported, fused.data, folder, choices, certificate, same)
+        report["steps"] += _last_steps(report, choices)
         choices.check_drop(report)
         if source.budget and source.budget[0].kind == "speedup":
             report["speed"] = _speed(source, source.budget[0], report, exported, folder, choices)
@@ -164,14 +165,33 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
     if choices.merge != "never" and (source.budget is None or source.budget[0].merges):
         merges = slower(small, length) if choices.merge == "slower" else merged(small)
-    net, vocabulary, embeddings = fuse(small, merges), None, None
+    net, vocabulary, embeddings, steps = fuse(small, merges), None, None, []
     if choices.vocabulary == "data":
+        steps.append(_step("shape", net, data))
         net, data, vocabulary = cut_vocabulary(net, data)
+    if not choices.keeps_logits:
+        steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
     if choices.embeddings:
         embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
     pivots = {name: count for name, count in saved.items() if name not in merges} if choices.pivot else None
-    fields = {"pivot": pivots, "vocabulary": vocabulary, "embeddings": embeddings}
+    fields = {"pivot": pivots, "vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
     return net, _Fused(data, kept, merges, fields)
+
+
+def _step(name: str, net: PreTrainedModel, data: DataModule) -> dict[str, Any]:
+    """Return the dev metric with its interval after a step of the export."""
+    scores, key = evaluate(net, data, sure=True), f"val/{data.record.metrics[0]}"
+    return {"step": name, "metric": scores[key], "interval": interval_of(scores, key)}
+
+
+def _last_steps(report: dict[str, Any], choices: Choices) -> list[dict[str, Any]]:
+    """Return the last step before the folder, and the program of integers if there is one, as :func:`_step`."""
+    words = [f"embeddings {choices.embeddings}"] * bool(choices.embeddings)
+    words += [f"dtype {report['dtype']}"] * choices.half
+    name = ", ".join(words) or ("vocabulary data" if report["vocabulary"] else "shape")
+    made = report.get("program") or {}
+    models = {name: report["compressed"], **({f"{made['format']} {made['dtype']}": made} if "dtype" in made else {})}
+    return [{"step": step} | {key: model[key] for key in ("metric", "interval")} for step, model in models.items()]
 
 
 def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import WORDS, make_net
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertTokenizer
 
+from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
+from lit_compress.data.tokens import changed_inputs, pieces_missed, token_counts, with_tokenizer
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
@@ -22,6 +23,7 @@ from lit_compress.export.number_format import Program, cast
 from lit_compress.export.outline import outline_export
 from lit_compress.export.program import read_program
 from lit_compress.export.report import Measured, points_lost
+from lit_compress.export.vocabulary import _used as used
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
@@ -88,7 +90,13 @@ def test_the_vocabulary_of_the_data(export, data):
     out, report, card = export(vocabulary="data")
     assert torch.allclose(logits(out, texts), expected, atol=1e-6)
     left = 5 + len(set(WORDS) | set(LETTERS)) + len(LETTERS)
-    assert report["vocabulary"] == {"rows": left, "of": len(seen) + 3, "inputs": 100, "changed": 0}
+    counts = {"inputs": 100, "changed": 0, "dev_inputs": 40, "dev_changed": 0}
+    assert report["vocabulary"] == {"rows": left, "of": len(seen) + 3, **counts}
+    metric = report["compressed"]["metric"]
+    assert [(step["step"], step["metric"]) for step in report["steps"]] == [
+        ("shape", metric),
+        ("vocabulary data", metric),
+    ]
     assert f"{left} of {len(seen) + 3} pieces are left" in card
     small = AutoTokenizer.from_pretrained(out)
     assert len(small) == left == json.loads((out / "config.json").read_text())["vocab_size"]
@@ -248,6 +256,25 @@ def test_an_export_that_loses_too_much(mode, metrics, program, lost):
             Choices(max_drop=0.5).check_drop(report)
 
 
+class Names:
+    """A tokenizer whose pieces are ``p0``, ``p1`` and so on, and one free place."""
+
+    def convert_ids_to_tokens(self, ids):
+        return [f"[unused{i}]" if i == 4 else f"p{i}" for i in ids]
+
+
+def test_pieces_that_texts_of_the_same_kind_need_stay():
+    """Every second text has a piece that no other has; of a tenth that is left out at most 10 % may miss one."""
+    rows = [[10, 11, 100 + row] if row % 2 else [10, 11] for row in range(100)]
+    data = SimpleNamespace(train_tokens=lambda: Dataset.from_dict({"input_ids": rows}), tokenizer=Names())
+    drawn, missed = sorted(drawn_order(100, 0)[:10]), pieces_missed(data, 300).tolist()
+    assert missed == [100 + row if row % 2 else -1 for row in drawn]
+    net = SimpleNamespace(config=BertConfig(vocab_size=300), can_generate=lambda: False)
+    assert used(net, data) == {*range(sorted(missed)[-2] + 1), *(i for row in rows for i in row)} - {4}
+    rows[:] = [[10, 11 + row % 3] for row in range(100)]  # any nine tenths have all that the others need
+    assert pieces_missed(data, 300).tolist() == [-1] * 10 and used(net, data) == {0, 10, 11, 12, 13}
+
+
 def test_counts_are_those_of_the_texts(data, backbone):
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     counts = token_counts(data, len(tokenizer) + 3)
@@ -258,5 +285,6 @@ def test_counts_are_those_of_the_texts(data, backbone):
     assert token_counts(written, 5).tolist() == [0, 2, 0, 1, 0]
     assert token_counts(written, 5, written=True).tolist() == [0, 3, 1, 1, 0]
     other = with_tokenizer(data, tokenizer)
-    assert changed_inputs(data, other, range(len(tokenizer))) == 0
-    assert changed_inputs(data, other, [*range(1, len(tokenizer)), 0]) == 100
+    before, after = data.train_tokens(), other.train_tokens()
+    assert changed_inputs(before, after, range(len(tokenizer))) == 0
+    assert changed_inputs(before, after, [*range(1, len(tokenizer)), 0]) == 100
