@@ -22,7 +22,7 @@ from lit_compress.export.benched import Settings, Source, Texts, benched
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import NEEDED, Runner, Runtime
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import Bar, track
+from lit_compress.utils.progress import track
 from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
 
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
@@ -105,11 +105,11 @@ def bench(
                 programs, batch, length, Path(work),
                 lambda entry: result["programs"].append(entry | scores.get((entry["net"], entry["runtime"]), {})),
             )  # fmt: skip
-            with Bar("time", sum(batch * length for batch, length in shapes)) as bar:
-                for batch, length in shapes:
-                    bar.say(f"time {batch} x {length}")
-                    result["shapes"].append(_measure_shape(programs, batch, length, settings, bar))
-                    keep(result)
+            for batch, length in track(
+                shapes, "time"
+            ):  # their times are not alike: nothing says how long all will take
+                result["shapes"].append(_measure_shape(programs, batch, length, settings))
+                keep(result)
         except KeyboardInterrupt:
             result["stopped"] = True
             keep(result)
@@ -201,17 +201,11 @@ def _measure_fresh(
         keep({**program.entry(), "fresh": fresh, "failed": failed or None})
 
 
-def _measure_shape(
-    programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings, bar: Bar
-) -> dict[str, Any]:
+def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
     """Time all programs at one shape and return its entry in the result."""
     inputs = {p.source.label: p.source.inputs(batch, length) for p in programs}
-    share = batch * length / settings.rounds
-    times = in_turns(
-        [partial(program.run, inputs[program.source.label]) for program in programs],
-        settings.rounds, seconds=settings.seconds, after_round=lambda: bar.advance(share),
-    )  # fmt: skip
-    bar.advance(share * (settings.rounds - len(times[0])))
+    runs = [partial(program.run, inputs[program.source.label]) for program in programs]
+    times = in_turns(runs, settings.rounds, seconds=settings.seconds)
     return shape_entry(batch, length, programs, times)
 
 

@@ -126,10 +126,6 @@ class Bar:
         self._lines.__exit__()
         self._bar.close()
 
-    def say(self, description: str) -> None:
-        """Show the current work."""
-        self._bar.set_description(printable(description))
-
     def advance(self, amount: float) -> None:
         """Move on by a part of the total."""
         self._bar.update(amount)

@@ -220,6 +220,16 @@ def test_ctrl_c_keeps_what_is_measured(monkeypatch):
     assert json.loads(kept[-1]) == json.loads(json.dumps(result))
 
 
+def test_no_time_of_the_shapes_is_predicted(monkeypatch, capsys):
+    """The first one, 1 x 32, said 2 h 40 min of what took 2 minutes."""
+    for name in ("LONG", "SHORT"):
+        monkeypatch.setattr(f"lit_compress.utils.progress.{name}", 0.0)
+    made_up(monkeypatch, "stopped")
+    bench(NETS, replace(FEW, runtimes=("stopped",)))
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("time")]
+    assert told[0] == "time: begins" and len(told) == 2
+
+
 def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
     make_net("distilbert").save_pretrained(tmp_path)
     result = bench({"compressed": tmp_path}, replace(FEW, lengths=(16, 65), own=(("longest", 99),)))
