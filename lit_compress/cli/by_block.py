@@ -316,7 +316,6 @@ def _read_shapes(method: Method, choices: Choices) -> tuple[PreTrainedModel, Pre
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     config = finetuned_config(method.backbone, method.task, "model")
-    choices.say_dtype(config.dtype)
     config.dtype = torch.float32
     nets = [without_values(lambda: empty_net(copy.deepcopy(config))) for _ in range(2)]
     for net in nets:

@@ -126,6 +126,8 @@ def export(args: list[str]) -> None:
         if given.path:
             raise UserError("export: --data.path is for an export; a run is measured on its own data")
         choices = replace(Choices(**config["export"]), **asked)
+        if choices.half and choices.format != "hf" and "dtype" not in asked:  # the program has no 16 bits
+            choices = replace(choices, dtype="float32")
         choices.check()
         check_out(out)
         parts = open_run(run, rest, "export")

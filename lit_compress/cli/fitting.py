@@ -24,7 +24,7 @@ from lit_compress.cli.pins import follows_branches
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
-from lit_compress.models.backbones import finetuned_on
+from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
@@ -255,6 +255,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         run: that may be continued; None for a command that makes none.
         known: False: the density is found later, on the fine-tuned model.
     """
+    _settle_dtype(cli, run)
     if cli.build().method.kinds:  # trials choose among them later
         cli.at_density(None, possible_kind(cli.at_density, shapes_of(cli.build().method)))
     parts = cli.build()
@@ -275,6 +276,19 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
     if cli.density is None and known:
         cli.density = solve_budget(cli.build(), partial(cli.at_density, removes=cli.removes))
     return cli.build()
+
+
+def _settle_dtype(cli: CommandLine, run: Run | None) -> None:
+    """Let the export have the dtype of the model that was given, if no other was asked for; a run keeps its own."""
+    choices, method = cli.config.export, cli.build().method
+    if choices.dtype != "auto":
+        return
+    if run is not None and run.started:
+        choices.dtype = run.config()["export"]["dtype"]
+    elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
+        choices.dtype = "float32"
+    else:
+        choices.dtype = given_dtype(method.teacher or method.backbone, method.task)
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:

@@ -24,11 +24,11 @@ from lit_compress.export.report import Measured, of_all
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.methods.fwsvd import FWSVD
-from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
+from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes, load_finetuned
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.gguf import as_folder
 from lit_compress.models.shapes import without_values
-from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.storage import load_net
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.expected_memory import check_factorize
 from lit_compress.run.expected_time import factorize_line
@@ -124,7 +124,6 @@ def factorize_model(
         raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
-    choices.say_dtype(shapes.dtype)
     outline = without_values(lambda: empty_net(shapes))
     note(check_factorize(method, stage, outline, data, recovery.distil is not None))
     note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data, recovery=recovery))
@@ -151,15 +150,14 @@ def factorize_model(
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
     trim()
-    with tempfile.TemporaryDirectory() as work:
-        save_net(dense, Path(work))
-        before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
-        budget = (method.budget, method.density) if method.budget else None
-        more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
-        more |= {"constant": constant.score, "constant_error": constant.error}
-        more |= {"tried": tried} if tried else {}
-        source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
-        return write_export(out, source, choices)
+    size = given_bytes(method.backbone, method.task)
+    before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
+    budget = (method.budget, method.density) if method.budget else None
+    more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
+    more |= {"constant": constant.score, "constant_error": constant.error}
+    more |= {"tried": tried} if tried else {}
+    source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
+    return write_export(out, source, choices)
 
 
 def _refined(

@@ -156,6 +156,7 @@ class CommandLine(LightningCLI):
             help="true: run the code that models bring, with all rights of the user; a run and its export keep it.",
         )
         parser.add_class_arguments(Choices, "export")
+        parser.set_defaults({"export.dtype": "auto"})
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
         parser.link_arguments("model.init_args.teacher", "data.teacher")

@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.report import counted, markdown, speed_lines
-from lit_compress.models.backbones import EMBEDDED
+from lit_compress.models.backbones import EMBEDDED, given_dtype
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -67,6 +67,11 @@ def license_of(backbone: str) -> str:
         return str(card_fields(Path(path)).get("license") or "unknown")
     except (OSError, ValueError, UserError):
         return "unknown"
+
+
+def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, str]:
+    """Return the ``license`` of a backbone, and the ``dtype`` of the files of the dense model, a teacher's if given."""
+    return {"license": license_of(backbone), "dtype": given_dtype(teacher or backbone, task)}
 
 
 def for_repository(text: str, name: str) -> str:

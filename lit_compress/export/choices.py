@@ -12,7 +12,6 @@ from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.embeddings import check_table
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Vocabulary = Literal["all", "data"]
 Merge = Literal["large", "slower", "never"]
-Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class Choices:
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
             with a scale per row (embeddings.py); None or ``none`` leaves it.
-        dtype: of the weights in the file; ``int8``: of the weights and activations of the program, ``int4``: of its
+        dtype: of the weights in the file; ``auto``, the commands' default: that of the model's files, or float32 with a
+            program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
         merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix if
@@ -85,15 +85,6 @@ class Choices:
     def keeps_logits(self) -> bool:
         """Whether the folder answers as the model does; a smaller table and 16 bits change its logits a little."""
         return not (self.embeddings or self.half)
-
-    def say_dtype(self, stored: object) -> None:
-        """Say that the export will take twice the bytes per weight of a model that is stored in 16 bits.
-
-        Args:
-            stored: ``torch.dtype`` of the model's files, or None.
-        """
-        if self.dtype == "float32" and (name := str(stored).removeprefix("torch.")) in ("bfloat16", "float16"):
-            note(f"export: in float32; the model is stored in {name}, and --dtype {name} keeps that")
 
     def check(self) -> None:
         """Refuse invalid choices before the work.

@@ -31,6 +31,7 @@ from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.own_code import forget_code
+from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import with_same_parameters
@@ -126,7 +127,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         net, fused = _fuse(source, choices, task.length)
         difference = _store(net, fused.data, folder, choices)
         del net  # the export takes its place in memory
-        exported = load_net(folder, as_stored=True)
+        exported = load_net(folder)
         trim()
         same = choices.keeps_logits and not (fused.fields["vocabulary"] or {}).get("changed")
         form = {"file": "model.safetensors", "format": "hf"}
@@ -143,7 +144,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
             },
         }  # fmt: skip
         if report["embeddings"]:
-            report["embeddings"]["bytes"] = table_bytes(exported)
+            report["embeddings"]["bytes"] = table_bytes(load_net(folder, as_stored=True))
         write_programs(report, exported, fused.data, folder, choices, certificate, same)
         report["steps"] += _last_steps(report, choices)
         choices.check_drop(report)
@@ -209,9 +210,8 @@ def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choice
 def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: Path, task: Task) -> dict[str, Any]:
     """Return the report of all models, the export as the stage ``compressed``."""
     scores, key = evaluate(exported, fused.data, sure=True), f"val/{task.metrics[0]}"
-    own = Measured(
-        exported, folder, scores[key], source.initial, fused.kept, bool(fused.merged), interval_of(scores, key)
-    )
+    interval, size = interval_of(scores, key), net_bytes(folder)
+    own = Measured(exported, size, scores[key], source.initial, fused.kept, bool(fused.merged), interval)
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
     report["generation"] = continuations((source.dense, source.data), (exported, fused.data))

@@ -126,14 +126,14 @@ def fold(model: Any) -> dict[str, str]:
     from onnx import numpy_helper
     from onnx.reference import ReferenceEvaluator
 
-    graph, nodes, made, turned = model.graph, [], dict[bytes, str](), dict[str, str]()
+    graph, nodes, made, turned = model.graph, list[Any](), dict[bytes, str](), dict[str, str]()
     constants = {item.name: item for item in graph.initializer}
     constants |= {node.output[0]: node.attribute[0].t for node in graph.node
                   if node.op_type == "Constant" and node.attribute[0].HasField("t")}  # fmt: skip
     renamed: dict[str, str] = {}
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-        given = [name for name in node.input if name]
+        given: list[str] = [name for name in node.input if name]
         if node.op_type not in ("Transpose", "Pad") or not all(name in constants for name in given):
             nodes.append(node)
             continue
@@ -144,8 +144,9 @@ def fold(model: Any) -> dict[str, str]:
             renamed[node.output[0]] = made[key]
             continue
         made[key] = result = node.output[0]
+        evaluated: Any = ReferenceEvaluator(node)
         values = {name: numpy_helper.to_array(constants[name]) for name in given}
-        constants[result] = numpy_helper.from_array(ReferenceEvaluator(node).run(None, values)[0], result)
+        constants[result] = numpy_helper.from_array(evaluated.run(None, values)[0], result)
         graph.initializer.append(constants[result])
         if node.op_type == "Transpose":
             turned[given[0]] = result

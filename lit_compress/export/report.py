@@ -22,7 +22,6 @@ from lit_compress.models.accounting import dense_site_params, forward_times, mea
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.models.positions import usable_positions
-from lit_compress.models.shards import net_bytes
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import printable
 from lit_compress.utils.progress import track
@@ -80,8 +79,8 @@ class Measured:
     """A model with its dev metric.
 
     Attributes:
-        net: the model, loaded from ``folder``.
-        folder: folder of its tensors.
+        net: the model.
+        bytes: of the files of its weights; of a model that was given, in the dtype of these.
         metric: dev metric.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
         kept: density that the method kept, if the file may store more (export/fuse.py); None: the file's density.
@@ -90,7 +89,7 @@ class Measured:
     """
 
     net: PreTrainedModel
-    folder: Path
+    bytes: int
     metric: float
     initial: float | None = None
     kept: float | None = None
@@ -112,7 +111,7 @@ class Measured:
             **numbers,
             "kept": numbers["density"] if self.kept is None else self.kept,
             "stored": stored,
-            "bytes": net_bytes(self.folder),
+            "bytes": self.bytes,
         }
 
 

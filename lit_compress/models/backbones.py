@@ -25,10 +25,11 @@ from lit_compress.models.checks import (
     warn_of_order,
 )
 from lit_compress.models.foreign import check_form
-from lit_compress.models.gguf import as_folder
+from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.pattern import set_pattern
+from lit_compress.models.shards import net_bytes, stored_dtype
 from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
@@ -69,6 +70,26 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     check_form(f"{option}: '{backbone}'", folder)
     check_code(f"{option}: '{backbone}'", folder)
     return str(folder)
+
+
+def given_bytes(backbone: str, task: Task) -> int:
+    """Return the size of the files with the weights of a model, as it was given.
+
+    Raises:
+        UserError: as :func:`resolve`.
+    """
+    place = Path(backbone).expanduser()
+    file = gguf_file("model", place) if place.exists() else None
+    return net_bytes(Path(resolve(backbone, task))) if file is None else file.stat().st_size
+
+
+def given_dtype(backbone: str, task: Task) -> str:
+    """Return the dtype of the weights of a model, see :func:`~lit_compress.models.shards.stored_dtype`.
+
+    Raises:
+        UserError: as :func:`resolve`.
+    """
+    return stored_dtype(Path(resolve(backbone, task)))
 
 
 @contextmanager

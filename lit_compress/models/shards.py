@@ -44,8 +44,33 @@ def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def net_bytes(folder: Path) -> int:
-    """Return the size of the files with the tensors of the model in ``folder``."""
-    return sum(path.stat().st_size for path in tensor_files(folder))
+    """Return the size of the files with the tensors of the model in ``folder``, safetensors or pickles."""
+    return sum(path.stat().st_size for path in _weight_files(folder))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = tensor_files(folder)
+    return files if files[0].is_file() else sorted(folder.glob("pytorch_model*.bin"))
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return the dtype of the weights of the model in ``folder``: ``float32``, ``float16`` or ``bfloat16``.
+
+    A pickle is not read: its dtype is the one that ``config.json`` has. Several dtypes, and any other, are float32.
+    """
+    from safetensors import safe_open
+
+    kinds = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    if not (files := tensor_files(folder))[0].is_file():
+        config = read_json("model", folder / "config.json", dict)
+        name = str(config.get("dtype") or config.get("torch_dtype"))
+        return name if name in kinds.values() else "float32"
+    found = set()
+    for path in files:
+        with safe_open(path, framework="pt") as tensors:
+            found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    floats = found & {*kinds, "F64", "F8_E4M3", "F8_E5M2"}
+    return kinds.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:

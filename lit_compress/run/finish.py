@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
+from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -41,10 +45,14 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
             f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
         )
     key = f"val/{data.record.metrics[0]}"
-    *before, last = [
-        Measured(load_net(run.net(name)), run.net(name), done[name]["metric"][key], done[name]["initial"].get(key))
-        for name in stages
-    ]
+    dtype = getattr(torch, done["dense"].get("dtype", "float32"))
+
+    def measured(name: str) -> Measured:
+        net, entry = load_net(run.net(name)), done[name]
+        size = file_bytes(copy.deepcopy(net).to(dtype))
+        return Measured(net, size, entry["metric"][key], entry["initial"].get(key))
+
+    *before, last = map(measured, stages)
     nets = dict(zip(stages, before, strict=False))
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "changed": run.changes(), "license": done["dense"].get("license")}

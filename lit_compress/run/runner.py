@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
-from lit_compress.export.card import license_of
+from lit_compress.export.card import origin_of
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
@@ -343,7 +343,7 @@ def _finish_stage(
         **mark.get("notes", {}),
     }  # fmt: skip
     if name == "dense":
-        record["license"] = license_of(parts.method.backbone)
+        record |= origin_of(parts.method.backbone, parts.method.teacher, parts.method.task)
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
@@ -371,7 +371,7 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
     run.finish(
         {
             "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": as_shown(str(method.teacher)),
-            "data": parts.data.fingerprint(), "license": license_of(method.backbone),
+            "data": parts.data.fingerprint(), **origin_of(method.backbone, method.teacher, method.task),
         }
     )  # fmt: skip
 

@@ -243,6 +243,7 @@ def _search(
     kept = outlined(1.0)
     if limit >= (most := cost(budget, kept) + more):
         return 1.0, kept, 1.0
+    smallest, errors = kept, list[UserError]()
 
     def value(density: float) -> float | None:
         nonlocal smallest
@@ -254,7 +255,6 @@ def _search(
         smallest = min(smallest, made, key=partial(cost, budget))
         return (cost(budget, made) + more) / (1 - MARGIN if made.about else 1)
 
-    smallest, errors = kept, list[UserError]()
     start = next(((d, price) for d in ANCHORS if (price := value(d)) is not None), None)
     if start is None:
         raise errors[0]

@@ -1,11 +1,14 @@
 """Budgets from the command line to the report; the command that only plans."""
 
 import json
+import shutil
 
 import pytest
 from mistakes import fails
+from transformers import AutoModel
 
 from lit_compress.__main__ import main
+from lit_compress.models.shards import stored_dtype
 from lit_compress.run.folder import Run
 
 
@@ -52,6 +55,22 @@ def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, cap
         other = [word if word != asked else "size=50kB" for word in args]
         line = fails(capsys, "fit", *other, "--run_dir", tmp_path / "run", "--ckpt_path", "last")
         assert "model.budget was size=32kB, now size=50kB" in line
+
+
+@pytest.mark.slow
+def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbone, tmp_path):
+    """And again; the dense model counts in that dtype, too. A program is of float32."""
+    shutil.copytree(tiny_backbone, tmp_path / "half")
+    AutoModel.from_pretrained(tmp_path / "half").half().save_pretrained(tmp_path / "half")
+    args = ["--model", "SVD", *own(short_run, "retrain"), "--model.backbone", str(tmp_path / "half")]
+    main(["fit", *args, "--model.density", "0.5", "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false"])
+    main(["export", str(tmp_path / "run"), str(tmp_path / "out")])
+    main(["export", str(tmp_path / "run"), str(tmp_path / "program"), "--format", "torch"])
+    dense = (tmp_path / "run" / "dense" / "net" / "model.safetensors").stat().st_size
+    for folder, dtype in (("run/export", "float16"), ("out", "float16"), ("program", "float32")):
+        report = report_of(tmp_path / folder)
+        assert report["dtype"] == stored_dtype(tmp_path / folder) == dtype
+        assert report["dense"]["bytes"] == pytest.approx(dense / 2, rel=0.1)
 
 
 def test_factorize_meets_a_budget_of_the_whole_file(run, tiny_data, tmp_path, capsys):

@@ -18,7 +18,7 @@ from lit_compress.__main__ import main
 from lit_compress.calibration.by_block import Sweeps
 from lit_compress.cli.by_block import TRAINED
 from lit_compress.export.check import check_export
-from lit_compress.models.shards import INDEX, load_tensors
+from lit_compress.models.shards import INDEX, load_tensors, net_bytes, stored_dtype
 from lit_compress.models.storage import load_net
 from lit_compress.stages.refinement import Refinement
 
@@ -228,13 +228,14 @@ def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weight
 
 
 @pytest.mark.parametrize("how", [[], ["--by_block", "float32"]])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_says_that_float32_is_more_than_the_model_has(how, dtype, llama, options, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr("lit_compress.export.choices.note", said.append)
-    main(["factorize", str(llama), str(tmp_path / "out"), *options, "--density", "0.5", "--dtype", dtype, *how])
-    line = "export: in float32; the model is stored in bfloat16, and --dtype bfloat16 keeps that"
-    assert said == ([line] if dtype == "float32" else [])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_the_export_has_the_dtype_of_the_model_that_was_given(how, dtype, llama, options, tmp_path):
+    """And the dense model in the report the bytes of its file."""
+    asked = ["--dtype", dtype] if dtype else []
+    report = factorize(llama, tmp_path / "out", *options, "--density", "0.5", *asked, *how)
+    assert report["dtype"] == stored_dtype(tmp_path / "out") == (dtype or "bfloat16")
+    assert report["dense"]["bytes"] == net_bytes(llama)
+    assert (report["ratios"]["bytes"] < 1) == (dtype is None)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.shapes import without_values
+from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.tasks.records import get_task
@@ -67,7 +68,7 @@ def export(backbone, data, tmp_path):
         out, net, dense = tmp_path / "out", load_net(place), load_net(place)
         factorize(net, {"bert.encoder.layer.0.output.dense": 5}, lambda _, w, rank: (w[:, :rank], torch.eye(rank, 64)))
         config = {"model": {"init_args": {"backbone": "tiny"}}}
-        before = {"dense": Measured(dense, place, 0.5)}
+        before = {"dense": Measured(dense, net_bytes(place), 0.5)}
         write_export(out, Export(net, before, "SVD", data, config), Choices(**choices))
         return out, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
@@ -138,7 +139,7 @@ def test_without_training_data_all_rows_weigh_the_same(data, tiny_data, tmp_path
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bits(dtype, export, data):
-    """Half the bytes; the folder is loaded and measured in that dtype, here and elsewhere."""
+    """Half the bytes; elsewhere the folder is loaded in that dtype, and here it is measured in float32, as all are."""
     _, before, _ = export(embeddings="int8")
     out, report, card = export(embeddings="int8", dtype=dtype)
     assert report["dtype"] == dtype and before["dtype"] == "float32" and report["export_difference"] <= 1e-5
@@ -152,7 +153,7 @@ def test_sixteen_bits(dtype, export, data):
     assert net.dtype == elsewhere.dtype == getattr(torch, dtype) != load_net(out).dtype == torch.float32
     with torch.no_grad():
         assert torch.equal(net(inputs).logits, elsewhere(inputs).logits)
-    assert evaluate(net, data)["val/accuracy"] == report["compressed"]["metric"]
+    assert evaluate(load_net(out), data)["val/accuracy"] == report["compressed"]["metric"]
 
 
 @pytest.mark.parametrize(

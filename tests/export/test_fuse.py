@@ -21,6 +21,7 @@ from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNo
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
@@ -146,7 +147,7 @@ def export(tiny_backbone, tiny_data, tmp_path):
 
     def run(make=None, **options):
         small = make(load_net(place)) if make else net
-        source = Export(small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config)
+        source = Export(small, {"dense": Measured(dense, net_bytes(place), 0.5)}, "ITP", data, config)
         write_export(out, source, Choices(**options))
         return small, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 

@@ -10,7 +10,14 @@ from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
-from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
+from lit_compress.models.backbones import (
+    given_bytes,
+    given_dtype,
+    load_config,
+    load_finetuned,
+    load_net,
+    load_tokenizer,
+)
 from lit_compress.models.sites import find_sites
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
@@ -128,3 +135,20 @@ def test_fourteen_heads_with_two_of_keys(tmp_path):
     layers = {site.name.rpartition(".")[2]: found.get_submodule(site.name) for site in find_sites(found)}
     shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
     assert shapes["q_proj"] == (56, 56) and shapes["k_proj"] == shapes["v_proj"] == (8, 56)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_the_files_that_were_given(dtype, pickled, tmp_path):
+    """Safetensors say their dtype themselves, whatever the configuration has; of a pickle only the latter is read."""
+    net, task = make_net("bert").to(getattr(torch, dtype)), get_task("sst2")
+    net.save_pretrained(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    if pickled:
+        torch.save(net.state_dict(), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+        size = (tmp_path / "pytorch_model.bin").stat().st_size
+    else:
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
+    assert (given_dtype(str(tmp_path), task), given_bytes(str(tmp_path), task)) == (dtype, size)
