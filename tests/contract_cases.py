@@ -78,7 +78,9 @@ WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; b
 WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
 # methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two
 COMPARED = ("CoFi", "CoFiLoSparse", "LPAF", "LoSparse", "SP3", "SecondOrder")
-UNITS = ("BlockMovement", "CoFi", "CoFiLoSparse", "FLOP")  # heads, neurons, ranks: the budget is met up to the smallest
+# what a method stores may be below the density by one unit of its removal, if that is more than 1 %: in weights of the
+# tiny model. By their papers these have one share of the rank in every matrix, so a unit is one rank of all of them
+UNIT = dict.fromkeys(("FWSVD", "LPAF", "LowRankI", "LowRankII", "SVD"), 2 * (4 * (32 + 32) + 2 * (32 + 64)))
 
 STEPS = ["--checkpoint_every", "3"]
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]

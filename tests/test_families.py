@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from contract_cases import UNITS, options
+from contract_cases import options
 from safetensors.torch import load_file
 from tiny import make_net
 
@@ -55,7 +55,7 @@ def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run,
         str(run),
     ]
     words += ["--model.prune.gates", GATES[family], "--model.prune.tokens", "200"] if method == "SP3" else []
-    words += ["--model.distil.epochs", "1"] if method in UNITS else []
+    words += ["--model.distil.epochs", "1"] if method.startswith("CoFi") else []
     if (method, family) in REFUSED:
         with pytest.raises(SystemExit):
             main(words)
@@ -65,7 +65,7 @@ def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run,
     main(words)
     report = json.loads((run / "report.json").read_text())
     found, net = report["compressed"], load_net(run / "export")
-    assert 0.6 * density < found["kept"] <= density  # where a row of Wi is gone, so is its neuron
+    assert 0.94 * density < found["kept"] == found["density"] <= density  # LPAF's ranks are one share of each matrix's
     zeros = getattr(methods, method).stores_zeros
     file = load_file(run / "export" / "model.safetensors")
     sites = [v for name, v in file.items() if re.search(r"\.(layers|h)\.", name) and v.ndim > 1]

@@ -36,8 +36,8 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
     parser.add_argument(
         "--merge", choices=("large", "slower", "never"),
         help="slower: store a matrix dense where its factors are slower on this machine (measured once, one thread, "
-        "one text of the task's length); never: keep all factors and rows; large: a matrix with rows of which "
-        f"more than 70 %% is left is stored dense{kept}",
+        "one text of the task's length), although the file grows; large: with a budget of speed, store a matrix dense "
+        f"if more than 70 %% of it is left; never: keep all factors and rows{kept}",
     )  # fmt: skip
     parser.add_argument(
         "--vocabulary", choices=("all", "data"),

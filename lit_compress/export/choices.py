@@ -37,8 +37,9 @@ class Choices:
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
-        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix if
-            more than 70 % is left; ``slower``: all that are slower so on this machine; ``never``: none.
+        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: with a budget of speed, rows
+            and factors of a matrix if more than 70 % is left; ``slower``: all that are slower so on this machine,
+            although the file then has more weights than were asked for; ``never``: none.
         max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """

@@ -164,8 +164,11 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
     saved = to_pivot_form(small) if choices.pivot else {}
     # an ordinary export of fewer blocks has a configuration of its own
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
-    if choices.merge != "never" and (source.budget is None or source.budget[0].merges):
-        merges = slower(small, length) if choices.merge == "slower" else merged(small)
+    for_speed = source.budget is not None and source.budget[0].merges
+    if choices.merge == "slower" and (for_speed or source.budget is None):
+        merges = slower(small, length)
+    elif choices.merge == "large" and for_speed:  # what is asked is what is stored, unless a speed is asked
+        merges = merged(small)
     net, vocabulary, embeddings, steps = fuse(small, merges), None, None, []
     if choices.vocabulary == "data":
         steps.append(_step("shape", net, data))

@@ -9,8 +9,8 @@ The export computes the same as the pruned model in evaluation mode (models/slic
     - a head whose value rows are all zero gives their bias: it goes into the next bias, the head is removed
     - other zero rows are not stored (layers/deployed/low_rank_rows.py)
 
-Deviations: biases are never pruned. ``density`` counts kept rows, as the paper does; the columns that go with a removed
-neuron or head make the export smaller than that. The paper does not give ITP's hyper-parameters.
+Deviations: biases are never pruned. ``density`` counts the weights that the export stores, so without the columns that
+are removed with a neuron or a head; the paper counts the kept rows. The paper does not give ITP's hyper-parameters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class ITP(Method):
     """Iterative structured pruning: the rows of every matrix, ranked together by sensitivity.
 
     Args:
-        density: kept rows' parameters / original parameters of the transformer blocks' matrices, in (0, 1]; default
-            0.2.
+        density: stored / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
         distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """

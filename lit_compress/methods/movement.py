@@ -8,35 +8,39 @@ trainable mask to each neuron [...] When the mask is smaller than a threshold, t
     W' = m[:, None] * W, b' = m * b, m = binarise(s), dL/ds = dL/dm; hard and soft as in stages/movement.py
 
 Choices:
-    - Rows of all matrices are ranked together, each counted with its parameters, so that the density is met (nn_pruning
-      ranks every matrix by itself). LoSparse does not say which form it ran; hard is the default, as its ratios are
-      exact.
+    - Rows of all matrices are ranked together (nn_pruning ranks every matrix by itself), and v(t) is the share of the
+      weights that the export stores for them, so that the density is met: the columns that read a removed neuron or
+      head do not count, nor do the other rows of a head without values (models/row_sizes.py). A head that does not fit
+      any more is passed over for the next rows. LoSparse does not say which form it ran; hard is the default, as its
+      ratios are exact.
     - nn_pruning evaluates with the final threshold, we with the present one.
     - soft always keeps int(0.005 out) + 1 rows of a matrix, as nn_pruning does. Its density follows from
       ``penalty``: the run warns when it ends above the one asked for.
     - No distillation unless asked for (nn_pruning: 0.9, temperature 2).
 
 The export computes the same as the pruned model in evaluation mode: removed rows are not stored, and a neuron or a head
-whose rows are all removed is removed with the columns that read it, as in ITP (models/slicing.py). ``density`` counts
-kept rows; the export may be smaller.
+whose rows are all removed is removed with the columns that read it, as in ITP (models/slicing.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import FEED_FORWARD
+from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import find_sites, module_at
 from lit_compress.models.surgery import Structure, replace
-from lit_compress.numerics.masks import keep_count
+from lit_compress.numerics.foreach import joined
+from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 
@@ -54,7 +58,7 @@ class MovementPruning(MovementStage):
 
     Args:
         settings: schedule, masks and training.
-        density: final kept fraction of the sites' weights.
+        density: final stored fraction of the sites' weights.
     """
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
@@ -73,6 +77,19 @@ class MovementPruning(MovementStage):
         layers = [(module_at(net, site.name, MaskedLinear), site.role in FEED_FORWARD) for site in find_sites(net)]
         return [MaskedUnits((layer,), layer.in_features, feed_forward) for layer, feed_forward in layers]
 
+    def attach(self, net: PreTrainedModel) -> None:
+        """Also find out what the rows cost."""
+        super().attach(net)
+        self._sizes = RowSizes(net, biases_go=True)
+
+    def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+        """Return the masks of the rows with the largest scores, for which at most ``budget`` weights are stored."""
+        return select_rows(scores, self._sizes.choose, budget)
+
+    def achieved(self) -> float:
+        """Return the share of the sites' weights that would be stored."""
+        return int(self._sizes.stored(joined([units.layers[0].mask for units in self.units]))) / self._total
+
     def deploy(self, net: PreTrainedModel) -> None:
         """Replace the masked layers by Linears whose masked rows are zero."""
         for site in find_sites(net):
@@ -85,7 +102,7 @@ class Movement(Method):
     """Prune neurons by scores that are trained with the weights.
 
     Args:
-        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
+        density: stored fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and masks of the pruning, and its training.
         distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """

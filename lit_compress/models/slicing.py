@@ -8,6 +8,7 @@ matrices (ModernBERT), all of them lose the same rows. The new sizes travel in t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LAYERS, LowRankSparseLinear, SizedLinear
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.record import join_parts, parts_of, split_parts
+from lit_compress.models.record import FEED_FORWARD, join_parts, parts_of, split_parts
 from lit_compress.models.sites import find_sites, head_width, size_at
 from lit_compress.models.surgery import fill, replace
 
@@ -76,16 +77,29 @@ def remove_constant_units(net: PreTrainedModel) -> set[str]:
     Returns:
         The names of the layers that have become smaller.
     """
+    architecture, cut = get_architecture(net), set[str]()
+    for names, width in sublayer_roles(net):
+        if width:
+            cut |= _cut_heads(net, names, width)
+        elif architecture.activation:
+            cut |= _cut_neurons(net, names, architecture.activation)
+    return cut
+
+
+def sublayer_roles(net: PreTrainedModel) -> Iterator[tuple[dict[str, str], int]]:
+    """Yield the sub-layers that can lose constant heads or neurons: {role: site}, and the width of a head.
+
+    The width is 0 for feed-forward networks.
+    """
     parts: dict[tuple[str, int, bool], dict[str, str]] = {}
     for site in find_sites(net):
         parts.setdefault((site.stack, site.layer, site.cross), {})[site.role] = site.name
-    architecture, cut = get_architecture(net), set[str]()
+    architecture = get_architecture(net)
     for (stack, *_), names in parts.items():
         if architecture.activation and "down" in names:
-            cut |= _cut_neurons(net, names, architecture.activation)
+            yield {role: name for role, name in names.items() if role in FEED_FORWARD}, 0
         if architecture.removes_heads and "o" in names:
-            cut |= _cut_heads(net, names, head_width(net, stack))
-    return cut
+            yield {role: name for role, name in names.items() if role not in FEED_FORWARD}, head_width(net, stack)
 
 
 def _dead_rows(linear: nn.Module) -> Tensor | None:

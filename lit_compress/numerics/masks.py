@@ -21,6 +21,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
 Reduce = Callable[[Tensor], object]
+Choose = Callable[[Tensor, int | Tensor], Tensor]
 
 _BINS = 1 << 16
 _CHUNK_CPU = 1 << 18  # elements that fit a core's cache
@@ -202,7 +203,7 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
 @torch.no_grad()
 def select_rows(
     scores: Sequence[Tensor],
-    costs: Sequence[int],
+    costs: Sequence[int] | Choose,
     budget: int | Tensor,
     reduce: Reduce | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -215,7 +216,8 @@ def select_rows(
 
     Args:
         scores: float32 [rows] per matrix; DTensors are read locally.
-        costs: parameters of one row of each matrix.
+        costs: parameters of one row of each matrix; or a function of the scores of all rows and of the budget that
+            returns which rows to keep, bool [rows], where a row's parameters depend on others (models/row_sizes.py).
         budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device; 0 keeps nothing.
         reduce: see the top of the module; here also of float32 [rows of all ranks].
         shard: see :func:`break_ties_`.
@@ -223,27 +225,47 @@ def select_rows(
     Returns:
         One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).
     """
-    shards, (rank, ranks) = [local(score) for score in scores], shard
+    shards = [local(score) for score in scores]
     assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
+    everything, own, rows = whole_rows(shards, reduce, shard)
+    if callable(costs):
+        keep = costs(everything, budget)
+    else:
+        device = everything.device
+        cost = constant(tuple(costs), device).repeat_interleave(constant(rows, device), output_size=sum(rows))
+        order = everything.argsort(descending=True, stable=True)
+        keep = torch.empty_like(everything, dtype=torch.bool)
+        keep[order] = cost[order].cumsum(0) <= budget
+    kept = keep if own is None else keep[own]
+    return list(kept.split([len(score) for score in shards]))
+
+
+def whole_rows(
+    shards: Sequence[Tensor], reduce: Reduce | None, shard: tuple[int, int]
+) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+    """Return a value of every row of all matrices on every rank, the places of this rank's, and rows by matrix.
+
+    Args:
+        shards: [rows of this rank] per matrix.
+        reduce: see the top of the module; of int64, and of the values.
+        shard: see :func:`break_ties_`.
+
+    Returns:
+        Values [rows], one matrix after the other; the places int64, or None if all rows are here; numbers of rows.
+    """
+    (rank, ranks), everything, own = shard, joined(shards), None
     sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
-    sizes[:, rank] = torch.tensor([len(score) for score in shards])
-    everything, own = joined(shards), None
+    sizes[:, rank] = torch.tensor([len(part) for part in shards])
     if reduce is not None:
         sizes = sizes.to(everything.device)
         reduce(sizes)
         sizes = sizes.cpu()
         starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
-        own = torch.cat([torch.arange(start, start + len(score)) for start, score in zip(starts, shards, strict=True)])
+        own = torch.cat([torch.arange(start, start + len(part)) for start, part in zip(starts, shards, strict=True)])
         own = own.to(everything.device)
         everything = everything.new_zeros(int(sizes.sum())).index_copy_(0, own, everything)
         reduce(everything)
-    rows, device = tuple(sizes.sum(1).tolist()), everything.device
-    cost = constant(tuple(costs), device).repeat_interleave(constant(rows, device), output_size=sum(rows))
-    order = everything.argsort(descending=True, stable=True)
-    keep = torch.empty_like(everything, dtype=torch.bool)
-    keep[order] = cost[order].cumsum(0) <= budget
-    kept = keep if own is None else keep[own]
-    return list(kept.split([len(score) for score in shards]))
+    return everything, own, tuple(sizes.sum(1).tolist())
 
 
 @torch.no_grad()

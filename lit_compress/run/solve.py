@@ -165,7 +165,7 @@ def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storag
         stage.check(dense)
         net, about = stage.outline(net), about or stage.decided_by_data
     same = count_params(net).sites == dense_site_params(dense)
-    merge = method.budget is None or method.budget.merges
+    merge = method.budget is not None and method.budget.merges
     small = outline_export(net, storage.choices, storage.tokens, merge)
     unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
     kept = method.density if unknown else None

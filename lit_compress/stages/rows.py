@@ -5,6 +5,7 @@ Li, Yu, Zhang, Liang, He, Chen, Zhao 2023, "LoSparse", sections 2.2 and 3.2; W =
     Eqs. 2-4   Gamma_i = mean over the row i of S of a moving average of |s dL/ds|         numerics/importance.py
     Eq. 9      after the step: a row stays if its Gamma is among the top p_t, else it is zeroed   numerics/masks.py
     schedule   p_t = 1 until t_i, then cubic down to p_T at T - t_f, p_T from there          numerics/schedules.py
+    density    the weights that the export stores for the kept rows                          models/row_sizes.py
 
 Deviations, and open points of the paper (the published numbers come from the authors' code):
     - The printed schedule exceeds 1 after t_i and jumps at T - t_f; the code's continuous cubic is meant.
@@ -12,7 +13,10 @@ Deviations, and open points of the paper (the published numbers come from the au
       Either way the gradient is that before clipping (neither clips).
     - ``interval``: the code averages windows of 10 steps and prunes once a window, in the last t_f steps after every
       step; 1 is the paper's.
-    - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size.
+    - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size. Counted are
+      those that the export stores: without the columns of removed neurons, without the other rows of heads that have
+      no values, and not more than the matrix. So what is asked is what is stored. A head that does not fit any more
+      is passed over for the next rows.
     - Rows are zeroed, not masked: they keep their gradient and AdamW's averages, and may come back.
     - p is a function of the completed steps, here as everywhere; the code is one step behind.
 """
@@ -29,12 +33,13 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
+from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import find_sites, size_at
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
-from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
+from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
 from lit_compress.numerics.ranks import break_even_rank, pivot_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
@@ -196,6 +201,7 @@ class RowSparsePruning(Stage):
         if not self.settings.dropout:
             without_dropout(net)
         self.budget = self.budget_of(net)
+        self._sizes = RowSizes(net, self.budget.ranks, self.pivot)
         weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if values and self.kfac else None
         factors = weighted.factors if weighted else balanced
         factorize(net, self.budget.ranks, factors if values and self.low_rank else None, LowRankSparseLinear)
@@ -226,11 +232,6 @@ class RowSparsePruning(Stage):
     def scores(self) -> list[Tensor]:
         """Gamma, the importance of each row: float32 [out] per site."""
         return [self.get_buffer(f"average_{i}") for i in range(len(self._weights))]
-
-    def costs(self) -> list[int]:
-        """Return the parameters of a row of each site."""
-        ranks = self.budget.ranks.values() if self.pivot else [0] * len(self._weights)
-        return [weight.shape[1] - rank for weight, rank in zip(self._weights, ranks, strict=True)]
 
     @property
     def windows(self) -> list[Tensor]:
@@ -299,12 +300,17 @@ class RowSparsePruning(Stage):
 
     @torch.no_grad()
     def _zero(self, step: int) -> None:
-        budget = round(self.kept_share(step) * self.budget.total)
-        keep = select_rows(self.scores, self.costs(), budget, self._shards.reduce, self._shards.place)
+        budget = self.budget.factors + round(self.kept_share(step) * self.budget.total)
+        keep = select_rows(self.scores, self._sizes.choose, budget, self._shards.reduce, self._shards.place)
         rows = joined(keep)
         self._flips = None if self._rows is None else (rows != self._rows).sum()
         self._rows = rows
         keep_rows_(self._weights, keep)
+
+    def stored(self) -> Tensor:
+        """Return the number of weights that would be exported now."""
+        rows = [local(weight).ne(0).any(1).long() for weight in self._weights]
+        return self._sizes.stored(whole_rows(rows, self._shards.reduce, self._shards.place)[0].bool())
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
@@ -312,12 +318,8 @@ class RowSparsePruning(Stage):
 
         Between two prunings, rows that training has moved away from zero count as kept.
         """
-        pairs = zip(self._weights, self.costs(), strict=True)
-        rows = torch.stack([local(weight).ne(0).any(1).sum() * cost for weight, cost in pairs]).sum()
-        if self._shards.reduce:
-            self._shards.reduce(rows)
         total, factors = self.budget.total, self.budget.factors / self.budget.total
-        shown = {"target": factors + self.kept_share(step), "density": factors + int(rows) / total}
+        shown = {"target": factors + self.kept_share(step), "density": int(self.stored()) / total}
         if self._flips is not None:  # known from the second selection on, also after a resume
             flips = self._flips.clone()
             if self._shards.reduce:

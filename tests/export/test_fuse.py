@@ -20,6 +20,7 @@ from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.budget import parse_budget
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
@@ -145,9 +146,10 @@ def export(tiny_backbone, tiny_data, tmp_path):
     data.prepare_data()
     config = {"model": {"init_args": {"backbone": "tiny"}}}
 
-    def run(make=None, **options):
+    def run(make=None, budget=None, **options):
         small = make(load_net(place)) if make else net
-        source = Export(small, {"dense": Measured(dense, net_bytes(place), 0.5)}, "ITP", data, config)
+        measured = {"dense": Measured(dense, net_bytes(place), 0.5)}
+        source = Export(small, measured, "ITP", data, config, budget=budget)
         write_export(out, source, Choices(**options))
         return small, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
@@ -157,7 +159,9 @@ def export(tiny_backbone, tiny_data, tmp_path):
 def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatch):
     monkeypatch.setattr(module, "MERGE", 0.4)
     monkeypatch.setattr(folder, "MERGE", 0.4)
-    net, report, card = export()
+    gain = {"shapes": [{"median": 1.2, "low": 1.2, "high": 1.2, "batch": 1, "length": 8}]}
+    monkeypatch.setattr(folder, "_speed", lambda *args: gain)
+    net, report, card = export(budget=(parse_budget("speedup=1.1x"), 0.5))
     found, count = report["compressed"], len(report["merged"]["matrices"])
     assert count == 4 and set(report["merged"]["matrices"]) == set(merged(net))
     assert all(0.4 < share < 1 for share in report["merged"]["matrices"].values())
@@ -171,8 +175,7 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     net, report, card = export(merge="slower")
     assert report["merged"]["by"] == "slower" and len(report["merged"]["matrices"]) == 12
     assert "12 of 12 matrices are stored dense" in card and "their factors and rows took longer" in card
-    monkeypatch.setattr(module, "MERGE", 1.0)
-    net, report, card = export()
+    net, report, card = export()  # without a budget of speed, what was asked is stored
     found = report["compressed"]
     assert report["merged"]["matrices"] == {} and found["kept"] == found["stored"] == found["density"]
     assert "stored dense" not in card and "| kept by" not in card and "| stored" not in card

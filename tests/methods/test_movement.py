@@ -15,6 +15,7 @@ from lit_compress.export.modelling import write_model
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods import Movement
 from lit_compress.methods.movement import MovementPruning, MovementSettings
+from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -31,8 +32,9 @@ def layers(method):
 
 
 def share(method):
-    kept = sum(int(layer.mask.sum()) * layer.in_features for layer in layers(method))
-    return kept / sum(layer.weight.numel() for layer in layers(method))
+    """The stored share of the weights, counted in the export."""
+    net = taken_out(method.net)
+    return count_params(compact(net)).sites / dense_site_params(net)
 
 
 def test_hard_masks_follow_the_schedule(fit, dense):
@@ -45,11 +47,9 @@ def test_hard_masks_follow_the_schedule(fit, dense):
         if step <= stage._start:
             assert seen[-1] == 1.0
         scores = [layer.score.detach() for layer in layers(method)]
-        costs = [layer.in_features for layer in layers(method)]
         total = sum(layer.weight.numel() for layer in layers(method))
-        expected = select_rows(scores, costs, keep_count(stage.target(step), total))
+        expected = select_rows(scores, stage._sizes.choose, keep_count(stage.target(step), total))
         assert all(torch.equal(layer.mask, e) for layer, e in zip(layers(method), expected, strict=True))
-        total = sum(layer.weight.numel() for layer in layers(method))
         assert 0 <= stage.target(step) * total + 0.5 - seen[-1] * total < 65
 
     method = fit(movement(), "prune", dense, look)

@@ -1,0 +1,175 @@
+"""The weights that an export stores if only some rows of the matrices are kept, for rankings of rows.
+
+A neuron whose rows are all removed goes with the column that reads it, a head without values with all of its rows and
+columns (slicing.py). So a row has no price of its own, but the stored weights of the best n rows have a closed form. A
+weight of a matrix is stored from the moment on at which both its row and its column are, so they are, over all
+matrices, the sum of (rows stored so far) x (columns stored so far).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_compress.models.record import join_parts, parts_of, split_parts
+from lit_compress.models.sites import find_sites, size_at
+from lit_compress.models.slicing import sublayer_roles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix: its rows in the ranking, the columns, and the weights of its factors."""
+
+    rows: slice
+    columns: int
+    rank: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of rows and of columns."""
+        return self.rows.stop - self.rows.start, self.columns
+
+
+class RowSizes:
+    """Count the weights that are stored for kept rows of all sites, and choose rows within a budget.
+
+    Rows are numbered through all sites, in the order of :func:`~lit_compress.models.sites.find_sites`.
+
+    Args:
+        net: with all rows; only shapes are read.
+        ranks: of the factors by site, which are stored in any case and keep heads and neurons; {} for rows alone.
+        pivot: factors and rows are stored in pivot form.
+        biases_go: a removed row loses its bias too, so a gated neuron is nothing without one of its two rows.
+    """
+
+    def __init__(
+        self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, pivot: bool = False, biases_go: bool = False
+    ) -> None:
+        self.pivot, self.matrices, end = pivot, dict[str, _Matrix](), 0
+        for site in find_sites(net):
+            out, inner = size_at(net, site.name)
+            self.matrices[site.name] = _Matrix(slice(end, end + out), inner, ranks.get(site.name, 0))
+            end += out
+        self.rows = end
+        self.total = sum(rows * columns for rows, columns in (matrix.size for matrix in self.matrices.values()))
+        whole = not any(matrix.rank for matrix in self.matrices.values())
+        self._parts = list(sublayer_roles(net)) if whole else []
+        self._together = {
+            names["down"]: biases_go or not any(getattr(net.get_submodule(names[role]), "bias", None) is not None
+                                                for role in ("gate", "up", "gate_up") if role in names)
+            for names, width in self._parts if not width
+        }  # fmt: skip
+
+    def along(self, order: Tensor) -> Tensor:
+        """Return the weights stored with the first row of ``order``, with the first two, ...: int64 [rows].
+
+        Args:
+            order: the number of every row, int64 [rows].
+        """
+        return self._along(_places(order))[0]
+
+    def _along(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`along` for the place of every row in the order, and the place at which a row counts.
+
+        A row of a removed head counts for nothing until the head has values.
+        """
+        counted, columns = places.clone(), dict[str, Tensor]()
+        for names, width in self._parts:
+            if width:
+                columns |= self._heads(names, width, counted)
+            else:
+                columns[names["down"]] = self._neurons(names, counted)
+        stored = torch.zeros_like(places)
+        for name, matrix in self.matrices.items():
+            rows = _so_far(counted[matrix.rows], self.rows)
+            kept = rows * (_so_far(columns[name], self.rows) if name in columns else matrix.columns)
+            if rank := matrix.rank:
+                whole, factors = matrix.size[0] * matrix.size[1], rank * sum(matrix.size)
+                saved = rank * (rank + rows) if self.pivot else 0
+                kept = torch.where(factors + kept < whole, factors + kept - saved, whole)
+            stored += kept
+        return stored, counted
+
+    def _neurons(self, names: Mapping[str, str], counted: Tensor) -> Tensor:
+        """Return when the columns of the last matrix come; rows of a neuron that is not there do not count."""
+        roles = [role for role in ("gate", "up", "gate_up") if role in names]
+        firsts = torch.cat([counted[self.matrices[names[role]].rows] for role in roles])
+        firsts = firsts.view(sum(len(parts_of(role)) for role in roles), -1)
+        if len(firsts) == 1 or not self._together[names["down"]]:
+            return firsts.amin(0)
+        neurons = firsts.amax(0)
+        for role in roles:
+            counted[self.matrices[names[role]].rows] = neurons.repeat(len(parts_of(role)))
+        return neurons
+
+    def _heads(self, names: Mapping[str, str], width: int, counted: Tensor) -> dict[str, Tensor]:
+        """Return when the columns of the last matrix come, with their head; the head's other rows come then too."""
+        firsts = [role for role in names if {"q", "k", "v"} & {*parts_of(role)}]
+        heads = self._values(names, firsts[-1], width, counted).view(-1, width).amin(1)
+        queries = self.matrices[names["o"]].columns // (len(heads) * width)
+        for role in firsts:
+            rows = self.matrices[names[role]].rows
+            each = heads.repeat_interleave(queries if role == "q" else 1).repeat_interleave(width)
+            counted[rows] = torch.maximum(counted[rows], join_parts(role, [each] * len(parts_of(role)), width))
+        return {names["o"]: heads.repeat_interleave(queries).repeat_interleave(width)}
+
+    def _values(self, names: Mapping[str, str], role: str, width: int, values: Tensor) -> Tensor:
+        return split_parts(role, values[self.matrices[names[role]].rows], width)[-1]
+
+    @torch.no_grad()
+    def choose(self, scores: Tensor, budget: int | Tensor) -> Tensor:
+        """Return the rows to keep, those with the largest scores whose stored weights fit: bool [rows].
+
+        A head that does not fit as it comes is passed over, so that what is left of the budget is less than a row
+        and a column.
+
+        Args:
+            scores: float32 [rows]; of equal ones the first is kept.
+            budget: weights to store.
+        """
+        order = scores.argsort(descending=True, stable=True)
+        places = _places(order)
+        fits = self.along(order) <= budget
+        if any(width for _, width in self._parts):
+            number = fits.sum()
+            late = torch.zeros_like(scores, dtype=torch.bool)
+            for names, width in self._parts:
+                if width:
+                    role = next(reversed([role for role in names if {"q", "k", "v"} & {*parts_of(role)}]))
+                    values = self._values(names, role, width, places).view(-1, width)
+                    gone = (values >= number).all(1).repeat_interleave(width)
+                    kept = torch.zeros_like(gone)
+                    parts = [kept] * (len(parts_of(role)) - 1) + [gone]
+                    late[self.matrices[names[role]].rows] = join_parts(role, parts, width)
+            order = (places + late * self.rows).argsort()
+            places = _places(order)
+            fits = (self.along(order) <= budget) & ~late[order]
+        return fits[places]
+
+    def stored(self, keep: Tensor) -> Tensor:
+        """Return the weights that are stored for the rows ``keep``, bool [rows]; 0-dim."""
+        if not keep.any():
+            return keep.new_full((), sum(m.rank * (sum(m.size) - m.rank * self.pivot) for m in self.matrices.values()),
+                                 dtype=torch.int64)  # fmt: skip
+        order = keep.int().argsort(descending=True, stable=True)
+        return self.along(order)[keep.sum() - 1]
+
+
+def _places(order: Tensor) -> Tensor:
+    """Return the place of every row in ``order``."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places
+
+
+def _so_far(places: Tensor, number: int) -> Tensor:
+    """Return how many of ``places`` are 0, at most 1, ...: int64 [number]."""
+    counts = torch.zeros(number, dtype=torch.int64, device=places.device)
+    return counts.index_add_(0, places, torch.ones_like(places)).cumsum(0)

@@ -1,0 +1,71 @@
+"""The weights that rankings of rows leave: as the export stores them, and as many as are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import ALL, make_net
+
+from lit_compress.export.fuse import compact
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.models.accounting import count_params, dense_site_params
+from lit_compress.models.row_sizes import RowSizes
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+
+FAMILIES = ["bert", "opt", "gpt_neox", "llama", "llama-one-key", "phi3", "modernbert-biases", "bart-uneven", "t5-gated"]
+
+
+def stored(net, ranks, keep, biases_go=False):
+    """The weights of the export of ``net`` with the rows ``keep``, counted in the model itself."""
+    pruned = factorize(net, ranks, None, LowRankSparseLinear)
+    with torch.no_grad():
+        for p in pruned.parameters():
+            p.normal_(std=0.3)
+        for site in find_sites(pruned):
+            layer = pruned.get_submodule(site.name)
+            own, keep = keep.tensor_split([layer.out_features])
+            layer.sparse *= own[:, None]
+            if biases_go and layer.bias is not None:
+                layer.bias *= own
+    return count_params(compact(pruned)).sites
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("biases_go", [False, True])
+def test_count_is_that_of_the_export(family, biases_go):
+    name, settings = ALL[family]
+    ranks = {site.name: 0 for site in find_sites(make_net(name))}
+    for density in (0.02, 0.3, 0.8):
+        net = make_net(name, **settings)
+        sizes, ranks = RowSizes(net, biases_go=biases_go), {site.name: 0 for site in find_sites(net)}
+        keep = torch.rand(sizes.rows, generator=torch.Generator().manual_seed(1)) < density
+        assert int(sizes.stored(keep)) == stored(net, ranks, keep, biases_go)
+    assert sizes.total == dense_site_params(net) == int(sizes.stored(torch.ones_like(keep)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("density", [0.1, 0.5, 1.0])
+def test_what_is_asked_is_stored(family, density):
+    """From below, and nearer than one row with the column that reads it: 32 + 32 weights, gated 64 + 32."""
+    name, settings = ALL[family]
+    net = make_net(name, **settings)
+    sizes = RowSizes(net)
+    scores = torch.rand(sizes.rows, generator=torch.Generator().manual_seed(2))
+    budget = round(density * sizes.total)
+    keep = sizes.choose(scores, budget)
+    found = stored(net, {site.name: 0 for site in find_sites(net)}, keep)
+    assert budget - 96 < found <= budget
+
+
+@pytest.mark.parametrize("pivot", [False, True])
+def test_factors_count_too(pivot):
+    net = make_net()
+    ranks = {site.name: 3 for site in find_sites(net)}
+    sizes = RowSizes(net, ranks, pivot)
+    keep = sizes.choose(torch.rand(sizes.rows), 8000)
+    assert 8000 - 64 < sizes.stored(keep) <= 8000
+    assert not sizes.choose(torch.rand(sizes.rows), 100).any()
+    if not pivot:
+        assert int(sizes.stored(keep)) == stored(net, ranks, keep)
+        assert int(sizes.stored(keep & False)) == stored(make_net(), ranks, keep & False)
