@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +146,6 @@ class DataModule(Splits):
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         self.predicted = ""  # name of the split for predict
-        self.accumulate = self.devices = 1  # micro-batches of an optimizer step, and processes without a Trainer
 
     def _place_of(self, backbone: str) -> str:
         """Return the folder of a named backbone; the default one, which says nothing of pooling, is not asked for."""
@@ -371,20 +369,6 @@ class DataModule(Splits):
         others = {"test": ("test", True), "predict": (self.predicted, False)}
         splits = [self._split(*others[stage])] if stage in others else self._validation()
         return [None if task_type(self.record).one_text else split.available for split in splits]
-
-    @property
-    def split(self) -> list[int]:
-        """How an optimizer step is divided: rows of a micro-batch, micro-batches of a process, processes."""
-        return [self.batch_size, self.accumulate, self.trainer.world_size if self.trainer else self.devices]
-
-    @property
-    def global_batch(self) -> int:
-        """Number of training examples of an optimizer step."""
-        return prod(self.split)
-
-    def steps_per_epoch(self) -> int:
-        """Return the number of optimizer steps of an epoch."""
-        return ceil(self.train_size() / self.global_batch)
 
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""

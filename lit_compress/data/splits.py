@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import dataclass, replace
+from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningDataModule
@@ -60,6 +61,7 @@ class Splits(LightningDataModule):
     train_examples: int | None
     validation_examples: int | None
     hold_out: int | None
+    batch_size: int
     eval_batch_size: int
     seed: int
     split_seed: int
@@ -70,6 +72,7 @@ class Splits(LightningDataModule):
         super().__init__()
         # (name, must have labels) -> split; None: a second validation split that does not exist
         self._splits: dict[tuple[str, bool], Split | None] = {}
+        self.accumulate = self.devices = 1  # micro-batches of an optimizer step, and processes without a Trainer
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -159,6 +162,20 @@ class Splits(LightningDataModule):
     def train_size(self) -> int:
         """Return the number of training examples."""
         return len(self.train_tokens())
+
+    @property
+    def split(self) -> list[int]:
+        """How an optimizer step is divided: rows of a micro-batch, micro-batches of a process, processes."""
+        return [self.batch_size, self.accumulate, self.trainer.world_size if self.trainer else self.devices]
+
+    @property
+    def global_batch(self) -> int:
+        """Number of training examples of an optimizer step."""
+        return prod(self.split)
+
+    def steps_per_epoch(self) -> int:
+        """Return the number of optimizer steps of an epoch."""
+        return ceil(self.train_size() / self.global_batch)
 
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""

@@ -153,7 +153,7 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
         for fewer in _halves(texts):
             smaller = needed(fewer)
             if _fits(smaller, device):
-                steps = (made.accumulate_grad_batches or 1) * -(-texts // fewer)
+                steps = parts.data.accumulate * -(-texts // fewer)
                 return (
                     f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps with "
                     f"about {shown(smaller.total)}"

@@ -122,7 +122,7 @@ def fit_line(parts: Components, dense: PreTrainedModel, steps: Mapping[str, int]
     """
     method, net, flops = parts.method, copy.deepcopy(dense), 0.0
     over, loader = method.kind.over_vocabulary, parts.data.train_dataloader()
-    texts = parts.data.batch_size * (parts.trainer.get("accumulate_grad_batches") or 1)
+    texts = parts.data.batch_size * parts.data.accumulate
     tokens = texts * _tokens(loader) / max(1, len(loader.order.lengths))
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))

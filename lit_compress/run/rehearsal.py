@@ -84,8 +84,7 @@ def stage_seconds(parts: Components, plan: RunPlan, pace: Pace) -> Iterator[floa
     method, data = parts.method, parts.data
     share = data.eval_rows / data.batch_size
     validation = sum(len(loader) for loader in data.val_dataloader()) * share * pace.forward
-    accumulate = parts.trainer.get("accumulate_grad_batches") or 1
     for stage, planned in zip(method.stages(), plan.stages, strict=True):
         taught = stage.distil and method.distillation.on and stage.name != "dense"
         batch = stage.forwards * pace.step + (pace.forward if taught else 0.0)
-        yield planned.steps * accumulate * batch + (planned.epochs + 1) * validation
+        yield planned.steps * data.accumulate * batch + (planned.epochs + 1) * validation
