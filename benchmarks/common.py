@@ -19,10 +19,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import yaml
+
+from lit_compress.analysis.gains import Gain, shared_gains
 
 HERE = Path(__file__).resolve().parent
 # of every script that trains; a script says which of the other options it has
@@ -303,6 +305,19 @@ def file_density(result: dict[str, Any]) -> float:
     found = result["compressed"]
     merged = "kept" not in found and result.get("merged", {}).get("matrices")
     return found["stored"] if merged else found["density"]
+
+
+def with_gains(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the results, each with its speed-up as ``gain``, which models of equal shapes share; None: not timed."""
+    return [result | {"gain": gain} for result, gain in zip(results, shared_gains(results), strict=True)]
+
+
+def middle(found: list[Gain | None]) -> str:
+    """Return the median of some speed-ups for a table; nothing if a model was not timed."""
+    known = [gain for gain in found if gain is not None]
+    if len(known) < len(found):
+        return ""
+    return str(Gain(median(gain.times for gain in known), all(gain.steady for gain in known)))
 
 
 def updates(result: dict[str, Any]) -> int:

@@ -10,7 +10,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
+from benchmarks.common import (
+    HERE,
+    Cell,
+    file_density,
+    load,
+    mean_and_deviation,
+    middle,
+    percent,
+    table,
+    updates,
+    with_gains,
+)
 from benchmarks.marks import filled
 
 STUDIES = (
@@ -29,7 +40,7 @@ HEAD = """# Benchmarks
 
 Dev metric in %; {steps}; means over {seeds} seeds ± their standard deviation, one learning
 rate for all, trained on {machine}. Standard errors over the dev set are {errors}. Speed-up: PyTorch on the CPU, one
-text, one thread, median. These are the {count} best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
+text, one thread, median; ≈: too noisy for a second decimal. These are the {count} best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
 single weights, other densities and the claims.
 
 {methods}
@@ -91,13 +102,8 @@ def page(study: str) -> str:
 
 def shown(cell: Cell) -> str:
     """Return the text of a cell: density, speed-up and metric."""
-    density, speedup = (mean(values) for values in (map(file_density, cell.runs), speedups(cell)))
-    return f"{density:.3f}: {speedup:.2f}x, {mean_and_deviation(cell.metrics)}"
-
-
-def speedups(cell: Cell) -> list[float]:
-    """Return the speed-up, time of the dense model / of the export, of every run."""
-    return [run["ratios"]["speedup"] for run in cell.runs]
+    speedup = middle([run["gain"] for run in with_gains(cell.runs)])
+    return f"{mean(map(file_density, cell.runs)):.3f}: {speedup}, {mean_and_deviation(cell.metrics)}"
 
 
 def column(cell: Cell) -> float:

@@ -7,7 +7,7 @@ from math import exp, log
 from typing import Any
 
 from benchmarks.architectures.decoders import BLOCKS, CELLS, SCRIPT
-from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.common import file_density, load, origin, percent, table, with_gains
 
 STUDY = "architectures"
 TITLE = "BART, T5, OPT and Llama: the whole pipeline"
@@ -76,7 +76,7 @@ PAPERS = [
 
 def sections() -> list[str]:
     """Return the section, or [] without results."""
-    results = load(STUDY)
+    results = with_gains(load(STUDY))
     if not results:
         return []
     rows = []
@@ -88,7 +88,7 @@ def sections() -> list[str]:
             r["file"].partition("-")[0], r["task"], r["method"],
             f"{name} {show(dense['metric'])}", show(found["metric"]),
             percent(file_density(r)), percent(r["ratios"]["params"]["total"]), percent(r["ratios"]["flops"]),
-            f"{r['ratios']['speedup']:.2f}", f"{r['export_difference']:.0e}",
+            str(r["gain"]).rstrip("x"), f"{r['export_difference']:.0e}",
             "same" if r["cache_equal"] else "DIFFERS",
         ])  # fmt: skip
     header = ["model", "task", "method", "dense", "compressed", "density %", "parameters %", "FLOPs %", "CPU speed-up",

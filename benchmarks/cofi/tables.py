@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, held, load, origin, percent, spread, table, updates
+from benchmarks.common import Cell, file_density, held, load, origin, percent, spread, table, updates, with_gains
 
 STUDY = "cofi"
 REPLACED = '--config compare_mrpc.yaml --methods CoFi "CoFi x LoSparse" LoSparse ITP --budgets 0.4 0.2 0.1'
@@ -43,13 +43,13 @@ class Run:
         self.rates = " / ".join(f"{prune[name]:g}" for name in GATE_RATES if name in prune)
         self.flops = 1 / result["ratios"]["flops"]
         dense, export = (entry["median"] for entry in result["latency_batch_32"])
-        self.speedup, self.single = dense / export, result["ratios"]["speedup"]
+        self.speedup, self.single = dense / export, result["gain"]
 
     def row(self) -> list[str]:
         """Return the run's line."""
         last = self.result["records"][-1]
         cut = percent(last["initial"]["val/accuracy"]) if last["name"] == "retrain" else ""
-        ratios = [f"{ratio:.2f}" for ratio in (self.flops, self.speedup, self.single)]
+        ratios = [*(f"{ratio:.2f}" for ratio in (self.flops, self.speedup)), str(self.single).rstrip("x")]
         label = METHODS[self.method]
         if self.method == "CoFiLoSparse":
             label += f", {self.asked / self.share:.2f} x {self.share:.2f}"
@@ -65,7 +65,7 @@ def sections() -> list[str]:
 
 def comparison() -> list[str]:
     """Return the tables of the runs and of the claims."""
-    runs = [Run(result) for result in load(STUDY)]
+    runs = [Run(result) for result in with_gains(load(STUDY))]
     if not runs:
         return []
     runs.sort(key=lambda run: (run.task, -run.asked, list(METHODS).index(run.method), -run.share, run.rates))
@@ -92,7 +92,7 @@ def comparison() -> list[str]:
 
 def overview() -> Iterator[Cell]:
     """Yield the SST-2 runs with the first pair of rates and the paper's loss and share."""
-    runs = [Run(result) for result in load(STUDY)]
+    runs = [Run(result) for result in with_gains(load(STUDY))]
     for method, name in METHODS.items():
         for run in runs:
             first = run.rates in ("", FIRST) and run.share == 0.5 and not run.labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, load, module, origin, percent, table, updates
+from benchmarks.common import Cell, file_density, load, module, origin, percent, table, updates, with_gains
 
 STUDY = "lpaf_vs_svd"
 REPLACED = "--config compare_sst2.yaml --methods LPAF SVD --budgets 0.5 0.25 0.16"
@@ -104,7 +104,7 @@ def comparison(fits: list[Fit]) -> str:
                 ", ".join(f"{rate:g}" for rate in tried), lpaf.pruned,
                 percent(lpaf.before), percent(svd.before), f"**{percent(lpaf.after)}**", tuned,
                 f"**{percent(svd.after)}**", f"{100 * (lpaf.after - svd.after):+.1f}",
-                f"{lpaf.result['ratios']['speedup']:.2f}x", f"{paper_lpaf}", f"{paper_svd}",
+                str(with_gains([lpaf.result])[0]["gain"]), f"{paper_lpaf}", f"{paper_svd}",
                 f"{paper_lpaf - paper_svd:+.1f}",
             ]
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, file_density, load, origin, percent, table
+from benchmarks.common import Cell, file_density, load, origin, percent, table, with_gains
 from benchmarks.second_order import untrained_tables
 
 STUDY = "second_order"
@@ -129,7 +129,7 @@ def both(result: dict[str, Any]) -> str:
 
 def sections() -> Iterator[str]:
     """Yield the tables, if there are results."""
-    results = list(load(STUDY))
+    results = with_gains(load(STUDY))
     found = {(r["cell"], r["target"]): r for r in results if not r["cell"].startswith(("trained", "whole", "milli"))}
     if not found:
         return
@@ -159,7 +159,7 @@ def sections() -> Iterator[str]:
                 rows.append(
                     [
                         NAMES[cell], f"{file_density(result):.3f}", percent(result["compressed"]["metric"]),
-                        estimate(result), f"{1 / ratios['flops']:.2f}x", f"{ratios['speedup']:.2f}x",
+                        estimate(result), f"{1 / ratios['flops']:.2f}x", str(result["gain"]),
                         f"{ratios['bytes']:.3f}", f"{result['seconds']:.0f}", f"{result['memory_mib']:,.0f} MiB",
                     ]
                 )  # fmt: skip
@@ -173,7 +173,7 @@ def sections() -> Iterator[str]:
             [
                 [
                     f"{r['target']:g}", both(r), f"{file_density(r):.3f}", str(r["table_rank"]), f"{r['ratios']['bytes']:.3f}",
-                    f"{1 / r['ratios']['flops']:.2f}x", f"{r['ratios']['speedup']:.2f}x",
+                    f"{1 / r['ratios']['flops']:.2f}x", str(r["gain"]),
                 ]
                 for r in sorted(whole, key=lambda r: -r["target"])
             ],
@@ -186,7 +186,7 @@ def sections() -> Iterator[str]:
             [
                 [
                     f"{r['target']:g} of the {'milliseconds' if r in timed else 'weights'}", both(r), f"{file_density(r):.3f}",
-                    f"{1 / r['ratios']['flops']:.2f}x", f"{r['ratios']['speedup']:.2f}x",
+                    f"{1 / r['ratios']['flops']:.2f}x", str(r["gain"]),
                 ]
                 for r in near
             ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.common import file_density, load, origin, percent, table, with_gains
 
 STUDY = "tasks"
 TITLE = "Every type of task"
@@ -20,7 +20,7 @@ the factorization. Minutes: of fine-tuning, and of pruning and retraining. Memor
 
 def sections() -> Iterator[str]:
     """Yield the section of the page, if there are results."""
-    if results := load(STUDY):
+    if results := with_gains(load(STUDY)):
         rows = []
         for r in results:
             records = {record["name"]: record for record in r["records"]}
@@ -33,7 +33,7 @@ def sections() -> Iterator[str]:
                     r["name"], metric.replace("_", " "), percent(r["dense"]["metric"]),
                     percent(records["prune"]["metric"][f"val/{metric}"]),
                     percent(before), f"**{percent(r['compressed']['metric'])}**",
-                    f"{file_density(r):.3f}", f"{r['ratios']['speedup']:.2f}x", f"{seconds[0] / 60:.1f}",
+                    f"{file_density(r):.3f}", str(r["gain"]), f"{seconds[0] / 60:.1f}",
                     f"{sum(seconds[1:]) / 60:.1f}", f"{r['memory_mib']:,.0f} MiB",
                 ]
             )  # fmt: skip

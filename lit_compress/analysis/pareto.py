@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.analysis.gains import shared_gains
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.analysis.svg import compact, lines_of, log_ticks
 
@@ -36,14 +37,15 @@ def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | 
     """Return every cost of the model of each report, and the mean costs of their dense models.
 
     A machine is not as fast at all times. Each report timed its model and its dense model in turns, so that speed-ups
-    can be compared where milliseconds cannot: a model's latency is the mean of all dense models' over its own speed-up.
+    can be compared where milliseconds cannot: a model's latency is the mean of all dense models' over its speed-up,
+    which models of equal shapes share (gains.py).
     """
     dense = {cost: mean_of_known([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
     costs_by_net = []
-    for report in reports:
+    for report, gain in zip(reports, shared_gains(reports), strict=True):
         costs = {cost: cost_of(report["compressed"], cost) for cost in COSTS}
-        if (gain := report["ratios"].get("speedup")) and dense["latency"]:
-            costs["latency"] = dense["latency"] / gain
+        if gain and dense["latency"]:
+            costs["latency"] = dense["latency"] / gain.times
         costs_by_net.append(costs)
     return costs_by_net, dense
 

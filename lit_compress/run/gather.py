@@ -15,6 +15,7 @@ from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.export.report import final_metric, of_program
 from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
+from lit_compress.run.results import other_density
 from lit_compress.run.workers import Layout, is_running
 from lit_compress.utils.files import json_of, write_json
 from lit_compress.utils.manifest import check_manifest
@@ -180,12 +181,13 @@ def table(comparison: dict[str, Any], place: Layout) -> Table:
 
 
 def _shown(cells: Sequence[dict[str, Any]], place: Layout) -> str:
-    values = [
-        final_metric(_read(place.out / cell["run"] / "report.json")) for cell in cells if cell["status"] == "done"
-    ]
+    reports = [_read(place.out / cell["run"] / "report.json") for cell in cells if cell["status"] == "done"]
+    values = [final_metric(report) for report in reports]
     left = {status: sum(cell["status"] == status for cell in cells) for status in ("failed", "running", "missing")}
     rest = ", ".join(f"{count} {status}" for status, count in left.items() if count)
     if not values:
         return rest
     text = f"{mean(values):.4f}" + (f" ± {stdev(values):.4f} ({len(values)})" if len(values) > 1 else "")
+    stored = other_density(cells[0]["budget"], mean(report["compressed"]["density"] for report in reports))
+    text += "" if stored is None else f", stored {stored:.3f}"
     return f"{text}, {rest}" if rest else text

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from lit_compress.analysis import svg
+from lit_compress.analysis.gains import UNSTEADY
 from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, front, is_beyond
 from lit_compress.analysis.styles import numbers_of
 from lit_compress.evaluation.intervals import standard_error
@@ -65,7 +66,7 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
     return {
         "task": task, "metric": metric, "mode": mode, "groups": grouped, "labels": labels, "budgets": budgets,
         "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
-        "dense": net,
+        "dense": net, "unsteady": UNSTEADY if any(g["gain"] and not g["gain"].steady for g in grouped) else "",
         "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets],
                    "drawn": any(group["n"] for group in grouped if group["label"] == label)}
                   for label, number in labels.items()],

@@ -65,7 +65,9 @@ def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: di
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "signed": _signed, "short": parts.svg.compact}
+    environment.filters |= {
+        "number": _number, "signed": _signed, "short": parts.svg.compact, "milliseconds": _milliseconds,
+    }  # fmt: skip
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     counts = {status: sum(run.status == status for run in results.runs) for status in _STATUS}
     return template.render(
@@ -103,7 +105,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _signed(group: dict[str, Any] | None) -> str:
-    """Return mean, spread and number of runs of a group; missing runs are named."""
+    """Return mean, spread and number of runs of a group; missing runs are named, and a density that is not as asked."""
     if group is None:
         return "-"
     if group["mean"] is None:
@@ -111,7 +113,14 @@ def _signed(group: dict[str, Any] | None) -> str:
     text = f"{group['mean']:.4f}"
     text += f" ± {group['spread']:.4f}" if group["spread"] is not None else ""
     of = f" of {group['wanted']}" if group["wanted"] > group["n"] else ""
-    return text + (f" ({group['n']}{of})" if group["wanted"] > 1 else "")
+    text += f" ({group['n']}{of})" if group["wanted"] > 1 else ""
+    return text if group["stored"] is None else f"{text}, stored {group['stored']:.3f}"
+
+
+def _milliseconds(group: dict[str, Any]) -> str:
+    """Return the latency of a group, which is the dense models' over its speed-up and as certain."""
+    value, gain = group["costs"]["latency"], group["gain"]
+    return "" if value is None else f"{value:.2f}" if gain is None or gain.steady else f"≈{value:.1f}"
 
 
 # -------------------------------------------------------------------------------------------- the other formats
@@ -140,10 +149,11 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
             body.append([
                 group["label"], group["budget"], _signed(group), _number(group["of_dense"], 3),
                 _number(group["density"]),
-                *("" if value is None else f"{value:,.0f}" for value in costs[:-1]), _number(costs[-1], 2),
-                "" if group["speedup"] is None else f"{group['speedup']:.2f}x",
+                *("" if value is None else f"{value:,.0f}" for value in costs[:-1]), _milliseconds(group),
+                group["gain"] or "",
             ])  # fmt: skip
-        text += [_rows_of(header, body), f"![Pareto fronts]({study['picture']}.png)"]
+        text += [_rows_of(header, body), *([study["unsteady"]] if study["unsteady"] else []),
+                 f"![Pareto fronts]({study['picture']}.png)"]  # fmt: skip
     if claims := parts.shown_claims(results.claims):
         body = [[c["text"], c["verdict"], c["test"], c["detail"], c["paper"]] for c in claims]
         text += ["## Claims", _rows_of(["claim", "verdict", "test", "detail", "paper"], body)]
@@ -175,6 +185,7 @@ def record(run: RunResult) -> dict[str, Any]:
         "task": report and report["task"], "metric_name": report and report["metric"]["name"], "metric": run.metric,
         "low95": ends[0], "high95": ends[1], "dense_metric": dense.get("metric"), "density": entry.get("density"),
         **{cost: cost_of(entry, cost) for cost in COSTS}, "speedup": report and report["ratios"]["speedup"],
+        "speedup_verdict": report and ((report.get("timing") or {}).get("speedup") or {}).get("verdict"),
         "steps": run.steps, "seconds": run.seconds, "peak_mib": run.peak_mib,
     }  # fmt: skip
 
@@ -192,11 +203,12 @@ def table(runs: list[RunResult]) -> str:
 
 def plain(results: Results, studies: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all numbers of the page as JSON."""
-    kept = ("label", "budget", "n", "wanted", "mean", "spread", "density", "speedup", "costs")
+    kept = ("label", "budget", "n", "wanted", "mean", "spread", "density", "costs")
     return {
         "studies": [
             {"task": study["task"], "metric": study["metric"], "mode": study["mode"], "dense": study["dense"],
-             "groups": [{key: group[key] for key in kept} for group in study["groups"]]}
+             "groups": [{**{key: group[key] for key in kept}, "speedup": (gain := group["gain"]) and gain.times,
+                         "steady": gain and gain.steady} for group in study["groups"]]}
             for study in studies
         ],
         "runs": [record(run) for run in results.runs],

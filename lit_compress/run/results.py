@@ -11,7 +11,8 @@ from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
-from lit_compress.analysis.pareto import costs_of, mean_costs, mean_of_known
+from lit_compress.analysis.gains import mean_gain, shared_gains
+from lit_compress.analysis.pareto import costs_of, mean_costs
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
@@ -287,13 +288,27 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     return name, number if name == "speedup" else -number, budget
 
 
+def other_density(budget: str, density: float | None) -> float | None:
+    """Return the stored density if ``budget`` asks for another one, more than 1 % off; else None.
+
+    >>> other_density("density=0.1", 0.0337), other_density("density=0.1", 0.0998), other_density("size=8MB", 0.3)
+    (0.0337, None, None)
+    """
+    asked = re.fullmatch(r"density=(\d*\.?\d+(?:e-?\d+)?)", budget)
+    off = asked is not None and density is not None and abs(density - float(asked[1])) > 0.01 * float(asked[1])
+    return density if off else None
+
+
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
     ``bar`` is the spread, or of a single run the standard error. ``each`` has the costs of every finished run by name.
+    ``stored`` is the density if a density was asked for and the stored one is more than 1 % off, else None.
     """
     every = [run for run in runs if run.report]
-    each = dict(zip((run.name for run in every), costs_of([run.report for run in every if run.report])[0], strict=True))
+    reports = [run.report for run in every if run.report]
+    each = dict(zip((run.name for run in every), costs_of(reports)[0], strict=True))
+    gains = dict(zip((run.name for run in every), shared_gains(reports), strict=True))
     keys = dict.fromkeys((run.label, run.budget) for run in runs)
     grouped = []
     for label, budget in sorted(keys, key=lambda key: (key[0], budget_order(key[1]))):
@@ -307,8 +322,8 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "label": label, "budget": budget, "n": len(values), "wanted": len(some),
             "mean": mean(values) if values else None, "spread": (spread := stdev(values) if len(values) > 1 else None),
             "bar": errors[0] if spread is None and errors else spread,
-            "density": mean(e["density"] for e in entries) if entries else None,
-            "speedup": mean_of_known([run.report["ratios"]["speedup"] for run in done if run.report]),
+            "density": (density := mean(e["density"] for e in entries) if entries else None),
+            "stored": other_density(budget, density), "gain": mean_gain([gains[run.name] for run in done]),
             "costs": mean_costs(list(own.values())), "each": own, "runs": some,
         })  # fmt: skip
     return grouped

@@ -176,6 +176,26 @@ def test_a_net_far_behind_stands_at_the_edge_with_its_number(tmp_path, no_pictur
     assert html.count('<text x="8" y="3.5">0.135</text>') == 4  # one for each cost
 
 
+def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pictures):
+    """Two models of one size, timed as 2.15x and 4.88x by runs that say "too noisy", one of them not as asked."""
+    folder = comparison(tmp_path / "c", 2, 1, DETAIL)
+    for label, times in ((0, 2.15), (1, 4.88)):
+        path = folder / "runs" / f"{label}-0-0" / "report.json"
+        made = json.loads(path.read_text())
+        made["ratios"]["speedup"] = times
+        gain = {"median": times, "low": times / 2, "high": times, "verdict": "unsteady"}
+        made["timing"] = {"steady": False, "spread": 2.0, "speedup": gain}
+        made["compressed"]["density"] = (0.4, 0.4999)[label]
+        path.write_text(json.dumps(made))
+    page = pages.write(folder)
+    text = (page.parent / "report.md").read_text()
+    assert "2.15x" not in text and "4.88x" not in text and text.count("≈3.5x") == 2
+    assert "| 0.9000, stored 0.400 |" in text and text.count("stored") == 1
+    assert read(page).text.count("≈3.5x") == 2 and "too noisy for a second decimal" in read(page).text
+    rows = [*csv.DictReader((page.parent / "results.csv").open())]
+    assert sum(row["speedup_verdict"] == "unsteady" for row in rows) == 2
+
+
 def test_the_legend_has_what_is_drawn(tmp_path, no_pictures):
     folder = comparison(tmp_path / "c", 2, 1, DETAIL)
     found = json.loads((folder / "compare.json").read_text())
