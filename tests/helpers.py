@@ -18,7 +18,7 @@ from lit_compress.models.residual_stream import has_head_projections, residual_s
 from lit_compress.models.surgery import replace
 from lit_compress.models.uniform_shape import even_counts, uniform_groups
 
-ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
+ENCODERS = ["bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2"]
 # hidden states keep their basis
 FIXED = {"albert": ("albert", {}), "electra-small": ("electra", {"embedding_size": 16}),
          **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "deberta-v2-conv", "modernbert-biases")},

@@ -21,10 +21,11 @@ from lit_compress.models.storage import load_net
 FAMILIES = ("modernbert", "qwen3")
 # one of the methods that train alike
 METHODS = ("CoFi", "CoFiLoSparse", "ITP", "LPAF", "LoSparse", "SP3")
-GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]'}  # SP3's
+GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]', "mpnet": '["hidden", "heads"]'}  # SP3's
 DENSITY = {("SP3", "modernbert"): 0.7}  # with neurons alone
 PAIRS = [*((family, method) for family in FAMILIES for method in METHODS), ("gpt2", "CoFi"),
-         ("gpt_neox", "CoFiLoSparse")]  # fmt: skip
+         ("gpt_neox", "CoFiLoSparse"), ("mpnet", "CoFiLoSparse"), ("mpnet", "SP3"),
+         ("mpnet", "BlockMovement")]  # fmt: skip
 REFUSED = {("CoFi", "qwen3"), ("CoFiLoSparse", "qwen3")}
 
 
@@ -68,7 +69,7 @@ def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run,
     assert 0.94 * density < found["kept"] == found["density"] <= density  # LPAF's ranks are one share of each matrix's
     zeros = getattr(methods, method).stores_zeros
     file = load_file(run / "export" / "model.safetensors")
-    sites = [v for name, v in file.items() if re.search(r"\.(layers|h)\.", name) and v.ndim > 1]
+    sites = [v for name, v in file.items() if re.search(r"\.(layers?|h)\.", name) and v.ndim > 1]
     counted = sum(int(torch.count_nonzero(v)) if zeros else v.numel() for v in sites)
     assert counted == round(found["density" if zeros else "stored"] * report["dense"]["params"]["sites"])
     assert zeros or counted == sum(weight.numel() for weight in counted_weights(net))

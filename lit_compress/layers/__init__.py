@@ -21,6 +21,7 @@ from lit_compress.layers.deployed.pivot import PivotLinear
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
+from lit_compress.layers.deployed.some_heads import SomeHeads
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm
@@ -36,7 +37,7 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
     NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
-    SizedLinear, SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
+    SizedLinear, SizedNorm, SomeHeads, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
@@ -44,5 +45,5 @@ __all__ = [
     "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
     "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "PivotLinear",
     "ProjectedLinear", "ProjectedNorm", "Removed", "ReplacedBlock", "SizedEmbedding", "SizedLinear", "SizedNorm",
-    "StackedLowRankLinear", "StreamBlock", "StreamNorm",
+    "SomeHeads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
 ]  # fmt: skip

@@ -102,14 +102,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "roberta": _BERT,
     "camembert": _BERT,
     "xlm-roberta": _BERT,
-    # like T5, all layers share the heads of one bias of relative positions
+    # BERT with a bias of relative positions, of which all layers read the same columns, one per head
     "mpnet": Architecture(
-        stacks={"encoder": Stack("encoder.layer.*", _WORDS[:2])},
+        stacks={"encoder": Stack("encoder.layer.*", _WORDS[:2], norm=_NORM)},
         sublayers=(
-            SubLayerSpec("attention", _under("attention.attn", _QKVO)),
-            SubLayerSpec("ffn", {"intermediate.dense": "up", "output.dense": "down"}),
+            _whole("attention.attn", _QKVO, "attention.LayerNorm"),
+            SubLayerSpec(
+                "ffn", {"intermediate.dense": "up", "output.dense": "down"}, "output.LayerNorm",
+                {"intermediate": "input", "output.dense": "zero"},
+            ),
         ),
-        embeddings=("embeddings", "encoder.relative_attention_bias"), activation="hidden_act",
+        embeddings=("embeddings", "encoder.relative_attention_bias"), activation="hidden_act", cuts_stream=True,
+        shares_bias=True,
     ),
     "electra": replace(
         _BERT,

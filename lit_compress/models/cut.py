@@ -19,7 +19,6 @@ from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import (
     SubLayer,
     has,
-    head_attributes,
     module_at,
     of_kind,
     readers,
@@ -29,7 +28,7 @@ from lit_compress.models.sites import (
     tables,
 )
 from lit_compress.models.slicing import INPUTS, OUTPUTS, slice_linear
-from lit_compress.models.surgery import replace, set_attributes
+from lit_compress.models.surgery import replace, set_attributes, tell_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,9 +132,9 @@ def _cut_attention(
                 values = _spread(net, name, heads, len(parts))
                 each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
                 _scale(net, name, rows=join_parts(role, each, width))
-        left = int((heads > 0).sum())
-        if left < len(heads) and (attributes := head_attributes(net, width, left)):
-            set_attributes(net.get_submodule(part.module), attributes)
+        left = (heads > 0).nonzero().flatten().tolist()
+        if len(left) < len(heads):
+            tell_heads(net, part.module, width, left)
     _take_firsts(net, part, _open(heads), hidden)
     for name in part.also:
         if has(net, name):

@@ -121,6 +121,8 @@ class Architecture:
         removes_heads: the attention finds its number of heads from the width of the projections, so that constant
             heads can be cut.
         head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
+        shares_bias: the heads of all layers read one bias of relative positions, so an attention that has lost heads
+            has to know which it has.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
         neurons_field: the configuration's name of the number of neurons, one for all blocks of a stack; ``{stack}``
@@ -144,6 +146,7 @@ class Architecture:
     activation: str | None = None
     removes_heads: bool = False
     head_attributes: Callable[[int, int], dict[str, int]] | None = None
+    shares_bias: bool = False
     cuts_stream: bool = False
     cached: bool = False
     neurons_field: str | None = "intermediate_size"
@@ -157,7 +160,7 @@ class Architecture:
     @property
     def cuts_heads(self) -> bool:
         """Whether an attention can have fewer heads."""
-        return self.removes_heads or self.head_attributes is not None
+        return self.removes_heads or self.shares_bias or self.head_attributes is not None
 
     @property
     def has_removable_sublayers(self) -> bool:

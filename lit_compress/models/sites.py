@@ -273,16 +273,15 @@ def get_removable(net: PreTrainedModel) -> Architecture:
     architecture, name = get_architecture(net), net.config.model_type
     if not architecture.has_removable_sublayers:
         able = families_with(lambda other: other.has_removable_sublayers)
-        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated; those of {able} can")
+        even = (
+            f", and SecondOrder takes '{name}' with --shape uniform (fit: --model.shape uniform)"
+            if architecture.neurons_field
+            else ""
+        )
+        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated; those of {able} can{even}")
     if not getattr(net.config, "do_layer_norm_before", True):
         raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
     return architecture
-
-
-def head_attributes(net: PreTrainedModel, width: int, heads: int) -> dict[str, int]:
-    """Return the attributes to set on an attention with ``heads`` heads of ``width`` left; {} if it needs none."""
-    attributes = get_architecture(net).head_attributes
-    return attributes(width, heads) if attributes else {}
 
 
 def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:

@@ -23,8 +23,10 @@ from lit_compress.layers import (
     LowRankLinear,
     LowRankSparseLinear,
     SizedEmbedding,
+    SomeHeads,
     StackedLowRankLinear,
 )
+from lit_compress.models.architectures import get_architecture
 from lit_compress.models.sites import linear_at, size_at
 from lit_compress.models.transposed import in_form_of_files
 from lit_compress.numerics.kronecker import change_of_bias
@@ -48,6 +50,24 @@ def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
     """Set attributes of a module of the host model, and record them for the structure."""
     for name, value in {**values, "changed": getattr(module, "changed", {}) | values}.items():
         setattr(module, name, value)
+
+
+def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> None:
+    """Tell an attention which of its heads are left, if its code needs that.
+
+    Args:
+        net: changed in place.
+        name: of the attention.
+        width: of a head.
+        left: numbers of the heads, among those that it had before; not empty.
+    """
+    architecture = get_architecture(net)
+    if architecture.shares_bias:
+        attention: Any = net.get_submodule(name)
+        before = attention.heads if isinstance(attention, SomeHeads) else range(attention.num_attention_heads)
+        SomeHeads.adopt(attention, [before[head] for head in left])
+    elif architecture.head_attributes:
+        set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
 
 
 def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:

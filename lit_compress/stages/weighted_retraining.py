@@ -68,8 +68,9 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
     try:
         least = least_density(net)
     except UserError as error:  # its sub-layers cannot go whole
-        near = "model.shape uniform" if settings.removal == "structures" else "retrain.removes components"
-        raise UserError(f"{error}; nearest here: {near}") from error
+        if settings.removal == "structures":  # it names the uniform shape
+            raise
+        raise UserError(f"{error}; nearest here: retrain.removes components") from error
     if settings.removal == "structures" and rule.density < least:
         raise UserError(
             f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "

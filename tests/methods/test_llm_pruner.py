@@ -103,7 +103,7 @@ def test_what_goes_is_coupled(family):
     assert {part.kind for part in parts} == {"ffn"} | ({"attention"} - ({"attention"} if kind in KEEP_HEADS else set()))
 
 
-KEEP_HEADS = ("mpnet", "albert", "t5")
+KEEP_HEADS = ("albert", "t5")
 
 
 def test_every_block_keeps_the_same_share_and_some_stay_whole():

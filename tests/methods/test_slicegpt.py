@@ -23,7 +23,7 @@ from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 
-FAMILIES = ("bert", "bart", "opt", "llama")
+FAMILIES = ("bert", "mpnet", "bart", "opt", "llama")
 WIDTH = 19
 
 

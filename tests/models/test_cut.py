@@ -77,7 +77,7 @@ SETS = [
 ]
 
 
-STREAM = ("bert", "roberta", "distilbert")  # whose hidden dimensions can go
+STREAM = ("bert", "roberta", "mpnet", "distilbert")  # whose hidden dimensions can go
 CUTS = [(*case, gates) for case in CASES for gates in SETS if gates != ("hidden",) or case[0] in STREAM]
 
 

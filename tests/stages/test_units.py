@@ -39,7 +39,7 @@ from lit_compress.stages.weighted_retraining import check_removal
 from lit_compress.utils.errors import UserError
 
 DAMPING = (1e-3, 1e-2)
-FAMILIES = ["bert", "distilbert", "deberta-v2", "modernbert", "bart"]
+FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart"]
 
 
 def remove_units(net, moments, removed, biased, damping, uniform=False):
@@ -346,6 +346,6 @@ def test_mistakes_are_one_line():
     check_removal(KroneckerWeighted(removes="structures"), few, make())
     with pytest.raises(UserError, match=r"model\.density"):
         check_removal(KroneckerWeighted(), few, make())
-    for removes, near in (("both", "retrain.removes components"), ("structures", "model.shape uniform")):
-        with pytest.raises(UserError, match=f"sub-layers of 'llama' cannot be gated; .* nearest here: {near}"):
+    for removes, near in (("both", "nearest here: retrain.removes components"), ("structures", "--shape uniform")):
+        with pytest.raises(UserError, match=f"sub-layers of 'llama' cannot be gated; .* {near}"):
             check_removal(KroneckerWeighted(removes=removes), RankRule(0.5), make_net("llama"))

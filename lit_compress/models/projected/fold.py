@@ -41,8 +41,8 @@ from lit_compress.models.residual_stream import (
     has_head_projections,
     residual_stream,
 )
-from lit_compress.models.sites import base_prefix, has, head_attributes, module_at
-from lit_compress.models.surgery import fill, replace, set_attributes
+from lit_compress.models.sites import base_prefix, has, module_at
+from lit_compress.models.surgery import fill, replace, tell_heads
 from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
@@ -217,8 +217,8 @@ def _fuse_attention(
         weight, bias, sites[sublayer.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads
     )
     replace(net, sublayer.linears["o"], new)
-    if change := head_attributes(net, d // heads, max(1, int(used.sum()))):
-        set_attributes(net.get_submodule(sublayer.linears["q"].rpartition(".")[0]), change)
+    left = used.nonzero().flatten().tolist() or [0]
+    tell_heads(net, sublayer.linears["q"].rpartition(".")[0], d // heads, left)
 
 
 @torch.no_grad()
