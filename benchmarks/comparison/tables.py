@@ -21,7 +21,7 @@ ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as 
 TASKS = ("sst2", "stsb", "mrpc")
 LONGER = "sst2_4000"  # some of the methods, trained longer
 FIRST_SCREEN = 10  # rows
-EARLIER = ("CoFiLoSparse", "ITP", "LoSparse", "Movement")  # of a version that did not store the density asked for
+EARLIER = ("CoFiLoSparse", "ITP", "LoSparse", "Movement", "SecondOrder")  # of a version that did not store the density asked for
 
 ALL = """## Every method at a tenth of the weights
 

@@ -114,7 +114,7 @@ class UnitRemoval(Compression):
         if rule.uniform:
             return choose_uniform(net, units, saving, rule.round_to)
         if not self.both:
-            return choose_units(units, saving, {}, {})
+            return choose_units(units, saving, {}, {}, rule.round_to)
         return choose_units(units, saving, {n: measured[f"{n}.sigma"] for n in rule.members(net)}, rule.prices(net))
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Tensor], measured: Measured | None) -> None:

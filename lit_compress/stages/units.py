@@ -125,9 +125,16 @@ def find_units(
 
 
 def choose_units(
-    units: Mapping[str, Units], saving: float, sigma: Mapping[str, Tensor], prices: Mapping[str, Price]
+    units: Mapping[str, Units],
+    saving: float,
+    sigma: Mapping[str, Tensor],
+    prices: Mapping[str, Price],
+    round_to: int = 1,
 ) -> tuple[dict[str, Tensor], float]:
     """Choose the units to remove; with ``sigma``, those that go before components of matrices do.
+
+    The last step of the queue saves more than is left to save: a head, or many neurons. So the most expensive removed
+    units come back, as far as the saving allows; a sub-layer that is gone stays gone.
 
     With components in the queue, a saved weight may be counted twice, once with a unit and once with a component of
     the same matrix. So fewer weights than ``saving`` go: the ranks that are chosen afterwards on the narrower model
@@ -138,6 +145,7 @@ def choose_units(
         saving: what to save in all, in the units of the prices.
         sigma: singular values of the decomposed matrices (or stacks), falling; {} to remove units only.
         prices: of these matrices.
+        round_to: numbers of neurons are multiples of it.
 
     Returns:
         The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
@@ -152,10 +160,29 @@ def choose_units(
     hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
     taken = cheapest_first({n: h.costs for n, h in hulls.items()}, {n: h.prices for n, h in hulls.items()}, saving)
     steps = {name: hulls[name].steps_until(count) for name, count in taken.items() if name in units}
-    removed = {name: units[name].path.removed(count) for name, count in steps.items()}
-    if all(len(gone) == units[name].count for name, gone in removed.items()):
+    numbers = {name: int(units[name].path.sizes()[:count].sum()) for name, count in steps.items()}
+    if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
-    return removed, sum(float(units[name].path.costs[:count].sum()) for name, count in steps.items()) / 2
+    if not sigma:
+        _give_back(units, steps, numbers, saving, round_to)
+    removed = {name: first_removed(units[name].path, number) for name, number in numbers.items()}
+    losses = [loss_of_removal(units[name].path, torch.tensor([number])) for name, number in numbers.items() if number]
+    return removed, sum(float(loss) for loss in losses) / 2
+
+
+def _give_back(
+    units: Mapping[str, Units], steps: Mapping[str, int], numbers: dict[str, int], saving: float, round_to: int
+) -> None:
+    """Lower the ``numbers`` of removed units, in place, while they still save enough: the most expensive ones first."""
+    spare = sum(units[name].price * number for name, number in numbers.items()) - saving
+    some = [name for name, number in numbers.items() if 0 < number < units[name].count]
+    cost = {name: float(units[name].path.costs[steps[name] - 1] / len(units[name].path.steps[steps[name] - 1]))
+            for name in some}  # fmt: skip
+    for name in sorted(some, key=lambda name: -cost[name] / units[name].price):
+        back = min(numbers[name], int(spare / units[name].price + 1e-9))
+        back -= back % (round_to if units[name].part.kind == "ffn" else 1)
+        numbers[name] -= back
+        spare -= back * units[name].price
 
 
 def choose_uniform(
