@@ -1,4 +1,4 @@
-"""Stored configs: what commands may take of them, and what those of earlier versions mean today."""
+"""Stored configs: the values that commands take, and the meaning of older values today."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lit_compress.utils.errors import UserError
 
 
 def checked_config(what: str, stored: Any) -> dict[str, Any]:
-    """Return what commands may take of a stored config, as this version writes it: plain values of known keys.
+    """Return the plain values of known keys in a stored config, as this version writes it.
 
-    The file may be of somebody else. So it names no class but the method's, which only the command line may import, and
-    no value of it is consent to run code.
+    The file may be somebody else's. So it names no class except the method, which only the command line may import, and
+    it gives no consent to run code.
 
     Args:
         what: the file, the start of error messages.

@@ -119,13 +119,13 @@ class Run:
         write_record(self.folder / name, text)
 
     def config(self, strict: bool = False) -> dict[str, Any]:
-        """Return what commands may take of the config with which the run was started, see :func:`checked_config`.
+        """Return the plain values of the run's config, as :func:`~lit_compress.run.config.checked_config`.
 
         Args:
-            strict: refuse what cannot be taken of the method's arguments, in place of leaving it out.
+            strict: refuse a class among the method's arguments; otherwise it is left out.
 
         Raises:
-            UserError: as :meth:`recorded` and :func:`checked_config`.
+            UserError: as :meth:`recorded`; or there is a class among the options of the data or the export.
         """
         return plain_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded(), strict)
 
