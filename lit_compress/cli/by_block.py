@@ -270,7 +270,7 @@ class _Walks:
         return evaluate(Ending(own, self.after.last), self.data, sure=True)  # type: ignore[arg-type]
 
     def divergence(self) -> float:
-        """Return the divergence of the export's outputs from those of the dense model."""
+        """Return the divergence of the export's outputs from the dense model's."""
         drawn, dev = torch.tensor(self.data.sample(ROWS)), self.dev[: len(self.data.val_dataloader()[0])]
         masks = [torch.isin(batch["index"], drawn) for batch in dev]
         batches = [

@@ -93,7 +93,7 @@ class CommandLine(LightningCLI):
         args: without the command.
         command: its name.
         own: options that only this command has; they are no longer among ``args``.
-        typed: those of ``args`` that the user has typed; None for all.
+        typed: the words among ``args`` that the user has typed; None for all.
     """
 
     def __init__(

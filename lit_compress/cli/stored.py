@@ -1,7 +1,7 @@
 """The config of a run or an export, parsed again: it gives values, and the command line what may run.
 
-The file may be of somebody else. Its method is one of the package, or one that the command line names; of the Trainer's
-arguments only those count that change the result of an evaluation or an export.
+The file may be somebody else's. Its method is one of the package, or the command line names it. The Trainer's arguments
+count only if they change the result of an evaluation or an export.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _method(model: Mapping[str, Any], rest: list[str], command: str, needed: boo
 
 
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a class's arguments by name; those that it passes on are of its base classes."""
+    """Return the types of a class's arguments by name, with the arguments of its base classes."""
     if is_dataclass(kind):
         return get_type_hints(kind)
     hints: dict[str, Any] = {}
