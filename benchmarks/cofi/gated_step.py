@@ -49,7 +49,7 @@ def step_of(name: str, folder: Path, precision: str, device: str) -> Callable[[]
     batch = timing.random_batch(method.net, device)
 
     def step() -> float:
-        method.micro_seed = 1
+        method.step_seed = method.own_seed = 1
         timing.wait(device)
         start = time.perf_counter()
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import common, timing
-from lit_compress.data.batching import batch_order
+from lit_compress.data.batching import step_order
 from lit_compress.data.datamodule import DataModule, PaddedBatches
 from lit_compress.models.backbones import load_net
 from lit_compress.numerics.losses import task_loss
@@ -42,7 +42,7 @@ def throughput(task: str, backbone: str, data: Path, rounds: int) -> dict[str, f
     random.Random(0).shuffle(shuffled)
     orders = {
         "random": [shuffled[i : i + BATCH] for i in range(0, len(shuffled) - BATCH, BATCH)],
-        "grouped": [rows for rows in batch_order(lengths, BATCH) if len(rows) == BATCH],
+        "grouped": [rows for rows in step_order(lengths, BATCH) if len(rows) == BATCH],
     }
     tokens = {name: sum(BATCH * max(lengths[i] for i in rows) for rows in order) for name, order in orders.items()}
     net = load_net(backbone, module.record).train()

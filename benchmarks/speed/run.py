@@ -59,7 +59,7 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     def step() -> float:
         nonlocal count
         count += 1
-        method.micro_seed = count
+        method.step_seed = method.own_seed = count
         timing.wait(device)
         start = time.perf_counter()
         optimizer.zero_grad()

@@ -92,9 +92,14 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
         changes.append({"what": "version", "was": other, "now": __version__})
     if step := _other_step(run, data, mark):
         if not allowed:
+            said = (
+                f"of '{run.folder}' was {step['was']}, now {step['now']} (batch_size, accumulate_grad_batches, devices)"
+            )
             raise UserError(
-                f"data.batch_size: the {step['what']} of '{run.folder}' was {step['was']}, now {step['now']} "
-                f"(batch_size, accumulate_grad_batches, devices); {_REMEDY[step['what']]}, or --allow_changed"
+                f"data.batch_size: the global batch {said}; give the same product, or --allow_changed"
+                if step["what"] == "global batch"
+                else f"data.batch_size: the split {said}; vectors are compared with the others of a micro-batch; give "
+                "the same numbers, or --allow_changed"
             )
         changes.append(step)
         return changes  # the fingerprint of the data has it
@@ -111,14 +116,8 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     return changes
 
 
-_REMEDY = {
-    "global batch": "give the same product",
-    "split": "give the same, as vectors are compared with their micro-batch's",
-}
-
-
 def _other_step(run: Run, data: DataModule, mark: dict[str, Any]) -> ConfigChange | None:
-    """Return the difference of the optimizer steps from those of the finished stages and the current checkpoint.
+    """Return how the optimizer steps differ from the steps of the finished stages and the current checkpoint.
 
     The losses of vectors compare the texts of a micro-batch, so that every split of a step makes another one.
     """

@@ -338,7 +338,7 @@ def _finish_stage(
     record = {
         "name": name, **scores, "steps": trainer.global_step,
         "best_step": best, "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], "split": mark.get("split"),
+        "threads": torch.get_num_threads(), "data": mark["data"], "split": trainer.datamodule.split,  # type: ignore[attr-defined]
         "version": __version__, **_memory(),
         **mark.get("notes", {}),
     }  # fmt: skip

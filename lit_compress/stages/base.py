@@ -95,7 +95,7 @@ class Stage(nn.Module):
         shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
         repeatable: True if a block that runs again in the backward gives the same outputs: nothing that the forward
             depends on is drawn or set inside a step.
-        matches: True if :meth:`layer_loss` chooses by distances which hidden states it compares, those of a whole step.
+        matches: True if :meth:`layer_loss` chooses by distances which hidden states it compares, over a whole step.
         forwards: how often a batch goes through the model in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage

@@ -116,7 +116,7 @@ def distillation_terms(
         layer_loss: distance between the hidden states of model and teacher in one stack (Stage.layer_loss).
         weights: [4] of means over samples, tokens of each stack, and rows (TaskType.counts); None: 1. ``losses`` are
             weighted already.
-        variances: of the teacher's states, per stack and layer; None: those of ``hidden``.
+        variances: of the teacher's states, per stack and layer; None: they follow from ``hidden``.
     """
     terms = {"task": settings.label_weight * losses["task"]}
     if settings.alpha > 0:

@@ -98,7 +98,7 @@ def test_a_given_teacher_is_that_of_all_seeds():
 
 def test_an_epoch_is_limited_to_its_steps():
     _, found = plan(options={"trainer.accumulate_grad_batches": 3})
-    assert options(found[0].jobs[0])["trainer.limit_train_batches"] == "12"
+    assert options(found[0].jobs[0])["trainer.limit_train_batches"] == "4"
 
 
 def test_a_command_can_be_typed():
