@@ -51,7 +51,7 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=get_args(Dtype),
-        help="of the weights in the file, default that of the model's files; int8, with --format onnx or openvino: of "
+        help="of the weights in the file, by default as in the model's files; int8, with --format onnx or openvino: of "
         f"the program's weights and activations; int4, with openvino, for models that write: of its weights{kept}",
     )  # fmt: skip
     parser.add_argument(

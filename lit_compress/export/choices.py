@@ -33,7 +33,7 @@ class Choices:
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
             with a scale per row (embeddings.py); None or ``none`` leaves it.
-        dtype: of the weights in the file; ``auto``, the commands' default: that of the model's files, or float32 with a
+        dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
