@@ -10,10 +10,11 @@ from benchmarks.common import file_density, load, mean_and_deviation, middle, or
 from benchmarks.comparison import curve, front_table
 from benchmarks.comparison.curve import USUAL, asked
 from benchmarks.comparison.front_table import NAMES, SCORES
-from lit_compress.cli.recipes import COMPARISONS, read_yaml
+from lit_compress.cli.recipes import COMPARISONS
 from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
+from lit_compress.utils.files import read_yaml
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
@@ -21,7 +22,13 @@ ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as 
 TASKS = ("sst2", "stsb", "mrpc")
 LONGER = "sst2_4000"  # some of the methods, trained longer
 FIRST_SCREEN = 10  # rows
-EARLIER = ("CoFiLoSparse", "ITP", "LoSparse", "Movement", "SecondOrder")  # of a version that did not store the density asked for
+EARLIER = (
+    "CoFiLoSparse",
+    "ITP",
+    "LoSparse",
+    "Movement",
+    "SecondOrder",
+)  # of a version that did not store the density asked for
 
 ALL = """## Every method at a tenth of the weights
 
@@ -259,7 +266,8 @@ def _claims() -> Iterator[str]:
                 papers[claim["text"]] = claim.get("paper") or ""
     pairs = sum(len(seeds_of(runs)) for _, runs in comparisons())
     yield CLAIMS.format(seeds=facts()["seeds"], pairs=pairs)
-    rows, known = rows_of(), {claim.text: claim for claim in read_claims(read_yaml(COMPARISONS / "claims.yaml"))}
+    claims = read_claims(read_yaml("claims", COMPARISONS / "claims.yaml"))
+    rows, known = rows_of(), {claim.text: claim for claim in claims}
     yield table(
         ["claim", *SHOWN, "ahead", "the paper's numbers"],
         [

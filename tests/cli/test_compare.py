@@ -16,10 +16,11 @@ from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.cli.compare import options_in
-from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
+from lit_compress.cli.recipes import COMPARISONS, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import read_claims
 from lit_compress.run.comparison import budget_name, read_comparison
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_yaml
 
 CONFIG = {
     "options": {"data.task": "sst2", "data.batch_size": 8, "trainer.accelerator": "cpu", "trainer.logger": False},
@@ -91,7 +92,7 @@ def test_the_shipped_comparisons_and_claims_can_be_read():
     made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
     tasks = ("sst2", "stsb", "mrpc", "qnli", "quickstart")
     assert list(made) == [f"compare_{task}.yaml" for task in tasks]
-    claims = read_claims(read_yaml(COMPARISONS / "claims.yaml"), budget_name)
+    claims = read_claims(read_yaml("claims", COMPARISONS / "claims.yaml"), budget_name)
     assert len(claims) == 25 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
