@@ -34,7 +34,8 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     for name, module in list(small.named_modules()):
         if isinstance(module, LAYER_TYPES):
             smallest = module.fuse() if hasattr(module, "fuse") else module
-            if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name].weight.numel():
+            whole = isinstance(smallest, nn.Linear) and not isinstance(smallest, SizedLinear)
+            if whole and smallest.weight.numel() != dense[name].weight.numel():
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
     return link(small).eval()
