@@ -13,10 +13,10 @@ Deviations, and open points of the paper (the published numbers come from the au
       Either way the gradient is that before clipping (neither clips).
     - ``interval``: the code averages windows of 10 steps and prunes once a window, in the last t_f steps after every
       step; 1 is the paper's.
-    - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size. Counted are
-      those that the export stores: without the columns of removed neurons, without the other rows of heads that have
-      no values, and not more than the matrix. So what is asked is what is stored. A head that does not fit any more
-      is passed over for the next rows.
+    - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size. The stored
+      parameters count: without the columns of removed neurons, without the other rows of heads that have no values,
+      and not more than the matrix. So the file has the density. A head that does not fit any more is passed over for
+      the next rows.
     - Rows are zeroed, not masked: they keep their gradient and AdamW's averages, and may come back.
     - p is a function of the completed steps, here as everywhere; the code is one step behind.
 """
@@ -201,7 +201,7 @@ class RowSparsePruning(Stage):
         if not self.settings.dropout:
             without_dropout(net)
         self.budget = self.budget_of(net)
-        self._sizes = RowSizes(net, self.budget.ranks, self.pivot)
+        self.row_sizes = RowSizes(net, self.budget.ranks, self.pivot)
         weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if values and self.kfac else None
         factors = weighted.factors if weighted else balanced
         factorize(net, self.budget.ranks, factors if values and self.low_rank else None, LowRankSparseLinear)
@@ -301,7 +301,7 @@ class RowSparsePruning(Stage):
     @torch.no_grad()
     def _zero(self, step: int) -> None:
         budget = self.budget.factors + round(self.kept_share(step) * self.budget.total)
-        keep = select_rows(self.scores, self._sizes.choose, budget, self._shards.reduce, self._shards.place)
+        keep = select_rows(self.scores, self.row_sizes.choose, budget, self._shards.reduce, self._shards.place)
         rows = joined(keep)
         self._flips = None if self._rows is None else (rows != self._rows).sum()
         self._rows = rows
@@ -310,7 +310,7 @@ class RowSparsePruning(Stage):
     def stored(self) -> Tensor:
         """Return the number of weights that would be exported now."""
         rows = [local(weight).ne(0).any(1).long() for weight in self._weights]
-        return self._sizes.stored(whole_rows(rows, self._shards.reduce, self._shards.place)[0].bool())
+        return self.row_sizes.stored(whole_rows(rows, self._shards.reduce, self._shards.place)[0].bool())
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:

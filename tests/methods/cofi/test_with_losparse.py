@@ -147,6 +147,7 @@ def test_a_short_run_has_the_product(fit, dense, tmp_path):
     stage, net = done.stage, done.net
     assert stage.density == pytest.approx(0.3 / 0.3**0.5)
     stage.before_validation(net, stage.total_steps)
+    assert 0 < stage.rows.status(net, stage.total_steps)["density"] <= 1  # closed heads and sub-layers count too
     batch = make_batch()
     inputs = {"input_ids": batch["input_ids"] % 20, "attention_mask": batch["attention_mask"]}
     expected = net.eval()(**inputs).logits
