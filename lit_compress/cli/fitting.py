@@ -288,7 +288,8 @@ def _settle_dtype(cli: CommandLine, run: Run | None) -> None:
     elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
         choices.dtype = "float32"
     else:
-        choices.dtype = given_dtype(method.teacher or method.backbone, method.task)
+        option = "model.teacher" if method.teacher else "model.backbone"
+        choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:

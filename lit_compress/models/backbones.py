@@ -24,7 +24,7 @@ from lit_compress.models.checks import (
     refuse_compressed,
     warn_of_order,
 )
-from lit_compress.models.foreign import check_form
+from lit_compress.models.foreign import check_form, check_weights
 from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
@@ -83,13 +83,15 @@ def given_bytes(backbone: str, task: Task) -> int:
     return net_bytes(Path(resolve(backbone, task))) if file is None else file.stat().st_size
 
 
-def given_dtype(backbone: str, task: Task) -> str:
+def given_dtype(name: str, task: Task, option: str = "model.backbone") -> str:
     """Return the dtype of the weights of a model, see :func:`~lit_compress.models.shards.stored_dtype`.
 
     Raises:
-        UserError: as :func:`resolve`.
+        UserError: as :func:`resolve`; or the weights are missing, or not whole.
     """
-    return stored_dtype(Path(resolve(backbone, task)))
+    folder = Path(resolve(name, task, option))
+    check_weights(f"{option}: '{name}'", folder)
+    return stored_dtype(folder)
 
 
 @contextmanager

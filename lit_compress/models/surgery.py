@@ -190,10 +190,12 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
     if not isinstance(structure, dict):
         raise UserError("structure.json holds no JSON object")
     modules = dict(net.named_modules())
+    if len(structure) > 2 * len(modules):
+        raise UserError(f"structure.json has {len(structure):,} modules, the model {len(modules):,}")
     for name, spec in structure.items():
         if not isinstance(spec, dict) or not (spec.get("kind") == "attributes" or spec.get("kind") in set(LAYERS)):
             raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
-        if name not in modules:
+        if name not in modules and name.rpartition(".")[0] not in modules:  # layers may be added to a block
             raise UserError(f"structure.json: the model has no module '{name:.80}'")
         for key, value in spec.items():
             if isinstance(value, int | float) and not 0 <= value <= max(largest, LARGEST):
