@@ -23,7 +23,7 @@ from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
 LINES = {
-    "kfac": [*KFAC, "--refit", "true"],
+    "kfac": KFAC,
     "exact": [*KFAC, "--labels", "exact", "--removes", "both"],
     "inputs": ["--weighting", "inputs", *KFAC],
     "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],

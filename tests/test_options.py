@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 from golden import options
+from mistakes import fails
 from quick import quick_runs
 
+from lit_compress.utils.removed import REMOVED, removed
+
 FROZEN = options.frozen()
+POSITIONS = {"analyze": ("sweep", "model", "out"), "factorize": ("model", "out")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,10 +19,19 @@ def quick():
         yield
 
 
-def test_every_command_has_its_options():
-    now = {command: set(options.of_command(command)) for command in FROZEN["commands"]}
-    lost = {command: sorted(set(names) - now[command]) for command, names in FROZEN["commands"].items()}
-    assert {command: names for command, names in lost.items() if names} == {}
+def test_every_command_has_its_options_or_refuses_them(capsys):
+    for command, names in FROZEN["commands"].items():
+        for name in sorted(set(names) - set(options.of_command(command))):
+            line = fails(capsys, command, *POSITIONS.get(command, ()), "--data.task", "sst2", f"--{name}=1")
+            assert name.rpartition(".")[2] in line, line
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_option_is_refused_in_a_line_that_says_what_to_do(name, capsys):
+    typed = next(option for method in FROZEN["methods"].values() for option in method if option.endswith(f".{name}"))
+    method = next(method for method, names in FROZEN["methods"].items() if typed in names)
+    line = fails(capsys, "plan", "--model", method, "--data.task", "sst2", f"--{typed}", "1")
+    assert line == f"error: {removed(typed)}" and REMOVED[name][1] in line
 
 
 @pytest.mark.parametrize("method", FROZEN["methods"])
@@ -33,7 +46,8 @@ def test_a_recipe_has_its_values(recipe):
 
 
 def changed(before, now):
-    """Return the values that differ, or that one of both lacks: {option: (before, now)}."""
-    lacks = "not there"
-    return {name: (before.get(name, lacks), now.get(name, lacks)) for name in sorted(before.keys() | now.keys())
-            if before.get(name, lacks) != now.get(name, lacks)}  # fmt: skip
+    """Return the values that differ, or are lost: {option: (before, now)}; an option may be new."""
+    lost = "not there"
+    names = [name for name in before if removed(name) is None]
+    pairs = {name: (before[name], now.get(name, lost)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and pair != options.CHANGED.get(name)}

@@ -10,6 +10,7 @@ from lit_compress.cli.option_names import method_names, option_names, parameters
 from lit_compress.methods import Method
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import nearest
+from lit_compress.utils.removed import removed
 
 
 def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
@@ -65,6 +66,8 @@ def _full(key: str) -> str:
 
 def _unknown(key: str, method: type[Method] | None, own: Sequence[str]) -> str:
     """Return what is said of an unknown option: the nearest one of the method at hand, the data and the trainer."""
+    if line := removed(key):
+        return line
     if method and (line := _not_a_stage(key, method)):
         return line
     known, last = [*own, *option_names(method)], key.rpartition(".")[2]

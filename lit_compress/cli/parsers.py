@@ -64,7 +64,6 @@ SHORT = {
         "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), both, or auto: "
         "tries the three and keeps that with the least divergence on held-out training rows (default for a speed-up)",
     ),
-    "refit": ("model.retrain.refit", "inputs, kfac: fit the factors block by block to the inputs as compressed"),
     "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),
     "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),
     "estimator": ("model.retrain.estimator", "fisher: per_example (default) or batch"),

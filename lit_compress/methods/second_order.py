@@ -127,7 +127,7 @@ class SecondOrder(Method):
 
     def _with_removal(self, retrain: KroneckerWeighted, staged: bool) -> KroneckerWeighted:
         """Return settings with the best kind of removal for a speed-up, if only a speed-up is asked for."""
-        free = not staged and not retrain.refit and retrain.weighting in KRONECKER and self.rule.scope == "blocks"
+        free = not staged and retrain.weighting in KRONECKER and self.rule.scope == "blocks"
         return replace(retrain, removes="auto") if self._fast and free and retrain.removes is None else retrain
 
     def _check_through(self) -> None:

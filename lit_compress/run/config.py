@@ -10,6 +10,7 @@ from typing import Any
 from lit_compress import methods
 from lit_compress.export.choices import Choices
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.removed import without_removed
 
 
 def checked_config(what: str, stored: Any) -> dict[str, Any]:
@@ -108,6 +109,7 @@ def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("data"), dict) and "seed_everything" in config:
         config["data"].setdefault("split_seed", config["seed_everything"])
     model = config["model"]
+    model["init_args"] = without_removed(model["init_args"])
     method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
     former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")
     if gates:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import stored_density
-from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.calibration import Calibration, collected
@@ -261,12 +260,6 @@ class CompressedStage(Stage):
         """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""
         return data.rest_dataloader(min(EXAMPLES, data.train_size()), rows)
 
-    def refine(
-        self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: Any,
-        device: torch.device, shared: bool,
-    ) -> None:  # fmt: skip
-        """Improve the compressed ``net``; ``dense`` returns that before. Called on every rank."""
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of the compressed ``net``."""
         return stored_density(net)
@@ -286,14 +279,7 @@ class CompressedStage(Stage):
             shared: True if every process of the default group has batches of its own.
             keep: compress a copy.
         """
-        dense = net if keep else None
         net, loss = compress(net, self.compression(previous), task, data, device, shared=shared, keep=keep)
-
-        def before() -> PreTrainedModel:
-            assert dense is not None or previous is not None
-            return self.prepared(load_net(previous)) if dense is None else dense  # type: ignore[arg-type]
-
-        self.refine(before, net, task, data, device, shared)
         return net, self.record(data, loss)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from lit_compress.calibration.sequential import refit_net
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.stages.compression import Compression
-from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unit_removal import UnitRemoval
 from lit_compress.stages.units import least_density
 from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_batches, seed_of
-from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import send_from_first
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.base import TaskType
-    from lit_compress.tasks.records import Task
 
 
 def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
@@ -95,7 +88,6 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
         "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
         "stacked": settings.stacked,
         "removes": settings.removal,
-        "refit": settings.refit,
         "estimated_loss": loss if gradients else None,
     }
 
@@ -161,25 +153,3 @@ class WeightedRetraining(LowRankRetraining):
     def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
         """Return the batches of training examples that do not calibrate."""
         return data.rest_dataloader(self.settings.examples(data.train_size()), rows, seed_of(self.settings, data))
-
-    def refine(
-        self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: DataModule,
-        device: torch.device, shared: bool,
-    ) -> None:  # fmt: skip
-        """Refit the factors block by block, if the settings ask for it (calibration/sequential.py)."""
-        settings = self.settings
-        if not settings.refit:
-            return
-        if shared:
-            send_from_first(net, device)
-        before = dense()
-        refit_net(
-            before.to(device),  # type: ignore[arg-type]
-            net.to(device),  # type: ignore[arg-type]
-            lambda: calibration_batches(settings, data),
-            task_type(task),
-            centred=biased_sites(before) if settings.centred else frozenset(),
-            reduce=torch.distributed.all_reduce if shared else None,
-        )
-        for model in (before, net):
-            model.to("cpu")  # type: ignore[arg-type]

@@ -71,8 +71,6 @@ class Weighted(Retraining):
             sub-layers without any, which leaves ordinary narrower matrices; ``both``, cheapest per weight first; or
             ``auto``, the one of the three after which the answers on held-out training rows differ least from the dense
             model's. None = auto for SecondOrder with a budget of a speed-up, else components.
-        refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
-            compressed blocks below give; two forwards of the examples per block.
     """
 
     weighting: Weighting = "fisher"
@@ -88,7 +86,6 @@ class Weighted(Retraining):
     calibration_seed: int | None = None
     stacked: bool = True
     removes: Removes | None = None
-    refit: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,10 +99,6 @@ class Weighted(Retraining):
                 f"retrain.removes: '{self.removes}' needs whole second moments, which weighting '{self.weighting}' has "
                 "not; nearest: weighting kfac"
             )
-        if self.refit and self.removal != "components":
-            raise UserError(f"retrain.refit: true is for removes 'components'; with '{self.removes}' nearest: false")
-        if self.refit and self.weighting not in KRONECKER:
-            raise UserError(f"retrain.refit: weighting '{self.weighting}' has no calibration examples; nearest: kfac")
         if self.weighting == "importance" and self.axis != "out":
             raise UserError(
                 f"retrain.axis: '{self.axis}' has no scores; with weighting importance the only valid value is out"
@@ -281,7 +274,7 @@ class WeightedFactors(Factors):
         return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), release=True)
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Also refuse scores of the whole model, whole batches and a refit."""
+        """Also refuse scores of the whole model and whole batches."""
         settings = self.settings
         if settings.weighting == "importance":
             raise UserError("--by_block: weighting 'importance' reads the scores of the whole model; nearest: fisher")
@@ -289,6 +282,4 @@ class WeightedFactors(Factors):
             raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
         if settings.weighting == "fisher" and settings.estimator != "per_example":
             raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
-        if settings.refit:
-            raise UserError("--by_block: retrain.refit true needs both models in memory; nearest: false")
         super().check_by_block(net)

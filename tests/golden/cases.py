@@ -85,7 +85,6 @@ BOTH_WAYS = {
 IN_MEMORY = {
     "bert kfac price": [*HALF, "--price", "flops"],
     "bert kfac flops": ["--budget", "flops=0.6", "--merge", "never"],
-    "bert kfac refit": [*HALF, "--refit", "true"],
     "bert kfac all": [*HALF, "--scope", "all"],
     "bert kfac pivot": [*HALF, "--pivot"],
     "bert kfac table": [*HALF, "--embeddings", "rank=16"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from types import SimpleNamespace
 
@@ -18,17 +17,15 @@ from torch import nn
 from lit_compress.analysis.pruning import calibrated_sensitivity
 from lit_compress.calibration import statistics
 from lit_compress.calibration.second_moments import collect_grams
-from lit_compress.calibration.sequential import refit_net
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.layers import MixedRankLinear
 from lit_compress.methods import LPAF, Magnitude
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.surgery import replace
 from lit_compress.numerics import chunked_logits
 from lit_compress.numerics.chunked_logits import ChunkedLogits
-from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.losses import logits_losses
 from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks import task_type
@@ -271,7 +268,7 @@ def test_a_second_device_gives_the_same_without_waiting():
     assert found == pytest.approx(losses_on("cpu"), rel=1e-5)
 
 
-@pytest.mark.parametrize("what", ["inputs", "refit", "grams"])
+@pytest.mark.parametrize("what", ["inputs", "grams"])
 def test_no_logits_where_nobody_reads_them(what, large, monkeypatch):
     """The output layer gives nothing once the model is known; before, one position of every text."""
     net, _, kind, batch = large
@@ -280,12 +277,6 @@ def test_no_logits_where_nobody_reads_them(what, large, monkeypatch):
     net.get_output_embeddings().register_forward_hook(lambda *args: gave.append(args[-1].numel()))
     if what == "inputs":
         collect_kronecker(net, [batch], kind.name, labels=None)
-    elif what == "refit":
-        other = copy.deepcopy(net)
-        factorize(other, {find_sites(other)[0].name: 3}, lambda name, weight, rank: decompose(weight, rank))
-        kind.run(other, batch)
-        gave.clear()
-        refit_net(net, other, lambda: [batch], kind.name)
     else:
         collect_grams(net, [batch], 50, run=kind.run, masks=kind.masks)
     assert gave and not any(gave)

@@ -1,0 +1,23 @@
+"""Options of earlier versions: a line says what to do; stored ones are left out if they changed nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.removed import removed, without_removed
+
+
+def test_a_line_says_what_to_do():
+    assert removed("model.retrain.refit") == (
+        "model.retrain.refit: this option was removed in version 0.3; "
+        "factorize --refine STEPS fits the blocks to the dense model's outputs"
+    )
+    assert removed("model.retrain.epochs") is None
+
+
+def test_a_stored_value_that_is_always_used_now_is_left_out():
+    stored = {"density": 0.5, "retrain": {"epochs": 3, "refit": False}}
+    assert without_removed(stored) == {"density": 0.5, "retrain": {"epochs": 3}}
+    with pytest.raises(UserError, match=r"refit: True was removed in version 0\.3; factorize --refine"):
+        without_removed({"retrain": {"refit": True}})
