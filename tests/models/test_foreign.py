@@ -11,7 +11,7 @@ from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
-from lit_compress.models.foreign import check_form
+from lit_compress.models.foreign import check_form, check_index
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -190,3 +190,13 @@ def test_broken_weights_are_noticed_before_the_run_begins(
     words_of_run = [*other, option, folder, "--data.task", "sst2", "--data.path", tiny_data]
     line = fails(capsys, "fit", "--model", "SVD", *words_of_run, "--run_dir", tmp_path / "run")
     assert f"{option[2:]}: '{folder}'" in line and words in line and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("elsewhere", ["../other.safetensors", "/etc/passwd", "sub/model.safetensors"])
+def test_an_index_names_only_files_next_to_it(elsewhere, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": elsewhere}}))
+    with pytest.raises(UserError, match=r"index\.json' names '.*', which is no file next to it"):
+        check_index("model.backbone: 'm'", index)
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    assert check_index("model.backbone: 'm'", index) == {"model-1.safetensors"}
