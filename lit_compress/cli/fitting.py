@@ -288,7 +288,7 @@ def _settle_dtype(cli: CommandLine, run: Run | None) -> None:
     elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
         choices.dtype = "float32"
     else:
-        option = "model.teacher" if method.teacher else "model.backbone"
+        option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
         choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
 
 
