@@ -122,11 +122,14 @@ def test_results_say_where_they_come_from() -> None:
             assert not any("/" in folder for folder in folders), path  # the machine's folders are no one's business
 
 
+OF_REMOVED_OPTIONS = {"kfac-refit-0.16"}  # whose results stay
+
+
 @pytest.mark.parametrize("script", TRAIN)
 def test_a_script_knows_what_is_done(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = {path.stem for path in common.results(script).glob("*.json")}
+    done = {path.stem for path in common.results(script).glob("*.json")} - OF_REMOVED_OPTIONS
     made = listed(script, monkeypatch, capsys, "all")
     assert done <= made
     left = listed(script, monkeypatch, capsys, "missing")

@@ -262,7 +262,7 @@ class _Walks:
 
     def compressed_metric(self, out: Path, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
         """Evaluate the export in ``out``, which is ``form`` without values."""
-        own = BlockNet(config_of(out), LazyTensors(out, "export"), describe(form), dtype=None, device=current_device())
+        own = BlockNet(config_of(out), LazyTensors(out, "export"), describe(form), device=current_device())
         if not choices.half and self.compression.by_itself:
             self.before.net = own  # they are alike outside the blocks
         self.after = Sweeps(own, self.kind, self.dev, self.folder / "compressed", self.dtype)

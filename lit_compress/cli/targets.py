@@ -104,7 +104,7 @@ class Target:
         """
         if not (self.folder / "structure.json").is_file():
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
-        net = load_net(self.folder, as_stored=True)
+        net = load_net(self.folder)
         check_own_code(self.what, net, self.folder)
         check_head(self.what, net.config, task)
         task_type(task).configure(net, task)

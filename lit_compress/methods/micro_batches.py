@@ -87,6 +87,7 @@ class MicroBatches(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.step_seed = self.own_seed = 0
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this micro-batch's forwards; None: off
         self._padded: bool | None = None  # this batch; None: not known
         self._weights: Tensor | None = None  # of the means of this micro-batch, as TaskType.counts; None: all are 1
@@ -135,7 +136,7 @@ class MicroBatches(pl.LightningModule):
 
     def _terms(self, batch: Batch, part: int, sums: StepSums | None) -> dict[str, Tensor]:
         """Return the stage's loss terms of micro-batch number ``part``, which has random numbers of its own."""
-        self.own_seed = self.step_seed + self.global_rank + part * self.trainer.world_size
+        self.own_seed = self.step_seed + self.global_rank + (part * self.trainer.world_size if part else 0)
         torch.manual_seed(self.own_seed)
         if sums is not None:
             sums.real, sums.place = _real(batch), 0

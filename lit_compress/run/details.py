@@ -35,7 +35,7 @@ def keep_details(run: Run, data: DataModule) -> None:
         data: of the run.
     """
     export = run.folder / "export"
-    dense, small, own = load_net(run.net("dense")), load_net(export, as_stored=True), data
+    dense, small, own = load_net(run.net("dense")), load_net(export), data
     if small.config.vocab_size != dense.config.vocab_size:
         own = with_tokenizer(data, load_tokenizer(str(export), data.record))
     lines = answers([(dense, data), (small, own)])

@@ -64,7 +64,7 @@ def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard" / "prune"))
     events.Reload()
     tags = events.Tags()
-    assert tags["scalars"] == ["train/loss"] and events.Scalars("train/loss")[0].step == 105
+    assert tags["scalars"] == ["train/loss", "epoch"] and events.Scalars("train/loss")[0].step == 105
     assert set(tags["images"]) == {"structure", "mask"} and events.Images("mask")[0].step == 107
     assert set(tags["histograms"]) == {f"density/{role}" for role in ("q", "k", "v", "o", "up", "down")}
 

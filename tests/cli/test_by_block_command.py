@@ -42,6 +42,8 @@ def llama(tmp_path_factory):
 def options(tmp_path_factory):
     folder = write_texts(tmp_path_factory.mktemp("texts"), shortest=0)
     return [
+        "--dtype",
+        "float32",
         "--data.task",
         "plain_text",
         "--data.path",
@@ -230,8 +232,9 @@ def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weight
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_the_export_has_the_dtype_of_the_model_that_was_given(how, dtype, llama, options, tmp_path):
     """And the dense model in the report the bytes of its file."""
-    asked = ["--dtype", dtype] if dtype else []
-    report = factorize(llama, tmp_path / "out", *options, "--density", "0.5", *asked, *how)
+    assert options[:2] == ["--dtype", "float32"]
+    asked = options if dtype else options[2:]
+    report = factorize(llama, tmp_path / "out", *asked, "--density", "0.5", *how)
     assert report["dtype"] == stored_dtype(tmp_path / "out") == (dtype or "bfloat16")
     assert report["dense"]["bytes"] == net_bytes(llama)
     assert (report["ratios"]["bytes"] < 1) == (dtype is None)

@@ -163,6 +163,7 @@ def skeleton(line: str, folders: tuple[str, ...] = ()) -> str:
     for folder in folders:
         line = line.replace(f"{folder}/", "")
     line = re.sub(r"[\u2500-\u257f]", " ", line).replace(" noise ", " 1.0x ")  # a speed-up, on a busy machine
+    line = line.replace(" (chance)", "")  # of a teacher that these short runs teach hardly anything
     return " ".join(re.sub(r"\d[\d,.]*(?:e[+-]\d+)?", "#", line).split())
 
 
@@ -258,7 +259,7 @@ def run_python(item: Item) -> str:
     """Run a block that uses an export; blocks of the pages on extending have tests of their own."""
     if "onnxruntime" in item.text:
         return run_alone(item)
-    if any(used in item.text for used in ("from_pretrained", "torch.export", "import lit_compress as lc")):
+    if any(used in item.text for used in ("from_pretrained", "torch.export", "import lit_compress as lc", "hashlib")):
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(item.text, item.where, "exec"), {})
     else:

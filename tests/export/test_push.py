@@ -122,7 +122,7 @@ def test_the_command_keeps_the_export(tmp_path, monkeypatch, capsys, mine):
         (out / "config.json").write_text("{}")
         return report
 
-    monkeypatch.setattr(commands, "Run", lambda folder: SimpleNamespace(config=lambda: {"export": {}}))
+    monkeypatch.setattr(commands, "Run", lambda folder: SimpleNamespace(config=lambda **_: {"export": {}}))
     monkeypatch.setattr(commands, "open_run", lambda *_: SimpleNamespace(method=None, data=None))
     monkeypatch.setattr(commands, "export_run", made)
     monkeypatch.setattr(commands, "print_choices", lambda report: None)

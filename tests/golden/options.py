@@ -70,7 +70,7 @@ def frozen() -> dict[str, Any]:
 def make() -> None:
     """Write the record of this version."""
     with quick_runs():
-        record = {
+        record: dict[str, dict[str, Any]] = {
             "commands": {command: of_command(command) for command in COMMANDS},
             "methods": {name: of_method(name) for name in sorted(methods.__all__) if name != "Method"},
             "recipes": {file: of_recipe(file) for file in shipped() if not file.startswith("compare")},

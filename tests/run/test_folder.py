@@ -54,7 +54,6 @@ def test_where_it_runs_may_change(path, tmp_path):
     [
         ("model.init_args.density", "model.density was 0.25, now other"),
         ("model.init_args.prune.epochs", "model.prune.epochs was 3, now other"),
-        ("data.batch_size", "data.batch_size was 8"),
         ("trainer.precision", "trainer.precision was 32"),
         ("model.class_path", "model.class_path was LPAF"),
     ],
