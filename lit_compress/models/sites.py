@@ -7,9 +7,8 @@ number of heads from the width of the projections; OPT and DeBERTa have it as an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
@@ -104,11 +103,6 @@ def size_at(net: nn.Module, name: str) -> tuple[int, int]:
     if hasattr(layer, "num_embeddings"):
         return layer.embedding_dim, layer.num_embeddings
     return layer.out_features, layer.in_features
-
-
-def weights_at(net: nn.Module, names: Iterable[str]) -> int:
-    """Return the number of weights of the matrices ``names`` of ``net`` without their biases, as if all were dense."""
-    return sum(prod(size_at(net, name)) for name in names)
 
 
 # ------------------------------------------------------------------------------------------------ blocks and sites
