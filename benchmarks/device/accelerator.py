@@ -109,20 +109,26 @@ def steps(method: str, device: str, size: Size, work: Path) -> dict[str, Any]:
 PARTS = {"contract": (contract, tuple(METHODS)), "steps": (steps, LONG)}
 
 
-def main() -> None:
-    """Measure what has no result."""
+def device_of(name: str) -> str:
+    """Return the type of the accelerator; without one, end with a line and exit code 2."""
     from lit_compress.utils.devices import find_device
     from lit_compress.utils.errors import UserError
 
-    options = common.parser(SCRIPT, __doc__, device="auto", only=tuple(PARTS)).parse_args()
     try:
-        device = find_device(options.device, "--device").type
+        device = find_device(name, "--device").type
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     if device == "cpu":
         print("error: --device: PyTorch finds no accelerator on this machine; nothing is measured", file=sys.stderr)
         raise SystemExit(2)
+    return device
+
+
+def main() -> None:
+    """Measure what has no result."""
+    options = common.parser(SCRIPT, __doc__, device="auto", only=tuple(PARTS)).parse_args()
+    device = device_of(options.device)
     for part in options.only:
         measure, methods = PARTS[part]
         for method in methods:

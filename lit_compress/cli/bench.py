@@ -30,6 +30,8 @@ from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 from lit_compress.utils.timing import integers_note
 
+ON_ACCELERATORS, DTYPES = ("eager", "graphs", "compiled"), ("float32", "bfloat16", "float16")
+
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
@@ -49,7 +51,9 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
     add("--length", nargs="+", type=_positive, metavar="N",
         help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
-    add("--runtimes", nargs="+", default=list(RUNTIMES), metavar="NAME", help=f"of {', '.join(RUNTIMES)} (default all)")
+    add("--runtimes", nargs="+", metavar="NAME",
+        help=f"of {', '.join(RUNTIMES)} (default: on an accelerator {', '.join(ON_ACCELERATORS)}, on the CPU all but "
+        "graphs)")  # fmt: skip
     add("--threads", type=_positive, default=1, metavar="N",
         help="of every runtime (default 1: more than there are free cores give noise)")  # fmt: skip
     add("--rounds", type=_positive, default=ROUNDS, metavar="N",
@@ -57,6 +61,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")
+    add("--dtype", choices=DTYPES, help="of PyTorch (default bfloat16 on an accelerator, float32 on the CPU)")
     add("--trust_remote_code", action="store_true",
         help="run the code of OUT and DENSE, also if another version exported it")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT; for a name this one)")
@@ -78,10 +83,12 @@ def bench_command(args: list[str], about: str | None) -> None:
         KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
     given, rest = _parser(about).parse_known_args(args)
-    for name in given.runtimes:
+    for name in given.runtimes or ():
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
     device = find_device(given.device, "--device")
+    usual = [name for name in RUNTIMES if name != "graphs"] if device.type == "cpu" else ON_ACCELERATORS
+    dtype = given.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     if device.index is not None:
         raise UserError(f"--device: '{device}' names one of several; bench measures on the first: '{device.type}'")
     target = find_target(given.out, "bench")
@@ -95,9 +102,8 @@ def bench_command(args: list[str], about: str | None) -> None:
     words = [*rest, *["--trust_remote_code"] * given.trust_remote_code]
     own = () if given.length and not rest else _own_lengths(target, rest and words)
     settings = Settings(
-        tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
-        given.rounds, given.seconds, device.type,
-        given.trust_remote_code,
+        tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes or usual)),
+        given.threads, given.rounds, given.seconds, device.type, given.trust_remote_code, dtype,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["lit_compress", "bench", *args])
@@ -128,7 +134,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     if given.against:
         task = target.parse(words, "bench").build().data.record
         metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
-    result = {"metric": metric, **bench(nets, settings, keep, texts, score, score_all=bool(given.against))}
+    result = {"metric": metric, **bench(nets, settings, keep, texts, score, bool(given.against) or dtype != "float32")}
     _show(result, output)
     if result["stopped"]:
         raise KeyboardInterrupt

@@ -63,8 +63,9 @@ class Settings:
         threads: of every runtime.
         rounds: forwards of every model at every shape.
         seconds: no further round of a shape begins after these.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, or another type of PyTorch's.
         trust: run the code of a folder also if this version would not write it.
+        dtype: of weights and products in PyTorch.
     """
 
     batches: tuple[int, ...] = BATCHES
@@ -76,6 +77,7 @@ class Settings:
     seconds: float = SECONDS
     device: str = "cpu"
     trust: bool = False
+    dtype: str = "float32"
 
     def shapes(self, limit: int) -> list[tuple[int, int]]:
         """Return batch and length of all shapes that models read that have ``limit`` positions, the cheapest first."""
@@ -111,7 +113,7 @@ class BenchedNet:
                 "runs it, or export the model again"
             )
         trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
-        self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust=trust)
+        self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust, settings.dtype)
 
     def runtimes(self, names: Sequence[str]) -> list[Runtime]:
         """Return the runtimes of these names."""
@@ -153,7 +155,7 @@ class BenchedNet:
 
     def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
         """Return the results as one array, without padding."""
-        whole = torch.stack([torch.as_tensor(value).cpu() for value in results])
+        whole = torch.stack([torch.as_tensor(value).float().cpu() for value in results])
         mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
         return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
 
@@ -189,7 +191,8 @@ class BenchedNet:
 
         def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
             results = run({name: value.numpy() for name, value in inputs.items()})
-            return {name: torch.as_tensor(value) for name, value in zip(self.setting.results, results, strict=True)}
+            values = [torch.as_tensor(value).float().cpu() for value in results]
+            return dict(zip(self.setting.results, values, strict=True))
 
         return evaluate(Program(answers, self.net.config), data, sure=True)  # type: ignore[arg-type]
 

@@ -34,6 +34,7 @@ class Setting:
         threads: of the runtime.
         device: ``cpu``, ``cuda``, or another type of PyTorch's.
         trust: whether the code of the folder is run.
+        dtype: of the weights and products in PyTorch.
     """
 
     auto_class: str
@@ -41,6 +42,7 @@ class Setting:
     threads: int = 1
     device: str = "cpu"
     trust: bool = False
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -65,33 +67,99 @@ class Runtime:
     tolerance: float = 1e-4
 
 
-def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda net: net) -> Runner:
-    import torch
-    import transformers
+def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
+    """Return the call of a model in PyTorch; results stay on the device, which may still be computing them.
 
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(setting.threads)
-    kind = getattr(transformers, setting.auto_class)
-    net = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=setting.trust)
-    called = change(net.to(setting.device).eval().requires_grad_(False))
+    Args:
+        net: is moved to the device of ``setting``, in its dtype.
+        setting: names the results.
+        way: ``eager``; ``graphs``: replayed as a CUDA graph, one for each shape; ``compiled``: by ``torch.compile``,
+            on CUDA block by block for each shape, and then replayed as graphs.
+
+    Raises:
+        LookupError: the device has no CUDA graphs.
+    """
+    import torch
+
+    net = net.to(setting.device, getattr(torch, setting.dtype)).eval().requires_grad_(False)
+    call = net
+    if way == "compiled":
+        # models of one class count as one function, which would not be compiled any more after some of them
+        torch._dynamo.config.recompile_limit = 64
+        if setting.device == "cuda":
+            for block in _blocks(net):
+                block.compile(dynamic=False)
+        else:  # one form for all shapes: else what is timed at a shape would depend on the shapes before it
+            call = torch.compile(net, dynamic=True)
+    if way == "graphs" and setting.device != "cuda":
+        raise LookupError("CUDA graphs need --device cuda")
+    if way != "eager" and setting.device == "cuda":
+        call = _Graphs(net)
 
     def run(inputs: Inputs) -> list[Any]:
         with torch.inference_mode():
-            output = called(**{name: torch.from_numpy(value).to(setting.device) for name, value in inputs.items()})
-        if setting.device != "cpu":
-            torch.accelerator.synchronize()
+            output = call(**{name: torch.as_tensor(value, device=setting.device) for name, value in inputs.items()})
         return [output[name] for name in setting.results]
 
     return run
 
 
-def _compiled(folder: Path, setting: Setting) -> Runner:
-    import torch
+def _blocks(net: Any) -> list[Any]:
+    """Return the blocks of a model, which are compiled once if they have one shape; else the model."""
+    from torch.nn import ModuleList
 
-    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; models of
-    # one class count as one function, which would not be compiled any more after some of them
-    torch._dynamo.config.recompile_limit = 64
-    return _eager(folder, setting, lambda net: torch.compile(net, dynamic=True))
+    lists = [module for module in net.modules() if isinstance(module, ModuleList) and len(module)]
+    return list(max(lists, key=lambda blocks: sum(value.numel() for value in blocks.parameters()), default=[net]))
+
+
+class _Graphs:
+    """A model whose calls are replayed as CUDA graphs: for each shape of the inputs, its operations as one launch."""
+
+    def __init__(self, net: Any) -> None:
+        import torch
+
+        self._net, self._made, self._pool = net, dict[Any, Any](), torch.cuda.graph_pool_handle()
+
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        key = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
+        if key not in self._made:
+            self._made[key] = self._capture(inputs)
+        graph, given, output = self._made[key]
+        for name, value in inputs.items():
+            given[name].copy_(value)
+        graph.replay()
+        return {name: value.clone() for name, value in output.items()}
+
+    def _capture(self, inputs: Any) -> Any:
+        import torch
+
+        given = {name: value.clone() for name, value in inputs.items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is allocated or compiled at the first call must not be captured
+            for _ in range(3):
+                self._net(**given)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = self._net(**given)
+        return graph, given, {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+
+def _torch(way: str) -> Callable[[Path, Setting], Runner]:
+    """Return the function that loads a folder in PyTorch."""
+
+    def load(folder: Path, setting: Setting) -> Runner:
+        import torch
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        torch.set_num_threads(setting.threads)
+        kind = getattr(transformers, setting.auto_class)
+        net = kind.from_pretrained(folder, dtype=getattr(torch, setting.dtype), trust_remote_code=setting.trust)
+        return torch_runner(net, setting, way)
+
+    return load
 
 
 def _onnx(file: Path, setting: Setting) -> Runner:
@@ -126,6 +194,19 @@ def _openvino(file: Path, setting: Setting) -> Runner:
     return run
 
 
+def placed(inputs: Inputs, device: str) -> Inputs:
+    """Return inputs of PyTorch on an accelerator, without a mask that hides nothing; on the CPU they stay as they are.
+
+    With a mask, models ask the accelerator in every call whether it hides something, or take the slower attention.
+    """
+    if device == "cpu":
+        return inputs
+    import torch
+
+    hides = {name: not value.all() for name, value in inputs.items() if name == "attention_mask"}
+    return {name: torch.as_tensor(value, device=device) for name, value in inputs.items() if hides.get(name, True)}
+
+
 def mean_vectors(table: Any, ids: Any, mask: Any) -> Any:
     """Return the normalized mean vector of every text; 0 for a text without tokens.
 
@@ -151,8 +232,9 @@ def _vectors(file: Path, setting: Setting) -> Runner:
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime("eager", ("torch", "transformers"), _eager),
-        Runtime("compiled", ("torch", "transformers"), _compiled),
+        Runtime("eager", ("torch", "transformers"), _torch("eager")),
+        Runtime("compiled", ("torch", "transformers"), _torch("compiled")),
+        Runtime("graphs", ("torch", "transformers"), _torch("graphs")),
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, ONNX, tolerance=1e-3),
         Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX_INT8, "int8", tolerance=0.25),
@@ -208,7 +290,7 @@ def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) ->
 
     given = dict(numpy.load(inputs))
     start = time.perf_counter()
-    run(given)
+    [getattr(result, "cpu", list)() for result in run(given)]  # an accelerator is waited for
     first = time.perf_counter() - start
     run(given)
     gpu = None
