@@ -237,7 +237,9 @@ def _speed(
             place = find_place(budget, choices, source.dense, read_task(source.data).length)
             timed = stack.enter_context(programs(source.dense, source.data.tokenizer, place))
         gains = timed.gains_of_export(net, made)
-    return {"runtime": timed.place.runtime, "threads": 1, "clock": "processor", "shapes": gains}
+    place = timed.place
+    clock = "processor" if place.device == "cpu" else place.device
+    return {"runtime": place.runtime, "threads": 1, "clock": clock, "shapes": gains}
 
 
 def write_programs(

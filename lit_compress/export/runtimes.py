@@ -71,7 +71,7 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     """Return the call of a model in PyTorch; results stay on the device, which may still be computing them.
 
     Args:
-        net: is moved to the device of ``setting``, in its dtype.
+        net: is moved to the device of ``setting`` and gets its dtype, in place.
         setting: names the results.
         way: ``eager``; ``graphs``: replayed as a CUDA graph, one for each shape; ``compiled``: by ``torch.compile``,
             on CUDA block by block for each shape, and then replayed as graphs.
@@ -81,7 +81,7 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     """
     import torch
 
-    net = net.to(setting.device, getattr(torch, setting.dtype)).eval().requires_grad_(False)
+    net = net.to(setting.device, getattr(torch, setting.dtype)).eval()
     call = net
     if way == "compiled":
         # models of one class count as one function, which would not be compiled any more after some of them
@@ -157,7 +157,7 @@ def _torch(way: str) -> Callable[[Path, Setting], Runner]:
         torch.set_num_threads(setting.threads)
         kind = getattr(transformers, setting.auto_class)
         net = kind.from_pretrained(folder, dtype=getattr(torch, setting.dtype), trust_remote_code=setting.trust)
-        return torch_runner(net, setting, way)
+        return torch_runner(net.requires_grad_(False), setting, way)
 
     return load
 

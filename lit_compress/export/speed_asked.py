@@ -1,15 +1,17 @@
 """The speed that a budget asks for: in which runtime and for which batches, and programs timed there in turns.
 
 It times the program that an export writes (program.py, quantize.py), of one thread, by processor time: another process
-on the machine makes a forward longer, not its work. Values do not change the time. So a model without values gets
-random ones, and integers random texts to read their ranges from.
+on the machine makes a forward longer, not its work. On an accelerator it times PyTorch in bfloat16, on CUDA as graphs.
+Values do not change the time. So a model without values gets random ones, and integers random texts to read their
+ranges from.
 """
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +24,7 @@ import torch
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.program import Format, example_inputs, program_bytes, write_program
 from lit_compress.export.quantize import SMOOTH, quantize
-from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting
+from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting, placed, torch_runner
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shapes import with_random_values
 from lit_compress.tasks import task_type_of_net
@@ -42,7 +44,9 @@ FORMS: dict[str, tuple[tuple[Format, Dtype], ...]] = {
     "eager": (("hf", "float32"), ("torch", "float32")), "compiled": (("hf", "float32"), ("torch", "float32")),
     "onnx": (("onnx", "float32"),), "openvino": (("onnx", "float32"), ("openvino", "float32")),
     "onnx-int8": (("onnx", "int8"),), "openvino-int8": (("openvino", "int8"),),
+    "graphs": (("hf", "float32"),),
 }  # fmt: skip
+ACCELERATORS = ("cuda", "xpu", "mps")
 ROUNDS, SECONDS, WARM_UP = 15, 20.0, 2  # of a shape, as utils/timing.py counts them
 LEAST, FEW = 7, 3  # rounds in any case, of an export and while a density is searched
 
@@ -55,11 +59,13 @@ class Place:
         runtime: its name.
         shapes: batch and length of the texts.
         choices: for the export, with the format and the dtype of the program that the runtime runs.
+        device: type of the accelerator, or ``cpu``.
     """
 
     runtime: str
     shapes: tuple[tuple[int, int], ...]
     choices: Choices
+    device: str = "cpu"
 
     def __str__(self) -> str:
         """Return the words for users.
@@ -67,7 +73,8 @@ class Place:
         >>> print(Place("onnx", ((1, 32), (32, 32)), Choices()))
         onnx, 1 x 32 and 32 x 32 tokens
         """
-        return f"{self.runtime}, {' and '.join(f'{batch} x {length}' for batch, length in self.shapes)} tokens"
+        name = self.runtime if self.device == "cpu" else f"{self.runtime} on {self.device}"
+        return f"{name}, {' and '.join(f'{batch} x {length}' for batch, length in self.shapes)} tokens"
 
 
 def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: int, texts: bool = True) -> Place:
@@ -92,6 +99,13 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
             f"{limit}"
         )
     choices.check()
+    if budget.runtime is not None and (device := _accelerator(budget)):
+        if choices.format != "hf":
+            raise UserError(
+                f"model.budget: '{budget.asked}' is of PyTorch in bfloat16, and --format {choices.format} --dtype "
+                f"{choices.dtype} is not; nearest: --format hf --dtype bfloat16"
+            )
+        return Place("graphs" if device == "cuda" else "eager", shapes, choices, device)
     if (given := (choices.format, choices.dtype)) not in {form for forms in FORMS.values() for form in forms}:
         raise UserError(
             f"model.budget: '{budget.asked}' cannot be measured with --format {given[0]} --dtype {given[1]}, which no "
@@ -106,6 +120,24 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
         except UserError as error:
             errors.append(error)
     raise errors[-1]
+
+
+def _accelerator(budget: Budget) -> str | None:
+    """Return the type of the accelerator that a budget names; None for a runtime.
+
+    Raises:
+        UserError: this machine does not have it.
+    """
+    name, here = budget.runtime, torch.accelerator.current_accelerator(check_available=True)
+    if here is not None and name == here.type:
+        return here.type
+    if name in ACCELERATORS or name == "graphs":
+        there = "none" if here is None else f"{here.type}"
+        raise UserError(
+            f"model.budget: '{budget.asked}' is measured on an accelerator '{name}', and this machine has {there}; "
+            f"nearest here: {there if here is not None else 'eager'}"
+        )
+    return None
 
 
 def _choices_for(name: str, asked: str, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
@@ -154,11 +186,12 @@ class Programs:
     def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place, work: Path) -> None:
         self.place, self._tokenizer, self._work = place, tokenizer, work
         net = with_random_values(dense)
-        self._setting = Setting("", task_type_of_net(net.config).results)
+        dtype = "float32" if place.device == "cpu" else "bfloat16"
+        self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
         self._inputs: list[Inputs] = []
         for shape in place.shapes:
             inputs = example_inputs(net, tokenizer, *shape, padded=False)
-            self._inputs.append({name: value.numpy() for name, value in inputs.items()})
+            self._inputs.append(placed({name: value.numpy() for name, value in inputs.items()}, place.device))
         self._dense = self._runner(net)
 
     def gains(self, net: PreTrainedModel) -> list[dict[str, Any]]:
@@ -190,7 +223,7 @@ class Programs:
             ):
                 slow, fast = in_turns(
                     [partial(self._dense, inputs), partial(run, inputs)], ROUNDS, warm_up=WARM_UP, seconds=seconds,
-                    least=least, clock=time.process_time,
+                    least=least, clock=time.process_time, device=self.place.device,
                 )  # fmt: skip
                 gain = speedup(slow, fast)
                 entries.append({
@@ -203,7 +236,8 @@ class Programs:
         """Write the program of a model with values, and load it."""
         runtime, choices = RUNTIMES[self.place.runtime], self.place.choices
         if runtime.reads is None or choices.format == "hf":
-            return _in_pytorch(net, self._setting.results, self.place.runtime == "compiled")
+            own = net if self.place.device == "cpu" else copy.deepcopy(net)  # which is moved
+            return torch_runner(own, self._setting, self.place.runtime)
         with tempfile.TemporaryDirectory(dir=self._work) as folder:  # a runner holds what it read
             return runtime.load(write_shapes(net, self._tokenizer, Path(folder), choices), self._setting)
 
@@ -241,14 +275,3 @@ def programs(dense: PreTrainedModel, tokenizer: Any, place: Place) -> Iterator[P
     """Give :class:`Programs` with a folder for their time."""
     with tempfile.TemporaryDirectory() as work:
         yield Programs(dense, tokenizer, place, Path(work))
-
-
-def _in_pytorch(net: PreTrainedModel, results: Sequence[str], compiled: bool) -> Runner:
-    called: Callable[..., Any] = torch.compile(net, dynamic=True) if compiled else net
-
-    def run(inputs: Inputs) -> list[Any]:
-        with torch.inference_mode():
-            output = called(**{name: torch.from_numpy(value) for name, value in inputs.items()})
-        return [output[name] for name in results]
-
-    return run

@@ -56,8 +56,8 @@ from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weightin
 from lit_compress.utils.errors import UserError
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
-# more than 176 (benchmarks/second_order/findings.md)
-FAST = 16
+# more than 176 (benchmarks/second_order/findings.md); on a GPU multiples of 64 (benchmarks/device/findings.md)
+FAST, FAST_ON_CUDA = 16, 64
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class SecondOrder(Method):
         self.budget = self.budget and replace(self.budget, of_net=scope == "all")
         self.retrain, self.through = self._with_removal(retrain, bool(through)), through or []
         if self._fast and self.round_to is None and self.retrain.removal != "components":
-            self.rule = replace(self.rule, round_to=FAST)
+            on_cuda = self.budget is not None and self.budget.runtime == "cuda"
+            self.rule = replace(self.rule, round_to=FAST_ON_CUDA if on_cuda else FAST)
         if self.through:
             self._check_through()
 

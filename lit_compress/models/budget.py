@@ -3,7 +3,8 @@
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
 ``size=20MB`` are of the whole model, embeddings included, ``size`` of its program if the export has one, ``flops=0.3``
 is a share of a forward of the dense model, and ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a
-runtime, for batches of texts of so many tokens, on one thread of this machine's CPU (export/speed_asked.py). All but
+runtime, for batches of texts of so many tokens, on one thread of this machine's CPU, or with ``@cuda`` on its
+accelerator (export/speed_asked.py). All but
 the first are turned into a density (run/solve.py, run/trials.py), and checked on the exported model.
 """
 
@@ -34,7 +35,7 @@ class Budget:
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
         of_net: a density counts all weights of the model, embeddings included, not only the matrices.
-        runtime: of a speed-up; None: the fastest one that is installed.
+        runtime: of a speed-up, or the type of an accelerator; None: the fastest runtime that is installed.
         shapes: of a speed-up: texts in a batch, and their length in tokens; it is reached in all. (): one text and 32
             texts of the task's length.
     """

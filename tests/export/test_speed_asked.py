@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import processes
 import pytest
 import torch
 from tiny import make_net
@@ -121,3 +122,34 @@ def test_an_export_s_own_program_is_timed(dense, tmp_path, monkeypatch):
     timed = Programs(dense, lambda text: {}, place("speedup=2x@onnx,1x8", dense), tmp_path)
     timed.gains_of_export(SimpleNamespace(), tmp_path / "export.onnx")
     assert loaded[1:] == [tmp_path / "export.onnx"]
+
+
+def on_an_accelerator() -> dict:
+    """Return what a search times on the second device."""
+    import second_device
+
+    second_device.start()
+    net = make_net("bert")
+    found = find_place(parse_budget("speedup=2x@second,2x8"), AS_IS, net, 12)
+    gains = Programs(net, lambda text: {}, found, None).gains_of_export(net, None)
+    return {"place": (found.runtime, found.device), "text": str(found), "ms": gains[0]["ms"], "device": str(net.device),
+            "dtype": str(net.dtype)}  # fmt: skip
+
+
+def test_an_accelerator_is_timed_in_16_bits_and_the_export_stays_where_it_is():
+    told = processes.on_second_device(on_an_accelerator)
+    assert told["place"] == ("eager", "second") and told["text"] == "eager on second, 2 x 8 tokens"
+    assert told["ms"] > 0 and (told["device"], told["dtype"]) == ("cpu", "torch.float32")
+
+
+@pytest.mark.parametrize("name", ["cuda", "graphs"])
+def test_an_accelerator_that_is_not_here(name, dense):
+    with pytest.raises(UserError, match=f"accelerator '{name}', and this machine has none; nearest here: eager"):
+        place(f"speedup=2x@{name},2x8", dense)
+
+
+def test_programs_do_not_run_on_an_accelerator(dense, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    with pytest.raises(UserError, match="--format onnx --dtype int8 is not; nearest: --format hf --dtype bfloat16"):
+        place("speedup=2x@cuda,2x8", dense, Choices(format="onnx", dtype="int8"))
+    assert place("speedup=2x@cuda,2x8", dense).runtime == "graphs"
