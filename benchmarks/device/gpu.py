@@ -34,7 +34,7 @@ from lit_compress.utils.errors import UserError
 SCRIPT = "device/gpu"
 SHARES = {"answers": 0.4, "compiled": 0.6, "training": 0.88, "factorize": 1.0}  # of the time, when a part must be over
 BATCHES, LENGTHS, ROUNDS = (1, 32, 128), (32, 128, 384), 10
-MEMORY_SHAPE = (32, 128)
+SHAPES, MEMORY_SHAPE = (timing.BERT_BASE, timing.MINILM), (32, 128)
 COMPILED_AT = ((1, 128), (32, 128), (128, 128))
 COMPILED = ("dense", "even, multiples of 64, 0.10", "components, 0.10")
 MIXED_TEXTS, MIXED_BATCH, MIXED_STEP = 512, 32, 64
@@ -100,7 +100,7 @@ def answers(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -> 
     from benchmarks.device.gpu_forms import forms
     from lit_compress.export.runtimes import placed
 
-    for shape in (timing.BERT_BASE, timing.MINILM):
+    for shape in SHAPES:
         nets = forms(shape)
         runs = _runners(nets, device, ("eager", "graphs"))
         for name, net in nets.items():

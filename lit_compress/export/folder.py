@@ -34,12 +34,13 @@ from lit_compress.models.own_code import forget_code
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import with_same_parameters
+from lit_compress.models.surgery import odd_widths, with_same_parameters
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder
 from lit_compress.utils.memory import trim
-from lit_compress.utils.progress import track
+from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -136,6 +137,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         report |= fused.fields | {
             "export_difference": difference,
             "round_to": choices.round_to,
+            "odd_widths": odd_widths(exported),
             "dtype": choices.dtype if choices.half else "float32",
             "ordinary": not (folder / f"{MODULE}.py").exists(),
             "refuses": refuses(exported),
@@ -143,6 +145,11 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
                 "by": choices.merge, "above": MERGE, "sites": len(find_sites(exported)), "matrices": fused.merged,
             },
         }  # fmt: skip
+        if report["odd_widths"] and accelerator_name():
+            note(
+                f"export: {report['odd_widths']} layers have widths or ranks that are no multiple of 8, and are slow on "
+                "a GPU; --round_to 8 gives multiples, 64 is better"
+            )
         if report["embeddings"]:
             report["embeddings"]["bytes"] = table_bytes(load_net(folder, as_stored=True))
         write_programs(report, exported, fused.data, folder, choices, certificate, same)

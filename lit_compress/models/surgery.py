@@ -86,6 +86,14 @@ def describe(net: nn.Module) -> Structure:
     return structure
 
 
+def odd_widths(net: nn.Module) -> int:
+    """Return how many replaced layers of ``net`` have a width or a rank that is no multiple of 8: slow on a GPU."""
+    return sum(
+        any(spec.get(size, 0) % 8 for size in ("in_features", "out_features", "rank", "width"))
+        for spec in describe(net).values()
+    )
+
+
 FactorsOf = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
 
 

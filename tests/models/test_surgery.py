@@ -96,3 +96,10 @@ def test_interrupted_write_leaves_what_was_there(tmp_path):
     with files.atomic_folder(folder) as temporary:
         (temporary / "b").write_text("third")
     assert [p.name for p in folder.iterdir()] == ["b"]
+
+
+def test_odd_widths_are_counted():
+    net = make_net("bert")
+    names = list(RankRule(0.5).allocate(net))[:3]
+    surgery.factorize(net, dict(zip(names, (8, 3, 16), strict=True)), lambda _, w, r: decompose(w, r))
+    assert surgery.odd_widths(net) == 1

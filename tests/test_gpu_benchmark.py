@@ -1,0 +1,84 @@
+"""The script that measures a GPU, on the second device: its whole path, and what it says of what fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import processes
+import pytest
+
+from benchmarks import timing
+from benchmarks.device import gpu, gpu_forms, gpu_tables
+
+TINY = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
+}  # fmt: skip
+
+
+def measure(results: Path, *words: str) -> None:
+    """Run the script on tiny models; the second device computes nothing in bfloat16 quickly."""
+    timing.SHAPES = timing.SHAPES | {timing.BERT_BASE: TINY}
+    gpu_forms.STEP = 8
+    gpu.BATCHES, gpu.LENGTHS, gpu.ROUNDS, gpu.MEMORY_SHAPE = (1,), (4, 8), 2, (1, 4)
+    gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.SHAPES = 4, 2, (timing.BERT_BASE,)
+    gpu.TRAINED, gpu.WORDS, gpu.TEXTS, gpu.SKIPPED = (16, 2), 6, 64, 0
+    gpu.FIRST, gpu.METHODS = (
+        ("dense", gpu.LABELS, "Theseus"),
+        {name: gpu.METHODS[name] for name in ("LPAF", "Theseus", "SVD")},
+    )
+    gpu.apart = lambda function, *args, seconds: function(*args)
+    sys.argv = ["gpu", "--results", str(results), "--device", "second", *words]
+    gpu.main()
+
+
+@pytest.mark.slow
+def test_the_whole_path_on_the_second_device(tmp_path, capfd):
+    processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
+    (file,) = tmp_path.iterdir()
+    found = json.loads(file.read_text())
+    times = [row for row in found["answers"] if "times" in row]
+    assert [(row["batch"], row["length"]) for row in times] == [(1, 4), (1, 8)]
+    sizes = {row["form"]: row for row in found["answers"] if "form" in row}
+    assert sizes["dense"]["density"] == 1 and 0.07 < sizes["even, odd, 0.10"]["density"] <= 0.1
+    assert sizes["blocks, 1/4"]["density"] == 0.25
+    stages = [(row["method"], row.get("stage")) for row in found["training"]]
+    assert stages[:3] == [("dense", "dense"), (gpu.LABELS, "prune"), (gpu.LABELS, "retrain")]
+    assert "failed" in found["training"][3], "0.25 of two blocks is none: the others are measured all the same"
+    assert ("LPAF", "retrain") in stages and all(row["ms"] > 0 < row["peak_mb"] for row in found["training"][:3])
+    said = capfd.readouterr().out
+    assert "| even, multiples of 8, 0.10 | " in said and "| LPAF, labels alone | retrain |" in said
+    assert "Not measured: training Theseus: SystemExit" in said
+
+
+def test_parts_end_when_their_time_is_over():
+    rows = []
+    for part in (gpu.compiled, gpu.training):
+        part("cpu", time.monotonic() - 1, rows.append)
+    assert rows == []
+    with pytest.raises(Exception, match="s are left"):
+        gpu.factorize("cpu", time.monotonic(), rows.append)
+
+
+def test_what_takes_too_long_is_killed():
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        gpu.apart(time.sleep, 60, seconds=1)
+    assert time.monotonic() - begin < 50
+
+
+def test_free_forms_have_the_weights_of_even_ones():
+    from lit_compress.models.accounting import density
+
+    dense = timing.random_bert(timing.MINILM, **TINY).eval()
+    even, free = (gpu_forms.narrow(dense, 0.3, 8, kind) for kind in (True, False))
+    assert density(even) == density(free) <= 0.3
+    assert len({layer.intermediate.dense.out_features for layer in even.bert.encoder.layer}) == 1
+
+
+def test_a_speed_up_that_the_spread_does_not_carry_is_no_number():
+    assert gpu_tables.shown({"median": 2.04, "low": 1.98, "high": 2.1}) == "2.04x"
+    assert gpu_tables.shown({"median": 1.04, "low": 0.9, "high": 1.3}) == "≈1x"
+    assert gpu_tables.shown({"median": 2.04, "low": 1.2, "high": 3.0}) == "≈2.0x"
