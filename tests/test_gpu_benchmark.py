@@ -11,7 +11,7 @@ import processes
 import pytest
 
 from benchmarks import timing
-from benchmarks.device import gpu, gpu_forms, gpu_tables
+from benchmarks.device import gpu, gpu_forms, gpu_tables, step_times
 
 TINY = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
@@ -24,7 +24,7 @@ def measure(results: Path, *words: str) -> None:
     gpu_forms.STEP = 8
     gpu.BATCHES, gpu.LENGTHS, gpu.ROUNDS, gpu.MEMORY_SHAPE = (1,), (4, 8), 2, (1, 4)
     gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.SHAPES = 4, 2, (timing.BERT_BASE,)
-    gpu.TRAINED, gpu.WORDS, gpu.TEXTS, gpu.SKIPPED = (16, 2), 6, 64, 0
+    gpu.TRAINED, gpu.WORDS, gpu.TEXTS, step_times.SKIPPED = (16, 2), 6, 64, 0
     gpu.FIRST, gpu.METHODS = (
         ("dense", gpu.LABELS, "Theseus"),
         {name: gpu.METHODS[name] for name in ("LPAF", "Theseus", "SVD")},

@@ -147,7 +147,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         }  # fmt: skip
         if report["odd_widths"] and accelerator_name():
             note(
-                f"export: {report['odd_widths']} layers have widths or ranks that are no multiple of 8, and are slow on "
+                f"export: {report['odd_widths']} layers have widths or ranks that are no multiple of 8, slow on "
                 "a GPU; --round_to 8 gives multiples, 64 is better"
             )
         if report["embeddings"]:
