@@ -51,6 +51,11 @@ def test_the_whole_path_on_the_second_device(tmp_path, capfd):
     said = capfd.readouterr().out
     assert "| even, multiples of 8, 0.10 | " in said and "| LPAF, labels alone | retrain |" in said
     assert "Not measured: training Theseus: SystemExit" in said
+    processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
+    again = json.loads(file.read_text())
+    assert again["answers"] == found["answers"] and again["training"][:3] == found["training"][:3]
+    assert {row["method"] for row in again["training"]} == {row["method"] for row in found["training"]}
+    assert len(again["training"]) == len(found["training"]), "only what failed is tried again"
 
 
 def test_parts_end_when_their_time_is_over():

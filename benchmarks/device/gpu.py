@@ -6,7 +6,8 @@ Needs nothing but the tree: BERTs of random weights, whose speed is that of any 
 their compressed forms (gpu_forms.py) in bfloat16, in turns, eager and as CUDA graphs, over batches and lengths, and 512
 texts of mixed lengths. *Compiled*: the same after `torch.compile` of the blocks. *Training*: every method's steps by
 `fit` in bf16-mixed, 32 texts of 128 tokens, each next to dense fine-tuning. *factorize*: seconds and memory of the
-command. It ends after --minutes, writes what is there after every row, and prints the tables last.
+command. It ends after --minutes, writes what is there after every row, and prints the tables last. Parts and methods
+that a result has are not measured again.
 Writes benchmarks/device/results/gpu/<card>.json.
 """
 
@@ -16,7 +17,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -32,7 +33,7 @@ from benchmarks.device.run import METHODS
 from lit_compress.utils.errors import UserError
 
 SCRIPT = "device/gpu"
-SHARES = {"answers": 0.4, "compiled": 0.6, "training": 0.88, "factorize": 1.0}  # of the time, when a part must be over
+SHARES = {"answers": 0.5, "compiled": 0.72, "training": 0.9, "factorize": 1.0}  # of the time, when a part must be over
 BATCHES, LENGTHS, ROUNDS = (1, 32, 128), (32, 128, 384), 10
 SHAPES, MEMORY_SHAPE = (timing.BERT_BASE, timing.MINILM), (32, 128)
 COMPILED_AT = ((1, 128), (32, 128), (128, 128))
@@ -50,18 +51,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="when it ends")
     options = parser.parse_args()
     begin, device = time.monotonic(), device_of(options.device)
-    result: dict[str, Any] = {"device": device, "minutes": options.minutes, **common.frame()}
-    result["name"] = str(result["hardware"]["accelerator"]).replace(" ", "-")
+    frame = common.frame()
+    name = str(frame["hardware"]["accelerator"]).replace(" ", "-")
+    known: dict[str, Any] = next((found for found in common.load(options.results) if found["name"] == name), {})
+    result: dict[str, Any] = {**known, "name": name, "device": device, **frame}
     for part in options.only:
         end = begin + 60 * options.minutes * SHARES[part]
-        result[part] = []
+        result[part] = [row for row in result.get(part, []) if "failed" not in row]
+        if result[part] and part != "training":
+            continue
 
         def keep(part: str, row: dict[str, Any]) -> None:
             result[part].append(row)
             common.write(options, result["name"], result)
 
         try:
-            PARTS[part](device, end, partial(keep, part))
+            done = {row["method"] for row in result[part]} if part == "training" else set()
+            PARTS[part](device, end, partial(keep, part), *([done] if done else []))
         except Exception as error:  # a part that fails must not cost the others
             keep(part, failed(error))
         print(f"{part}: {len(result[part])} rows, {time.monotonic() - begin:.0f} s", flush=True)
@@ -230,14 +236,14 @@ def _mixed(runs: dict[tuple[str, str], Any], device: str) -> list[dict[str, Any]
 # ------------------------------------------------------------------------------------------------- training
 
 
-def training(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -> None:
-    """Run a short `fit` of every method, in a process of its own, and keep what its stages' steps took."""
+def training(device: str, end: float, keep: Callable[[dict[str, Any]], None], done: Collection[str] = ()) -> None:
+    """Run a short `fit` of every method but those ``done``, in a process of its own; keep what its steps took."""
     from benchmarks.scaling.run import write_inputs
 
     width, layers = TRAINED
     with tempfile.TemporaryDirectory() as work:
         write_inputs(Path(work), width, layers, (WORDS, WORDS), TEXTS)
-        for method in dict.fromkeys((*FIRST, *METHODS)):
+        for method in dict.fromkeys(name for name in (*FIRST, *METHODS) if name not in done):
             if (left := end - time.monotonic()) < 5:
                 return
             try:
