@@ -1,8 +1,10 @@
-# `make quickstart`, `make test`, `make lint` and `make docs`. All make .venv first; nothing but Python 3.11+, make and pip is needed.
+# `make quickstart`, `make test`, `make lint` and `make docs`. All make .venv first, the last three with more packages;
+# nothing but Python 3.11+, make and pip is needed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTED := $(VENV)/.tested
 
 # Python keeps what it compiles, whatever the environment says: pip compiles nothing below, and without this each
 # process would compile torch and all the others anew.
@@ -20,6 +22,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile -c constraints.txt "$(TORCH)+cpu" $(BUILD) 2>/dev/null; } \
 		|| $(BIN)/python -m pip install -q --no-compile -c constraints.txt "$(TORCH)" $(BUILD)
+	$(BIN)/python -m pip install -q --no-compile --no-build-isolation -c constraints.txt -e .
+	touch $@
+
+# what tests, checks and the site need besides
+$(TESTED): $(READY)
 	$(BIN)/python -m pip install -q --no-compile --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -27,17 +34,17 @@ quickstart: $(READY)
 	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
 	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.task docstrings
 
-test: $(READY)
+test: $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(READY)
+lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --doctest-modules --import-mode=importlib lit_compress benchmarks
 
 # the site, into site/; a dead link or a missing docstring is an error
-docs: $(READY)
+docs: $(TESTED)
 	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build -q
 
 # the tested version of every package, also of those that only others need; it needs uv (pip install uv). Pinned versions

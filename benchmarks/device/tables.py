@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.common import load, origin, table
+from benchmarks.device import gpu_tables
 from benchmarks.device.run import METHODS
 
 TITLE = "What a training step asks of a device"
@@ -80,4 +81,4 @@ def sections() -> list[str]:
               "to the host", "calls before", "calls",
               "of them the teacher's", "x dense"]  # fmt: skip
     made = [HEAD, table(header, rows), *([origin(results[0], "device", 1)] if results else [])]
-    return [*made, *accelerator()]
+    return [*made, *accelerator(), *gpu_tables.sections()]
