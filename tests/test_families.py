@@ -24,8 +24,8 @@ METHODS = ("CoFi", "CoFiLoSparse", "ITP", "LPAF", "LoSparse", "SP3")
 GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]', "mpnet": '["hidden", "heads"]'}  # SP3's
 DENSITY = {("SP3", "modernbert"): 0.7}  # with neurons alone
 PAIRS = [*((family, method) for family in FAMILIES for method in METHODS), ("gpt2", "CoFi"),
-         ("gpt_neox", "CoFiLoSparse"), ("mpnet", "CoFiLoSparse"), ("mpnet", "SP3"),
-         ("mpnet", "BlockMovement")]  # fmt: skip
+         ("gpt_neox", "CoFiLoSparse"),
+         *(("mpnet", method) for method in ("CoFiLoSparse", "SP3", "BlockMovement", "ITP"))]  # fmt: skip
 REFUSED = {("CoFi", "qwen3"), ("CoFiLoSparse", "qwen3")}
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, PivotLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
+from lit_compress.models.constant_units import remove_constant_units
 from lit_compress.models.prices import factor_prices
-from lit_compress.models.slicing import remove_constant_units
 from lit_compress.models.surgery import link, product_of, replace, with_same_parameters
 
 if TYPE_CHECKING:

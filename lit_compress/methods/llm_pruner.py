@@ -24,7 +24,7 @@ Deviations, and where paper and program differ:
     - ``shape uniform`` (not in the program) keeps the same numbers in all blocks, within the density.
     - Only heads and neurons go ("block-wise"); the paper's channels of the residual stream stay. With grouped queries
       the queries of a key go with it, which the paper's LLaMA does not have.
-    - The paper prunes decoders; here every family; T5, MPNet and ALBERT keep their heads, whose numbers are fixed in
+    - The paper prunes decoders; here every family; T5, ALBERT and Phi-3 keep their heads, whose numbers are fixed in
       their code.
 """
 
@@ -42,11 +42,10 @@ from torch import Tensor
 from lit_compress.calibration.gradients import Gradients, MeanGradient
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
-from lit_compress.models.sites import SubLayer, sublayers
+from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import LayerShape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage
@@ -99,15 +98,14 @@ def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLaye
     Raises:
         UserError: all blocks stay whole.
     """
-    parts, (first, last) = sublayers(net, removable=False), (settings.keep_first, settings.keep_last)
+    parts, (first, last) = cuttable(net), (settings.keep_first, settings.keep_last)
     count = 1 + parts[-1].layer
     if first + last >= count:
         raise UserError(
             f"prune.keep_first {first}, prune.keep_last {last}: they leave none of the {count} blocks to prune; the "
             f"sum must be below {count}"
         )
-    kinds = ("attention", "ffn") if get_architecture(net).cuts_heads else ("ffn",)
-    return [part for part in parts if first <= part.layer < count - last and part.kind in kinds]
+    return [part for part in parts if first <= part.layer < count - last]
 
 
 def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, step: int = 1) -> dict[str, int]:

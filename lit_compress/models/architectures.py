@@ -1,7 +1,7 @@
 """One record per Hugging Face architecture: where its Linears, norms and embeddings are, and which can be removed.
 
 A new architecture is one entry of ``ARCHITECTURES``; record.py explains its fields. Every other file reads the record
-through the functions of sites.py, residual_stream.py and slicing.py. A field at its default, None or False, says that
+through the functions of sites.py and residual_stream.py. A field at its default, None or False, says that
 something is not possible. Poolers, task heads and embeddings are never sites: LPAF 4.1 and FWSVD 3 compress "the linear
 layers in the transformer blocks", and only with these sites do their published parameter percentages come out.
 """
@@ -63,7 +63,7 @@ _NORM = "embeddings.LayerNorm"
 _BERT = Architecture(
     stacks={"encoder": Stack("encoder.layer.*", _WORDS, norm=_NORM)},
     sublayers=_bert(),
-    embeddings=("embeddings",), activation="hidden_act", removes_heads=True, cuts_stream=True,
+    embeddings=("embeddings",), removes_heads=True, cuts_stream=True,
 )  # fmt: skip
 _LLAMA = Architecture(
     stacks={"decoder": Stack("layers.*", ("embed_tokens",), norm="norm")},
@@ -73,7 +73,7 @@ _LLAMA = Architecture(
         SubLayerSpec("ffn", _under("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
                      "post_attention_layernorm"),
     ),
-    pre_norm=True, rms=True, rotary=True, narrows=True, activation="hidden_act", removes_heads=True,
+    pre_norm=True, rms=True, rotary=True, narrows=True, removes_heads=True,
     heads_fields=("num_attention_heads", "num_key_value_heads"),
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ _GPT_NEOX = Architecture(
         _whole("mlp", {"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "post_attention_layernorm", "ffn"),
     ),
     keeps_basis="its attentions and networks read the same hidden states",
-    pre_norm=True, rotary=True, activation="hidden_act", removes_heads=True, cached=True,
+    pre_norm=True, rotary=True, removes_heads=True, cached=True,
 )  # fmt: skip
 
 # norms before and after every sub-layer, and embeddings that are multiplied, so the stream is not projected
@@ -112,8 +112,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 {"intermediate": "input", "output.dense": "zero"},
             ),
         ),
-        embeddings=("embeddings", "encoder.relative_attention_bias"), activation="hidden_act", cuts_stream=True,
-        shares_bias=True,
+        embeddings=("embeddings", "encoder.relative_attention_bias"), cuts_stream=True, shares_bias=True,
     ),
     "electra": replace(
         _BERT,

@@ -95,10 +95,10 @@ def cut_closed(
 
 @torch.no_grad()
 def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
-    """Remove heads and neurons of ``net``, in place, of any family; every sub-layer keeps some.
+    """Remove heads and neurons of ``net``, in place, of any family; every attention keeps a head.
 
     Args:
-        net: dense, with or without values.
+        net: with or without values; parameters of others that share its own stay as they are.
         kept: name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
             head of keys and values with its queries. Other sub-layers stay as they are.
     """
@@ -160,7 +160,7 @@ def _take_firsts(net: PreTrainedModel, part: SubLayer, units: Tensor | None, hid
             if units is not None:
                 parts = len(parts_of(role))
                 rows = _spread(net, name, units, parts)
-                kept = join_parts(role, [rows] * parts, len(rows) // part.heads)
+                kept = join_parts(role, [rows] * parts, len(rows) // len(units))
             _take(net, name, kept, _open(hidden))
 
 
@@ -222,9 +222,13 @@ def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor 
 
 
 def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
-    """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place."""
-    if next(net.get_submodule(name).parameters()).is_meta:
-        return  # a model without values
+    """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place.
+
+    With values of 0 and 1 alone nothing is done: what is at 0 is cut afterwards.
+    """
+    values = [value for value in (rows, columns) if value is not None]
+    if next(net.get_submodule(name).parameters()).is_meta or all(bool(((v == 0) | (v == 1)).all()) for v in values):
+        return
     for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
         if rows is not None and kind in OUTPUTS:
             tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])

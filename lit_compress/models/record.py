@@ -117,7 +117,7 @@ class Architecture:
         keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
         narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
             has the width of heads, ``rms_norm_eps`` and the other widths apart.
-        activation: the configuration's name of the neurons' activation. None: constant neurons are not cut.
+        activation: the configuration's name of the neurons' activation.
         removes_heads: the attention finds its number of heads from the width of the projections, so that constant
             heads can be cut.
         head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
@@ -143,7 +143,7 @@ class Architecture:
     bare_start: bool = False
     keeps_basis: str = ""
     narrows: bool = False
-    activation: str | None = None
+    activation: str = "hidden_act"
     removes_heads: bool = False
     head_attributes: Callable[[int, int], dict[str, int]] | None = None
     shares_bias: bool = False

@@ -1,8 +1,8 @@
 """The weights that an export stores if only some rows of the matrices are kept, for rankings of rows.
 
 A neuron whose rows are all removed goes with the column that reads it, a head without values with all of its rows and
-columns (slicing.py). So a row has no price of its own, but the stored weights of the best n rows have a closed form. A
-weight of a matrix is stored from the moment on at which both its row and its column are, so they are, over all
+columns (constant_units.py). So a row has no price of its own, but the stored weights of the best n rows have a closed
+form. A weight of a matrix is stored from the moment on at which both its row and its column are, so they are, over all
 matrices, the sum of (rows stored so far) x (columns stored so far).
 """
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.record import join_parts, parts_of, split_parts
-from lit_compress.models.sites import find_sites, size_at
-from lit_compress.models.slicing import sublayer_roles
+from lit_compress.models.sites import SubLayer, cuttable, find_sites, of_kind, size_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,11 +59,11 @@ class RowSizes:
         self.rows = end
         self.total = sum(rows * columns for rows, columns in (matrix.size for matrix in self.matrices.values()))
         whole = not any(matrix.rank for matrix in self.matrices.values())
-        self._parts = list(sublayer_roles(net)) if whole else []
+        self._parts = cuttable(net) if whole else []
         self._together = {
-            names["down"]: biases_go or not any(getattr(net.get_submodule(names[role]), "bias", None) is not None
-                                                for role in ("gate", "up", "gate_up") if role in names)
-            for names, width in self._parts if not width
+            part.last: biases_go or not any(getattr(net.get_submodule(name), "bias", None) is not None
+                                            for role, name in part.sites.items() if role != "down")
+            for part in self._parts if part.kind == "ffn"
         }  # fmt: skip
 
     def along(self, order: Tensor) -> Tensor:
@@ -81,11 +80,8 @@ class RowSizes:
         A row of a removed head counts for nothing until the head has values.
         """
         counted, columns = places.clone(), dict[str, Tensor]()
-        for names, width in self._parts:
-            if width:
-                columns |= self._heads(names, width, counted)
-            else:
-                columns[names["down"]] = self._neurons(names, counted)
+        for part in self._parts:
+            columns[part.last] = (self._heads if part.kind == "attention" else self._neurons)(part, counted)
         stored = torch.zeros_like(places)
         for name, matrix in self.matrices.items():
             rows = _so_far(counted[matrix.rows], self.rows)
@@ -97,31 +93,35 @@ class RowSizes:
             stored += kept
         return stored, counted
 
-    def _neurons(self, names: Mapping[str, str], counted: Tensor) -> Tensor:
+    def _firsts(self, part: SubLayer) -> dict[str, slice]:
+        """Return role -> rows of the matrices that read the stream, in forward order."""
+        return {role: self.matrices[name].rows for role, name in part.sites.items() if name != part.last}
+
+    def _neurons(self, part: SubLayer, counted: Tensor) -> Tensor:
         """Return when the columns of the last matrix come; rows of a neuron that is not there do not count."""
-        roles = [role for role in ("gate", "up", "gate_up") if role in names]
-        firsts = torch.cat([counted[self.matrices[names[role]].rows] for role in roles])
-        firsts = firsts.view(sum(len(parts_of(role)) for role in roles), -1)
-        if len(firsts) == 1 or not self._together[names["down"]]:
+        rows = self._firsts(part)
+        firsts = torch.cat([counted[own] for own in rows.values()])
+        firsts = firsts.view(sum(len(parts_of(role)) for role in rows), -1)
+        if len(firsts) == 1 or not self._together[part.last]:
             return firsts.amin(0)
         neurons = firsts.amax(0)
-        for role in roles:
-            counted[self.matrices[names[role]].rows] = neurons.repeat(len(parts_of(role)))
+        for role, own in rows.items():
+            counted[own] = neurons.repeat(len(parts_of(role)))
         return neurons
 
-    def _heads(self, names: Mapping[str, str], width: int, counted: Tensor) -> dict[str, Tensor]:
+    def _heads(self, part: SubLayer, counted: Tensor) -> Tensor:
         """Return when the columns of the last matrix come, with their head; the head's other rows come then too."""
-        firsts = [role for role in names if {"q", "k", "v"} & {*parts_of(role)}]
-        heads = self._values(names, firsts[-1], width, counted).view(-1, width).amin(1)
-        queries = self.matrices[names["o"]].columns // (len(heads) * width)
-        for role in firsts:
-            rows = self.matrices[names[role]].rows
-            each = heads.repeat_interleave(queries if role == "q" else 1).repeat_interleave(width)
-            counted[rows] = torch.maximum(counted[rows], join_parts(role, [each] * len(parts_of(role)), width))
-        return {names["o"]: heads.repeat_interleave(queries).repeat_interleave(width)}
+        heads = self._values(part, counted).amin(1)
+        queries = self.matrices[part.last].columns // (len(heads) * part.width)
+        for role, rows in self._firsts(part).items():
+            each = heads.repeat_interleave((queries if role == "q" else 1) * part.width)
+            counted[rows] = torch.maximum(counted[rows], join_parts(role, [each] * len(parts_of(role)), part.width))
+        return heads.repeat_interleave(queries * part.width)
 
-    def _values(self, names: Mapping[str, str], role: str, width: int, values: Tensor) -> Tensor:
-        return split_parts(role, values[self.matrices[names[role]].rows], width)[-1]
+    def _values(self, part: SubLayer, of_rows: Tensor) -> Tensor:
+        """Return what belongs to the rows of the values of each head, [heads, width]."""
+        role, rows = [*self._firsts(part).items()][-1]
+        return split_parts(role, of_rows[rows], part.width)[-1].view(-1, part.width)
 
     @torch.no_grad()
     def choose(self, scores: Tensor, budget: int | Tensor) -> Tensor:
@@ -137,17 +137,14 @@ class RowSizes:
         order = scores.argsort(descending=True, stable=True)
         places = _places(order)
         fits = self.along(order) <= budget
-        if any(width for _, width in self._parts):
+        if attentions := of_kind(self._parts, "attention"):
             number = fits.sum()
             late = torch.zeros_like(scores, dtype=torch.bool)
-            for names, width in self._parts:
-                if width:
-                    role = next(reversed([role for role in names if {"q", "k", "v"} & {*parts_of(role)}]))
-                    values = self._values(names, role, width, places).view(-1, width)
-                    gone = (values >= number).all(1).repeat_interleave(width)
-                    kept = torch.zeros_like(gone)
-                    parts = [kept] * (len(parts_of(role)) - 1) + [gone]
-                    late[self.matrices[names[role]].rows] = join_parts(role, parts, width)
+            for part in attentions:
+                gone = (self._values(part, places) >= number).all(1).repeat_interleave(part.width)
+                role, rows = [*self._firsts(part).items()][-1]
+                each = [torch.zeros_like(gone)] * (len(parts_of(role)) - 1) + [gone]
+                late[rows] = join_parts(role, each, part.width)
             order = (places + late * self.rows).argsort()
             places = _places(order)
             fits = (self.along(order) <= budget) & ~late[order]

@@ -60,6 +60,7 @@ class SubLayer:
         stubs: name of a module -> the output of its placeholder when the sub-layer is removed.
         heads: number of heads in the dense model (1 for a feed-forward network); with grouped queries the heads of
             keys.
+        width: of a head; 0 in a feed-forward network.
         cached: True if the attention is numbered for the cache of a decoder's keys and values.
     """
 
@@ -72,6 +73,7 @@ class SubLayer:
     module: str
     stubs: dict[str, Returns]
     heads: int
+    width: int
     cached: bool
 
     @property
@@ -292,12 +294,13 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
     architecture = get_removable(net) if removable else get_architecture(net)
     keys = getattr(net.config, "num_key_value_heads", None)
     parts = []
-    for number, (stack, _, block, _) in enumerate(blocks(net)):
+    for number, (stack, _, block, module) in enumerate(blocks(net)):
         for spec in architecture.sublayers:
             if spec.module and not has(net, f"{block}.{spec.module}"):
                 continue
             stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
-            paths = {path: role for path, role in spec.linears.items() if removable or has(net, f"{block}.{path}")}
+            left = {path for path in spec.linears if has(module, path) and not _taken_out(module, path)}
+            paths = {path: role for path, role in spec.linears.items() if removable or path in left}
             if not paths:
                 continue
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
@@ -314,10 +317,17 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
                     module=f"{block}.{spec.module}",
                     stubs=stubs,
                     heads=1 if spec.kind == "ffn" else keys or _heads(net, stack),
+                    width=0 if spec.kind == "ffn" else head_width(net, stack),
                     cached=architecture.cached and stack == "decoder" and spec.kind == "attention",
                 )
             )
     return parts
+
+
+def cuttable(net: PreTrainedModel) -> list[SubLayer]:
+    """Return the sub-layers of ``net`` that can lose heads or neurons, in forward order, without those removed."""
+    heads = get_architecture(net).cuts_heads
+    return [part for part in sublayers(net, removable=False) if heads or part.kind == "ffn"]
 
 
 def held_part(parts: list[SubLayer]) -> SubLayer | None:

@@ -32,9 +32,9 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks.records import get_task
 
 
-def sparse_net(rank: int, kept: dict[str, int], family: str = "bert"):
+def sparse_net(rank: int, kept: dict[str, int]):
     """A tiny net (32 wide, 64 neurons) whose matrices of a role keep their first rows beside factors of a rank."""
-    return pruned(make_net(family).eval(), rank, kept)
+    return pruned(make_net().eval(), rank, kept)
 
 
 def pruned(net, rank, kept):
@@ -87,28 +87,29 @@ def test_a_tied_table_stays_tied_in_16_bits():
     assert net.get_input_embeddings().weight is net.get_output_embeddings().weight
 
 
-@pytest.mark.parametrize(("family", "rank"), [("bert", 2), ("deberta-v2", 0)])
-def test_only_above_the_limit(family, rank, tmp_path):
+@pytest.mark.parametrize("rank", [2, 0])
+def test_only_above_the_limit(rank, tmp_path):
     """q keeps 26 of 32 rows, more than 0.7 of 1024 parameters also without factors, k 17; values and size follow."""
-    net = sparse_net(rank, {"q": 26, "k": 17}, family)
+    net = sparse_net(rank, {"q": 26, "k": 17} | ({} if rank else {"v": 32}))
+    with_rows = {"q", "k", "o", "down"} | ({"v", "up"} if rank else set())  # else neurons without a row are cut
     small, fused = compact(net), as_deployed(net)
     found = merged(small)
     share = (26 * 32 + rank * 64) / 1024
     assert found == {s.name: share for s in find_sites(net) if s.role == "q"}
     for site in find_sites(fused):
         layer = fused.get_submodule(site.name)
-        assert type(layer) is (SizedLinear if site.role == "q" else LowRankRowsLinear)
-        assert type(small.get_submodule(site.name)) is LowRankRowsLinear
+        assert (type(layer) is LowRankRowsLinear) == (site.role in with_rows - {"q"})
+        assert (type(small.get_submodule(site.name)) is LowRankRowsLinear) == (site.role in with_rows)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     assert describe(as_deployed(small)) == describe(fused) == describe(as_deployed(fused)) and merged(fused) == {}
-    total = sum(s.numel() for s in (make_net(family).get_submodule(x.name).weight for x in find_sites(net)))
+    total = sum(s.numel() for s in (make_net().get_submodule(x.name).weight for x in find_sites(net)))
     assert stored_density(fused) - stored_density(small) == pytest.approx(2 * (1 - share) * 1024 / total)
     save_net(fused, tmp_path)
     assert torch.equal(logits(load_net(tmp_path)), logits(fused))
 
 
 def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
-    net = sparse_net(0, {"q": 16}, "deberta-v2")
+    net = sparse_net(0, {"q": 16, "v": 32})
     for limit, merges in ((0.5, False), (0.49, True)):
         monkeypatch.setattr(module, "MERGE", limit)
         assert bool(merged(compact(net))) == merges

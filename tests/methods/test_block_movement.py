@@ -107,7 +107,7 @@ def test_the_best_units_have_the_density(fill, tmp_path):
     assert all(mask.all() for mask in stage.best(scores, 16384))
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "deberta-v2", "modernbert", "opt", "bart"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "opt", "bart"])
 def test_what_is_empty_is_cut(family, tmp_path):
     """Masked = zeros = cut = exported, also without values in a head, any head, any neuron of a sub-layer."""
     _, net, stage = masked_net(tmp_path / "dense", family, fill=False)

@@ -36,7 +36,7 @@ def test_a_record_is_whole(family):
     assert len({spec.when_removed is None for spec in record.sublayers}) == 1
     norms = [stack.norm for stack in record.stacks.values()] + [spec.norm for spec in record.sublayers]
     assert len({norm is None for norm in norms}) == 1
-    assert record.activation is None or isinstance(getattr(config, record.activation), str)
+    assert isinstance(getattr(config, record.activation), str)
     assert not record.cuts_stream or (record.has_removable_sublayers and not record.pre_norm)
 
 

@@ -13,7 +13,8 @@ from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 
-FAMILIES = ["bert", "opt", "gpt_neox", "llama", "llama-one-key", "phi3", "modernbert-biases", "bart-uneven", "t5-gated"]
+FAMILIES = ["bert", "mpnet", "deberta-v2-own-positions", "opt", "gpt2", "gpt_neox", "llama", "llama-one-key", "phi3",
+            "modernbert-biases", "bart-uneven", "t5-gated"]  # fmt: skip
 
 
 def stored(net, ranks, keep, biases_go=False):

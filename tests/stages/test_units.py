@@ -179,7 +179,7 @@ def test_whole_sublayers_go(family, tmp_path):
     assert torch.allclose(logits(alone), logits(net), atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "bart", "opt"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "distilbert", "modernbert", "bart", "opt"])
 @pytest.mark.parametrize("kind", ["attention", "ffn"])
 def test_a_constant_sublayer_goes_first_and_changes_nothing(family, kind):
     """Its last matrix is zero: without any cost it goes whole, and its bias stays."""
@@ -224,7 +224,7 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind):
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "opt", "bart"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "opt", "bart"])
 def test_what_is_left_is_trained(family):
     """Every parameter that got a gradient before still does: the norm of an input that nothing reads is gone, too."""
 
