@@ -76,6 +76,7 @@ def gated(net):
 CASES = {
     "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
     "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
+    "gated_mpnet": ("mpnet", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
     "narrow": ("bert", {}, narrow, (NarrowNorm,)),
     "narrow_albert": ("albert", {}, narrow, (NarrowLinear,)),
     "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Removed)),
