@@ -65,7 +65,8 @@ def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> 
     if architecture.shares_bias:
         attention: Any = net.get_submodule(name)
         before = attention.heads if isinstance(attention, SomeHeads) else range(attention.num_attention_heads)
-        SomeHeads.adopt(attention, [before[head] for head in left])
+        if len(left) < len(before):
+            SomeHeads.adopt(attention, [before[head] for head in left])
     elif architecture.head_attributes:
         set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
 

@@ -44,5 +44,6 @@ class SomeHeads(nn.Module):
     ) -> Any:
         """Map [batch, length, width] to a tuple with the same; the bias is [batch, dense heads, length, length]."""
         if position_bias is not None:
-            position_bias = position_bias[:, self.heads]
+            # an index would be copied to the device in every forward, which a CUDA graph cannot record
+            position_bias = torch.cat([position_bias[:, head : head + 1] for head in self.heads], 1)
         return super().forward(hidden_states, attention_mask, position_bias, *args, **kwargs)
