@@ -33,7 +33,7 @@ MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step"
            "device", "device/accelerator", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
            "speed/smollm2", "speed/vocabulary", "threads", "scaling",
            "second_order/divergence", "second_order/price", "second_order/untrained", "second_order/estimates",
-           "comparison", "comparison/front",
+           "comparison", "comparison/front", "base_size", "base_size/coding",
            "reliability", "decoder", "decoder/integers", "decoder/serve",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
