@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-STEP, STEP_OF_DIFFERENCE = 1 / 20, 0.7  # of the standard deviation of a row
+STEP, STEP_OF_DIFFERENCE = 1 / 20, 0.9  # of the standard deviation of a row
 MIB = 2**20
 SMALL = 2**10  # numbers of a tensor that stays as it is
 FILE = "model.safetensors"
