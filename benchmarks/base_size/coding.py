@@ -32,14 +32,14 @@ def encode(value: Tensor, base: Tensor | None = None) -> bytes:
     """Return a tensor in the code of this module."""
     if value.ndim != 2 or value.numel() < SMALL or not value.is_floating_point():
         return zlib.compress(save({"plain": value.contiguous()}))
-    differs = base is not None and base.shape == value.shape
-    rows = value.float() - base.float() if differs else value.float()
+    known = base if base is not None and base.shape == value.shape else None
+    rows = value.float() if known is None else value.float() - known.float()
     kept = rows.any(1)
-    step = rows[kept].std(1, correction=0) * (STEP_OF_DIFFERENCE if differs else STEP)
+    step = rows[kept].std(1, correction=0) * (STEP if known is None else STEP_OF_DIFFERENCE)
     step = torch.maximum(step, rows[kept].abs().amax(1) / 127)
     parts = {
         "numbers": (rows[kept] / step[:, None]).round().to(torch.int8), "step": step, "kept": kept,
-        "columns": torch.tensor(rows.shape[1]), "differs": torch.tensor(differs),
+        "columns": torch.tensor(rows.shape[1]), "differs": torch.tensor(known is not None),
     }  # fmt: skip
     coder = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
     return coder.compress(save(parts)) + coder.flush()

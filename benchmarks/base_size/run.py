@@ -299,12 +299,12 @@ def main() -> None:
     import lit_compress.methods  # noqa: F401  imported once, before the runs are forked
 
     vars(workers)["start_process"] = begin
-    plan = partial(planned, options)
+    plan_of_task = partial(planned, options)
     if apart(works, [options.device]) == [True]:
-        made = apart(plan, options.tasks)
+        made = apart(plan_of_task, options.tasks)
     else:
         os.environ["NO_FORKS"] = "1"
-        made = list(map(plan, options.tasks))
+        made = list(map(plan_of_task, options.tasks))
     plans = dict(zip(options.tasks, made, strict=True))
     for each in made:
         check_plan(each)
