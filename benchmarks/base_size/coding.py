@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
+from lit_compress.utils.manifest import MANIFEST
+
 STEP, STEP_OF_DIFFERENCE = 1 / 20, 0.9  # of the standard deviation of a row
 MIB = 2**20
 SMALL = 2**10  # numbers of a tensor that stays as it is
@@ -63,7 +65,7 @@ def entries(name: str, model: Path, base: Mapping[str, Tensor]) -> Iterator[tupl
     for key, value in load_file(model / FILE).items():
         yield f"{name}/tensors/{key}", encode(value, of_base(base, key))
     for path in sorted(model.glob("*")):
-        if path.is_file() and path.name != FILE:
+        if path.is_file() and path.name not in (FILE, MANIFEST):  # weights that are rounded have another sum
             yield f"{name}/files/{path.name}", zlib.compress(path.read_bytes())
 
 
