@@ -25,7 +25,7 @@ from benchmarks.common import (
 from benchmarks.marks import filled
 
 STUDIES = (
-    "comparison", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "decoder", "embedding", "data", "speed", "device", "threads",
+    "comparison", "base_size", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "decoder", "embedding", "data", "speed", "device", "threads",
     "scaling", "reliability",
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
