@@ -15,7 +15,7 @@ HEAD = """## Every method
 
 Dev metric in %: accuracy on SST-2, MRPC and RTE, Matthews' correlation on CoLA, the mean of Pearson's and Spearman's correlation
 on STS-B; standard errors over the dev set are {errors}. *Density*: of the stored files. A
-dash: the time was over before this run. {fairness}
+dash: the time was over before this run. {fairness} MRPC and RTE have 400 steps.
 """
 TASK = """## {name}: {rows} runs
 
