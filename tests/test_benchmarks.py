@@ -20,8 +20,8 @@ from benchmarks import common, tables
 from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
 from benchmarks.comparison import tables as comparison_tables
+from benchmarks.comparison.claims import Claim
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
-from lit_compress.evaluation.claims import Claim
 from lit_compress.utils.timing import adds_integers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step"
            "device", "device/accelerator", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
            "speed/smollm2", "speed/vocabulary", "threads", "scaling",
            "second_order/divergence", "second_order/price", "second_order/untrained", "second_order/estimates",
-           "comparison", "comparison/front", "base_size", "base_size/coding",
+           "comparison", "comparison/claims", "comparison/front", "base_size", "base_size/coding",
            "reliability", "decoder", "decoder/integers", "decoder/serve",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip

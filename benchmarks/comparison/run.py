@@ -10,7 +10,7 @@ stand in place of the config's. ``--collect`` runs nothing. Cells and claims tha
 folder lacks are kept, if its teachers have the scores of theirs; with other teachers the script ends and writes
 nothing.
 
-Writes benchmarks/comparison/results/<task>.json (cells and claims of compare.json) and <task>/<run>.json (a run's
+Writes benchmarks/comparison/results/<task>.json (cells of compare.json, claims) and <task>/<run>.json (a run's
 report.json, ``held_out``).
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from benchmarks.comparison.claims import decided
 
 STUDY = "comparison"
 TASKS = ("sst2", "stsb", "mrpc", "qnli")
@@ -56,7 +57,7 @@ def with_earlier(made: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]
 def collect(options: Any, task: str, out: Path) -> None:
     """Store the finished runs of a comparison, its cells and its claims."""
     found = json.loads((out / "compare.json").read_text())
-    kept = {key: found[key] for key in ("fairness", "cells", "claims", "metric", "task")}
+    kept = {key: found[key] for key in ("fairness", "cells", "metric", "task")} | {"claims": decided(out)}
     teachers = [json.loads(path.read_text())[0] for path in sorted(out.glob("teachers/*/stages.json"))]
     reports = [json.loads(path.read_text()) for path in sorted(out.glob("teachers/*/report.json"))]
     made = {

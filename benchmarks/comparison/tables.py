@@ -8,10 +8,9 @@ from typing import Any
 
 from benchmarks.common import file_density, load, mean_and_deviation, middle, origin, percent, table, with_gains
 from benchmarks.comparison import curve, front_table
+from benchmarks.comparison.claims import FILE, Claim, read_claims
 from benchmarks.comparison.curve import USUAL, asked
 from benchmarks.comparison.front_table import NAMES, SCORES
-from lit_compress.cli.recipes import COMPARISONS
-from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.utils.files import read_yaml
@@ -266,7 +265,7 @@ def _claims() -> Iterator[str]:
                 papers[claim["text"]] = claim.get("paper") or ""
     pairs = sum(len(seeds_of(runs)) for _, runs in comparisons())
     yield CLAIMS.format(seeds=facts()["seeds"], pairs=pairs)
-    claims = read_claims(read_yaml("claims", COMPARISONS / "claims.yaml"))
+    claims = read_claims(read_yaml("claims", FILE))
     rows, known = rows_of(), {claim.text: claim for claim in claims}
     yield table(
         ["claim", *SHOWN, "ahead", "the paper's numbers"],

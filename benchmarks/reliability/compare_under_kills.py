@@ -4,7 +4,7 @@
 
 A comparison is made once unbroken. Then it is made again and again until the minutes are over: the same command is
 given, and after a random time either the worker or one of its runs or all of them are killed by SIGKILL, and the
-command is given again, until it ends by itself. Its cells, claims and the page's table must be those of the unbroken
+command is given again, until it ends by itself. Its cells and the page's table must be those of the unbroken
 one; only times and memory may differ. The last one goes on to its end without kills. Writes
 benchmarks/reliability/results/compare_under_kills/kills.json.
 """
@@ -36,7 +36,6 @@ CONFIG: dict[str, Any] = {
     "teacher": {"model.dense.epochs": 1, "model.dense.learning_rate": 3e-3},
     "budgets": [0.5], "seeds": [1, 2], "learning_rates": [1e-3], "updates": 10, "hold_out": 8,
     "methods": {"SVD": {}, "LPAF": {}, "Magnitude": {}},
-    "claims": [{"text": "LPAF keeps more than SVD", "above": "LPAF", "below": "SVD", "times": 1.0}],
 }  # fmt: skip
 WHOM = ("all", "worker", "run")
 TIMED = ("seconds", "memory_mib", "speedup", "latency", "peak", "_ms", "minutes", "steady", "timing")
@@ -98,7 +97,7 @@ def result(out: Path) -> dict[str, Any]:
     rows = list(csv.DictReader((out / "report" / "results.csv").open()))
     reports = [json.loads((out / cell["run"] / "report.json").read_text())["compressed"] for cell in found["cells"]]
     return {
-        "cells": untimed(found["cells"]), "claims": found["claims"], "page": untimed(rows),
+        "cells": untimed(found["cells"]), "page": untimed(rows),
         "page_files": sorted(path.name for path in (out / "report").iterdir()),
         "nets": [[report[key] for key in ("metric", "density", "bytes")] for report in reports],
         "left": sorted(str(path.relative_to(out)) for path in out.rglob(".*.tmp")),

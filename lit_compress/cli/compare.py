@@ -18,8 +18,7 @@ from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
 from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, silence_libraries
-from lit_compress.cli.recipes import COMPARISONS, resolve_comparison, shipped_comparisons
-from lit_compress.evaluation.claims import Claim, read_claims
+from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
@@ -30,7 +29,6 @@ from lit_compress.run.comparison import (
     Entry,
     Job,
     Resolved,
-    budget_name,
     cells,
     read_comparison,
     shares,
@@ -43,7 +41,7 @@ from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest, printable
-from lit_compress.utils.files import check_folder, read_yaml
+from lit_compress.utils.files import check_folder
 from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
@@ -62,7 +60,7 @@ SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison that was checked: its cells, teachers and claims, and their data.
+    """A comparison that was checked: its cells and teachers, and their data.
 
     Only the runs of the methods ``only`` are made; results are gathered for all.
     """
@@ -72,7 +70,6 @@ class Plan:
     task: str
     teachers: list[Job]
     cells: list[Cell]
-    claims: list[Claim]
     command: str
     only: frozenset[str]
 
@@ -83,7 +80,7 @@ class Plan:
 
     def gathered(self) -> dict[str, Any]:
         """Return the results so far; see run/gather.py."""
-        return gather(self.place, self.cells, self.claims, asdict(self.comparison), self.command, self.task)
+        return gather(self.place, self.cells, asdict(self.comparison), self.command, self.task)
 
 
 def compare_command(args: list[str], doc: str | None) -> None:
@@ -219,7 +216,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     epochs, length = divide(made.updates, made.epochs, splits, steps) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
     planned = cells(made, methods, out, epochs, length)
-    return Plan(made, Layout(out), task.name, teachers(made, out), planned, _claims(made, file), command, only)
+    return Plan(made, Layout(out), task.name, teachers(made, out), planned, command, only)
 
 
 def _recorded(out: Path) -> dict[str, Any] | None:
@@ -246,20 +243,6 @@ def _resolve(entry: Entry, task: str) -> Resolved:
     if "params" in own:
         words.append("--model.params=null")  # a density or a budget is in its place
     return Resolved(entry, kind.__name__, stages, tuple(words))
-
-
-def _claims(made: Comparison, file: Path) -> list[Claim]:
-    """Return the claims of a comparison; a file is looked for next to its config, then among the shipped ones."""
-    if made.claims is None:
-        return []
-    if not isinstance(made.claims, str):
-        return read_claims(made.claims, budget_name)
-    places = [file.parent / made.claims, Path(made.claims).expanduser(), COMPARISONS / made.claims]
-    claims = next((place for place in places if place.is_file()), None)
-    if claims is None:
-        shipped = [path.name for path in COMPARISONS.glob("claims*.yaml")]
-        raise UserError(f"config: claims: no file '{made.claims}'; {nearest(made.claims, shipped)}")
-    return read_claims(read_yaml("claims", claims), budget_name)
 
 
 # ------------------------------------------------------------------------------------------ making runs
@@ -314,9 +297,6 @@ def run_plan(plan: Plan, workers: int) -> Path:
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
-    for claim in results["claims"]:
-        if claim["verdict"] != "not measured":
-            print(f"{claim['verdict']}: {claim['text']}")
     page = pages.write(plan.place.out)
     print(f"results: {plan.place.out / 'compare.json'}\npage: {page}")
     return page

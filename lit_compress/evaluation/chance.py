@@ -1,29 +1,9 @@
-"""How probable a difference is by chance: Student's t, the sign test, Holm's correction, a constant answer's score."""
+"""How probable a difference is by chance: the sign test, a constant answer's score."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import atan, comb, cos, floor, pi, sin, sqrt
+from math import comb
 from typing import Any, NamedTuple
-
-
-def student(t: float, freedom: float) -> float:
-    """Return the probability that Student's t is farther from 0 than ``t``; ``freedom`` is rounded down.
-
-    >>> [round(student(t, n), 3) for t, n in ((12.706, 1), (4.303, 2), (2.228, 10))]
-    [0.05, 0.05, 0.05]
-    """
-    degrees = max(1, floor(freedom + 1e-9))  # Abramowitz and Stegun 26.7.3 and 26.7.4
-    angle = atan(abs(t) / sqrt(degrees))
-    odd = degrees % 2
-    term, total = (cos(angle), 0.0) if odd else (1.0, 0.0)
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= k / (k + 1) * cos(angle) ** 2
-    inside = sin(angle) * total
-    if odd:
-        inside = 2 / pi * (angle + inside)
-    return max(0.0, 1.0 - inside)
 
 
 def sign_test(wrong: int, right: int) -> float:
@@ -34,22 +14,6 @@ def sign_test(wrong: int, right: int) -> float:
     """
     total, least = wrong + right, min(wrong, right)
     return min(1.0, 2 * sum(comb(total, k) for k in range(least + 1)) / 2**total)
-
-
-def holm(chances: Sequence[float]) -> list[float]:
-    """Return the probabilities of several tests corrected for their number, each at most 1.
-
-    At most 5 % of such families have a corrected value below 0.05 by chance, however they depend on each other (Holm
-    1979, https://www.jstor.org/stable/4615733).
-
-    >>> [round(p, 2) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    corrected, largest = [0.0] * len(chances), 0.0
-    for done, place in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
-        largest = max(largest, min(1.0, (len(chances) - done) * chances[place]))
-        corrected[place] = largest
-    return corrected
 
 
 class Constant(NamedTuple):

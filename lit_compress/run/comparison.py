@@ -71,7 +71,6 @@ class Comparison:
         options: of ``fit``, by name, for all runs, the teacher's too.
         taught: options for all runs but the teacher's, e.g. of distillation.
         teacher: options of the teacher's run, or a folder of a fine-tuned model.
-        claims: claims (evaluation/claims.py), or the name of a file of them.
     """
 
     methods: Mapping[str, Any]
@@ -84,7 +83,6 @@ class Comparison:
     options: Mapping[str, Any] = field(default_factory=dict)
     taught: Mapping[str, Any] = field(default_factory=dict)
     teacher: Mapping[str, Any] | str = field(default_factory=dict)
-    claims: Any = None
 
     def entries(self) -> list[Entry]:
         """Return the methods; an entry with varied options counts as several.
@@ -144,6 +142,11 @@ def read_comparison(values: Any, path: str) -> Comparison:
     if not isinstance(values, dict):
         raise UserError(f"config: '{path}' is no comparison; write methods, budgets, seeds, ... as keys")
     known = [f.name for f in fields(Comparison)]
+    if "claims" in values:
+        raise UserError(
+            f"config: claims in '{path}': this key was removed in version 0.3; python -m benchmarks.comparison.claims "
+            "tests claims on the folder of a comparison"
+        )
     for key in values:
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in '{path}'; {nearest(key, known)}")

@@ -1,20 +1,14 @@
-"""Results of a comparison so far: cells, chosen learning rates, claims; ``compare.json`` and its page."""
+"""Results of a comparison so far: cells and chosen learning rates; ``compare.json`` and its page."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from math import fsum
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.evaluation.claims import Claim, ClaimedResult, Value, evaluate_claims
-from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.export.report import final_metric, of_program
 from lit_compress.run.comparison import Cell, Job
-from lit_compress.run.details import ANSWERS
 from lit_compress.run.results import other_density
 from lit_compress.run.workers import Layout, is_running
 from lit_compress.utils.files import json_of, write_json
@@ -28,31 +22,22 @@ FORMAT = 1
 FILE = "compare.json"
 
 
-def gather(
-    place: Layout, cells: Sequence[Cell], claims: Sequence[Claim], config: dict[str, Any], command: str, task: str
-) -> dict[str, Any]:
+def gather(place: Layout, cells: Sequence[Cell], config: dict[str, Any], command: str, task: str) -> dict[str, Any]:
     """Return the content of ``compare.json``, a function of the files in the folder.
 
     Args:
         place: the folder of the comparison.
         cells: of its plan.
-        claims: to be decided.
         config: as the user gave it.
         command: that makes all of this again.
         task: of all runs.
     """
-    entries, results, metric = [], [], dict[str, Any]()
-    for cell in cells:
-        entry = _cell(place, cell)
-        entries.append(entry)
-        if entry["status"] == "done":
-            report = of_program(_read(place.out / entry["run"] / "report.json"))
-            metric = report["metric"]
-            results.append(ClaimedResult(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
-    less = metric.get("mode") == "min"
+    entries = [_cell(place, cell) for cell in cells]
+    done = [place.out / entry["run"] for entry in entries if entry["status"] == "done"]
+    metric = of_program(_read(done[-1] / "report.json"))["metric"] if done else None
     return {
-        "format": FORMAT, "config": config, "task": task, "metric": metric or None, "fairness": fairness(config),
-        "cells": entries, "claims": evaluate_claims(claims, results, task, less), "command": command,
+        "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
+        "cells": entries, "command": command,
     }  # fmt: skip
 
 
@@ -117,52 +102,6 @@ def _read(path: Path) -> Any:
     """Return the content of a record of a run."""
     check_manifest(f"out: '{path.parent}'", path.parent, path.name)
     return json_of(path)
-
-
-def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
-    """Return the scores of a run that claims may name; ``folder`` is the run's."""
-    compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
-    integers = "dtype" in (report.get("program") or {})  # the kept answers are those of the model in float32
-    rows = None if integers else partial(_rows, report, folder, "compressed")
-    values = {
-        "metric": Value(compressed["metric"], _error(compressed), rows),
-        "dense": Value(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
-        "one": Value(1.0, 0.0),
-        "density": Value(compressed["density"], 0.0),
-        "fewer_flops": Value(1 / ratios["flops"], 0.0),
-        "fewer_params": Value(1 / ratios["params"]["total"], 0.0),
-        "fewer_bytes": Value(1 / ratios["bytes"], 0.0),
-    }
-    if gain := (report.get("timing") or {}).get("speedup"):
-        # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
-        values["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
-    return values
-
-
-def _rows(report: dict[str, Any], folder: Path, net: str) -> tuple[float, ...] | None:
-    """Return which rows a model answered right; None if the metric is not their mean or some were not kept."""
-    path, metric = folder / ANSWERS, report["metric"]
-    if metric["name"] not in FRACTIONS or not path.is_file():
-        return None
-    check_manifest(f"out: '{folder}'", folder, ANSWERS)
-    right = _right(path, net, path.stat().st_mtime_ns)
-    same = len(right) == metric.get("rows") and abs(fsum(right) / len(right) - report[net]["metric"]) < 1e-6
-    return right if same else None
-
-
-@lru_cache(maxsize=512)
-def _right(path: Path, net: str, _changed: int) -> tuple[float, ...]:
-    """Return 1 for every kept answer that is the given one, else 0; () if the file cannot be read."""
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return tuple(float(line[net] == line["given"]) for line in lines)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        return ()
-
-
-def _error(entry: dict[str, Any]) -> float | None:
-    ends = entry.get("interval")
-    return standard_error((ends[0], ends[1])) if ends else None
 
 
 def write(place: Layout, comparison: dict[str, Any]) -> None:

@@ -24,7 +24,6 @@ from lit_compress.run.details import details_of
 from lit_compress.run.results import RunResult, budget_order, groups
 from lit_compress.utils.files import yaml_text
 
-VERDICTS = {"held": "held", "not held": "not", "within noise": "noise", "not measured": "unknown"}  # verdict: class
 FEW = 12  # runs: what was not kept is read from their models and events
 SOME = 60  # runs: their charts have all points, their maps all texts
 MOST_TEXT = 300  # characters of a text of a changed answer
@@ -222,20 +221,6 @@ def _text(value: Any) -> str:
         value = (" " if all(isinstance(v, str) and " " not in v for v in value) else " | ").join(map(str, value))
     text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"
-
-
-# ------------------------------------------------------------------------------------------------ claims, origin
-
-
-def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the claims with a verdict each; any other verdict means within noise, never held."""
-    shown = []
-    for claim in claims:
-        verdict = claim.get("verdict")
-        verdict = verdict if verdict in VERDICTS else "within noise"
-        shown.append({**{k: claim.get(k) or "" for k in ("text", "test", "detail", "paper")}, "verdict": verdict,
-                      "kind": VERDICTS[verdict]})  # fmt: skip
-    return shown
 
 
 def origins(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

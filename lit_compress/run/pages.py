@@ -72,7 +72,7 @@ def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: di
     counts = {status: sum(run.status == status for run in results.runs) for status in _STATUS}
     return template.render(
         title=_title(results), studies=studies, runs=parts.shown_runs(results.runs, out, anchors),
-        claims=parts.shown_claims(results.claims), origins=parts.origins(results.runs), command=results.command,
+        origins=parts.origins(results.runs), command=results.command,
         counts={status: count for status, count in counts.items() if count}, files=_files(studies),
         config=_yaml(results.config), fairness=results.fairness, many=len(results.runs) > parts.FEW,
         light=variables(LIGHT), dark=variables(DARK),
@@ -131,7 +131,7 @@ def _rows_of(header: list[str], body: list[list[Any]]) -> str:
 
 
 def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
-    """Return the tables, the claims, the versions and the command as Markdown."""
+    """Return the tables, the versions and the command as Markdown."""
     text = [f"# {escaped(_title(results))}"]
     for study in studies:
         text.append(f"## {escaped(study['task'])}: dev {escaped(study['metric'])}")
@@ -154,9 +154,6 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
             ])  # fmt: skip
         text += [_rows_of(header, body), *([study["unsteady"]] if study["unsteady"] else []),
                  f"![Pareto fronts]({study['picture']}.png)"]  # fmt: skip
-    if claims := parts.shown_claims(results.claims):
-        body = [[c["text"], c["verdict"], c["test"], c["detail"], c["paper"]] for c in claims]
-        text += ["## Claims", _rows_of(["claim", "verdict", "test", "detail", "paper"], body)]
     missing = [[run.name, run.status, run.error or ""] for run in results.runs if run.status != "done"]
     if missing:
         text += ["## Not done", _rows_of(["run", "status", "error"], missing)]
@@ -212,6 +209,5 @@ def plain(results: Results, studies: list[dict[str, Any]]) -> dict[str, Any]:
             for study in studies
         ],
         "runs": [record(run) for run in results.runs],
-        "claims": [{k: v for k, v in claim.items() if k != "kind"} for claim in parts.shown_claims(results.claims)],
         "command": results.command, "config": results.config,
     }  # fmt: skip

@@ -88,7 +88,6 @@ class Results:
     Attributes:
         folder: that was read.
         runs: in order.
-        claims: with their verdicts.
         command: that makes it all again; "" where it is not known.
         config: of the comparison.
         fairness: how its runs were made equal, one sentence or two; "" outside of one.
@@ -96,7 +95,6 @@ class Results:
 
     folder: Path
     runs: list[RunResult]
-    claims: list[dict[str, Any]] = field(default_factory=list)
     command: str = ""
     config: dict[str, Any] | None = None
     fairness: str = ""
@@ -261,7 +259,7 @@ def _comparison(folder: Path) -> Results:
             )
         )  # fmt: skip
     return Results(
-        folder, runs, comparison.get("claims") or [], comparison.get("command") or "", comparison.get("config"),
+        folder, runs, comparison.get("command") or "", comparison.get("config"),
         str(comparison.get("fairness") or ""),
     )  # fmt: skip
 

@@ -16,11 +16,9 @@ from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.cli.compare import options_in
-from lit_compress.cli.recipes import COMPARISONS, resolve_comparison, shipped_comparisons
-from lit_compress.evaluation.claims import read_claims
-from lit_compress.run.comparison import budget_name, read_comparison
+from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
+from lit_compress.run.comparison import read_comparison
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_yaml
 
 CONFIG = {
     "options": {"data.task": "sst2", "data.batch_size": 8, "trainer.accelerator": "cpu", "trainer.logger": False},
@@ -30,7 +28,6 @@ CONFIG = {
         "SVD": {},
         "SecondOrder, no training": {"train": False, "options": {"model.retrain.calibration_examples": 16}},
     },
-    "claims": [{"text": "half is kept", "above": "SVD", "below": "dense", "times": 0.5}],
 }  # fmt: skip
 
 
@@ -85,20 +82,15 @@ def test_mistakes_are_one_line(command, capsys):
     assert "no method 'SDV'" in fails(capsys, *command("a", "--methods", "SDV"))
     assert "nearest: updates 9010" in fails(capsys, *command("a", "--updates", "9001"))
     assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
+    with pytest.raises(UserError, match=r"claims .* removed in version 0\.3; python -m benchmarks\.comparison\.claims"):
+        read_comparison({"methods": {"SVD": None}, "budgets": [0.5], "claims": "claims.yaml"}, "c.yaml")
     assert options_in(["--data.path", "x", "--model.density=1"]) == {"data.path": "x", "model.density": "1"}
 
 
-def test_the_shipped_comparisons_and_claims_can_be_read():
+def test_the_shipped_comparisons_can_be_read():
     made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
     tasks = ("sst2", "stsb", "mrpc", "qnli", "quickstart")
     assert list(made) == [f"compare_{task}.yaml" for task in tasks]
-    claims = read_claims(read_yaml("claims", COMPARISONS / "claims.yaml"), budget_name)
-    assert len(claims) == 25 and all(claim.paper for claim in claims)
-    labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
-    assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
-    assert {budget for claim in claims for budget in claim.budgets} == set(
-        map(budget_name, [0.5, 0.25, 0.16, 0.1, 0.06])
-    )
 
 
 def test_a_row_of_a_comparison_is_chosen_by_its_name_or_by_the_task():
@@ -129,7 +121,7 @@ def result(out):
         cell["metric"], cell["dense"] = report["compressed"]["metric"], report["dense"]["metric"]
         for one in (cell, *cell["tried"]):
             one.pop("seconds"), one.pop("memory_mib")
-    return found["cells"], found["claims"]
+    return found["cells"]
 
 
 @pytest.mark.slow
@@ -137,9 +129,9 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_pa
     main(command("whole"))
     said = capsys.readouterr().out
     assert "[2/2] secondorder-no-training-density=0.5-seed=1: done" in said
-    cells, claims = result(tmp_path / "whole")
+    cells = result(tmp_path / "whole")
     assert [(cell["status"], cell["learning_rate"]) for cell in cells] == [("done", 1e-3), ("done", None)]
-    assert cells[0]["tried"][0]["held_out"] is not None and len(claims) == 1
+    assert cells[0]["tried"][0]["held_out"] is not None
     out = tmp_path / "killed"
     for part in ("teachers", "state"):
         shutil.copytree(tmp_path / "whole" / part, out / part, ignore=shutil.ignore_patterns("*0.5*"))
@@ -153,7 +145,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_pa
     os.waitpid(pid, 0)
     stamp = (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns
     main(command("killed"))
-    assert result(out) == (cells, claims)
+    assert result(out) == cells
     assert (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns == stamp
     teacher, copy = (folder / "dense" / "net" / "model.safetensors" for folder in (
         out / "teachers" / "seed=1", out / cells[0]["run"]))  # fmt: skip

@@ -105,7 +105,7 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
                 cells.append({"name": run.name, "method": "LPAF", "label": f"method {label}", "budget": budget,
                               "seed": seed, "learning_rate": 3e-4, "tried": [], "status": "done", "error": None,
                               "run": f"runs/{run.name}"})  # fmt: skip
-    made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "claims": [], "command": "compare --config a.yaml",
+    made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "command": "compare --config a.yaml",
             "fairness": "Every method makes 1,200 updates."}  # fmt: skip
     (folder / "compare.json").write_text(json.dumps(made | more))
     return folder
@@ -140,16 +140,14 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A comparison whose every text is hostile, with runs that failed, are missing or go on, and all verdicts."""
+    """A comparison whose every text is hostile, with runs that failed, are missing or go on."""
     detail = copy.deepcopy(DETAIL)
     detail["changes"]["confusion"]["labels"] = [HOSTILE, "yes"]
     detail["changes"]["examples"] = [
         {"texts": {HOSTILE: HOSTILE, "b": "half \ud800"}, "given": HOSTILE, "before": HOSTILE, "after": ["B-<b>", "O"]}
     ]
     detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
-    verdicts = ("held", "not held", "within noise", "not measured", "sure!", None)
-    claims = [{"text": HOSTILE, "verdict": v, "test": HOSTILE, "detail": "x|y", "paper": HOSTILE} for v in verdicts]
-    folder = comparison(tmp_path / "a b", 1, 2, detail, claims=claims, command=HOSTILE, fairness=HOSTILE)
+    folder = comparison(tmp_path / "a b", 1, 2, detail, command=HOSTILE, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
     found["cells"][0] |= {"label": HOSTILE, "tried": [{"learning_rate": HOSTILE, "held_out": None, "run": HOSTILE}]}
     for number, status in ((1, "failed"), (2, "missing"), (3, "running")):
@@ -208,15 +206,6 @@ def test_the_legend_has_what_is_drawn(tmp_path, no_pictures):
     legend = html.split('<div class="legend">')[1].split("</div>")[0]
     other = next(cell["label"] for cell in found["cells"] if cell["label"] != first)
     assert f"{other}</span>" in legend and f"{first}</span>" not in legend and first in html
-
-
-def test_a_claim_that_is_not_decided_is_within_noise(hostile, no_pictures):
-    page = pages.write(hostile)
-    found = json.loads((page.parent / "results.json").read_text())["claims"]
-    assert [claim["verdict"] for claim in found] == [
-        "held", "not held", "within noise", "not measured", "within noise", "within noise",
-    ]  # fmt: skip
-    assert read(page).text.count("within noise:") == 1  # the explanation
 
 
 def test_one_run_of_an_earlier_version(tmp_path, no_pictures):

@@ -1,16 +1,33 @@
-"""Claims: the verdicts beside naive formulas and SciPy's tests; nothing undecided is ever held."""
+"""The papers' claims: the verdicts beside naive formulas; nothing undecided is ever held."""
 
 from __future__ import annotations
 
+import json
 import random
-from statistics import NormalDist, mean, stdev
+import sys
+from pathlib import Path
+from statistics import NormalDist, mean, stdev, variance
 
 import pytest
 from scipy import stats
 
-from lit_compress.evaluation.chance import holm, student
-from lit_compress.evaluation.claims import ClaimedResult, Value, difference, evaluate_claims, read_claims
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.comparison.claims import (
+    FILE,
+    ClaimedResult,
+    Value,
+    decided,
+    difference,
+    evaluate_claims,
+    holm,
+    read_claims,
+    scores,
+)
+from lit_compress.cli.recipes import resolve_comparison
+from lit_compress.run.comparison import budget_name, read_comparison
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_yaml
 
 
 def results(label, values, error=0.01, budget="density=0.25", first_seed=1, **more):
@@ -26,12 +43,6 @@ def verdict(found, task="sst2", less_is_better=False, **claim):
     return entry["verdict"]
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30])
-def test_students_t_is_scipys(freedom):
-    for t in (-0.2, 0.7, 2.0, 4.3, 12.7):
-        assert student(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
-
-
 def test_the_same_seeds_are_paired_others_are_not():
     left, right = [0.80, 0.84, 0.83, 0.85], [0.79, 0.82, 0.80, 0.83]
     sides = [{s: Value(v) for s, v in enumerate(side)} for side in (left, right)]
@@ -40,8 +51,9 @@ def test_the_same_seeds_are_paired_others_are_not():
     assert gap == pytest.approx(0.02)
     other = {seed + 10: score for seed, score in sides[1].items()}
     p, test, _ = difference(sides[0], other)
-    known = stats.ttest_ind(left, right, equal_var=False)
-    assert p == pytest.approx(2 * stats.t.sf(abs(known.statistic), int(known.df))) and "Welch" in test
+    parts = [variance(side) / 4 for side in (left, right)]
+    freedom = 3 * sum(parts) ** 2 / (parts[0] ** 2 + parts[1] ** 2)
+    assert p == pytest.approx(2 * stats.t.sf(0.02 / sum(parts) ** 0.5, freedom)) and "Welch" in test
 
 
 def test_one_seed_is_compared_with_the_standard_errors():
@@ -172,3 +184,60 @@ def test_mistakes_in_a_claims_file_are_one_line(rows, said):
     with pytest.raises(UserError) as error:
         read_claims(rows)
     assert said in str(error.value)
+
+
+def test_the_file_of_claims_is_about_the_shipped_comparison():
+    claims = read_claims(read_yaml("claims", FILE), budget_name)
+    made = read_comparison(resolve_comparison("compare_sst2.yaml")[1], "compare_sst2.yaml")
+    assert len(claims) == 25 and all(claim.paper for claim in claims)
+    labels = {entry.label for entry in made.entries()} | {"dense"}
+    assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
+    assert {budget for claim in claims for budget in claim.budgets} == set(
+        map(budget_name, [0.5, 0.25, 0.16, 0.1, 0.06])
+    )
+
+
+def report(metric, **more):
+    net = {"metric": metric, "interval": [metric - 0.01, metric + 0.01], "density": 0.25}
+    return {"metric": {"name": "accuracy", "mode": "max", "rows": 4}, "compressed": net, "dense": net,
+            "ratios": {"flops": 0.5, "params": {"total": 0.5}, "bytes": 0.5}, **more}  # fmt: skip
+
+
+def test_claims_are_tested_on_the_finished_runs_of_a_comparison(tmp_path):
+    cells = []
+    for label, status, metric in (("A", "done", 0.9), ("B", "done", 0.5), ("C", "missing", 0.0)):
+        cells.append({"label": label, "budget": "density=0.25", "seed": 1, "status": status, "run": label})
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "report.json").write_text(json.dumps(report(metric)))
+    found = {"cells": cells, "task": "sst2", "metric": {"name": "accuracy", "mode": "max"}}
+    (tmp_path / "compare.json").write_text(json.dumps(found))
+    (tmp_path / "claims.yaml").write_text(
+        "- {text: first, above: A, below: B, budgets: [0.25]}\n- {text: second, above: B, below: C}\n"
+    )
+    verdicts = [entry["verdict"] for entry in decided(tmp_path, tmp_path / "claims.yaml")]
+    assert verdicts == ["held", "not measured"]
+
+
+def test_rows_are_right_or_wrong_where_the_metric_is_their_mean(tmp_path):
+    nets = {"metric": 0.75, "density": 1, "interval": None}
+    report = {"compressed": nets, "dense": nets | {"metric": 0.5}, "metric": {"name": "accuracy", "rows": 4},
+              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1}}  # fmt: skip
+    lines = [
+        {"given": "yes", "dense": d, "compressed": c}
+        for d, c in (("yes", "yes"), ("no", "yes"), ("no", "no"), ("yes", "yes"))
+    ]
+    assert scores(report, tmp_path)["metric"].rows() is None  # none were kept
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = scores(report, tmp_path)
+    assert found["metric"].rows() == [1, 1, 0, 1] and found["dense"].rows() == [1, 0, 0, 1]
+    assert found["density"].rows is None
+    for other in ({"name": "f1", "rows": 4}, {"name": "accuracy", "rows": 5}):
+        assert scores(report | {"metric": other}, tmp_path)["metric"].rows() is None
+    assert scores(report | {"compressed": nets | {"metric": 0.7}}, tmp_path)["metric"].rows() is None
+
+
+def test_a_program_of_integers_has_no_kept_answers(tmp_path):
+    lines = ['{"given": 1, "dense": 1, "compressed": 1}', '{"given": 1, "dense": 0, "compressed": 0}']
+    (tmp_path / "answers.jsonl").write_text("\n".join(lines * 2))
+    assert scores(report(0.5), tmp_path)["metric"].rows() == [1, 0, 1, 0]
+    assert scores(report(0.5, program={"dtype": "int8"}), tmp_path)["metric"].rows is None

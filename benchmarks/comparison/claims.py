@@ -1,4 +1,8 @@
-"""Claims about methods, such as "LPAF > SVD at 0.25", decided on results with the uncertainty that these have.
+"""The papers' claims, such as "LPAF > SVD at 0.25", tested on the finished runs of a comparison.
+
+    python -m benchmarks.comparison.claims runs/compare_sst2 [--claims FILE]
+
+prints a verdict on every claim in claims.yaml, or in another file.
 
 A claim says that one value is more than ``times`` another plus ``by``. With several seeds the difference is tested over
 them (Student's t: paired, where both methods ran with the same seeds and so from the same teachers; Welch's else). With
@@ -10,15 +14,27 @@ comparisons that chance may decide (Holm). A comparison that none decides is "wi
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from math import erfc, inf, sqrt
-from statistics import mean, variance
+from math import fsum, inf, sqrt
+from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, Literal
 
-from lit_compress.evaluation.chance import holm, sign_test, student
+from scipy import stats
+
+from lit_compress.evaluation.intervals import FRACTIONS, standard_error
+from lit_compress.export.report import of_program
+from lit_compress.run.comparison import budget_name
+from lit_compress.run.details import ANSWERS
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import json_of, read_yaml
+
+FILE = Path(__file__).with_name("claims.yaml")
 
 Verdict = Literal["held", "not held", "within noise", "not measured"]
 LEVEL = 0.05  # two-sided, for all claims together
@@ -246,29 +262,27 @@ def difference(
         first, second: scores by seed.
     """
     both = sorted(first.keys() & second.keys())
+    left, right = ([value.value for value in side.values()] for side in (first, second))
+    gap = sign * (mean(left) - times * mean(right)) - by
     if len(both) >= 2:
         gaps = [sign * (first[seed].value - times * second[seed].value) - by for seed in both]
-        spread, gap = sqrt(variance(gaps) / len(gaps)), mean(gaps)
-        if spread > 1e-12:  # the same numbers in every seed say nothing about chance
-            return student(gap / spread, len(gaps) - 1), f"paired t-test over {len(gaps)} seeds", gap
-    elif min(len(first), len(second)) >= 2:
-        sides = [[s.value for s in first.values()], [times * s.value for s in second.values()]]
-        parts, gap = [variance(side) / len(side) for side in sides], sign * (mean(sides[0]) - mean(sides[1])) - by
-        if (total := sum(parts)) > 1e-24:
-            freedom = total**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
-            return student(gap / sqrt(total), freedom), "Welch's t-test over seeds", gap
-    elif len(first) == len(second) == len(both) == 1:
-        ours, theirs = (score.rows and score.rows() for side in (first, second) for score in side.values())
+        if stdev(gaps) > 1e-12:  # the same numbers in every seed say nothing about chance
+            return float(stats.ttest_1samp(gaps, 0).pvalue), f"paired t-test over {len(gaps)} seeds", mean(gaps)
+    elif min(len(left), len(right)) >= 2:
+        if max(stdev(left), stdev(right)) > 1e-12:
+            sides = [sign * one - by for one in left], [sign * times * one for one in right]
+            return float(stats.ttest_ind(*sides, equal_var=False).pvalue), "Welch's t-test over seeds", gap
+    elif len(left) == len(right) == len(both) == 1:
+        ours, theirs = (value.rows and value.rows() for side in (first, second) for value in side.values())
         if ours and theirs and len(ours) == len(theirs) > 1:
             gaps = [sign * (a - times * b) - by for a, b in zip(ours, theirs, strict=True)]
-            spread, gap = sqrt(variance(gaps) / len(gaps)), mean(gaps)
-            if {*gaps} <= {-1.0, 0.0, 1.0}:
-                p = sign_test(gaps.count(-1.0), gaps.count(1.0))
-                return p, f"McNemar's exact test over the {len(gaps):,} rows of the dev set", gap
-            if spread > 1e-12:
-                return erfc(abs(gap) / spread / sqrt(2)), f"paired over the {len(gaps):,} rows of the dev set", gap
-    left, right = (mean(s.value for s in side.values()) for side in (first, second))
-    gap, test = sign * (left - times * right) - by, "standard errors of the two scores"
+            if {*gaps} <= {-1.0, 0.0, 1.0} and any(gaps):
+                p = stats.binomtest(gaps.count(1.0), gaps.count(1.0) + gaps.count(-1.0)).pvalue
+                return float(p), f"McNemar's exact test over the {len(gaps):,} rows of the dev set", mean(gaps)
+            if (spread := stdev(gaps)) > 1e-12:
+                p = _normal(mean(gaps) / spread * sqrt(len(gaps)))
+                return p, f"paired over the {len(gaps):,} rows of the dev set", mean(gaps)
+    test = "standard errors of the two scores"
     # the rows are the same ones for every seed, so that more seeds make these errors no smaller
     errors = [max((inf if s.error is None else s.error) for s in side.values()) for side in (first, second)]
     width = sqrt(errors[0] ** 2 + (times * errors[1]) ** 2)
@@ -276,8 +290,100 @@ def difference(
         return None, f"{test} are unknown", gap
     if width == 0:  # both values are exact, such as FLOPs
         return (0.0 if gap else 1.0), EXACT, gap
-    return erfc(abs(gap) / width / sqrt(2)), test, gap
+    return _normal(gap / width), test, gap
+
+
+def _normal(z: float) -> float:
+    """Return the two-sided probability of a standard normal deviate."""
+    return float(2 * stats.norm.sf(abs(z)))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Return the probabilities of several tests corrected for their number, each at most 1.
+
+    At most 5 % of such families have a corrected value below 0.05 by chance, however they depend on each other (Holm
+    1979, https://www.jstor.org/stable/4615733).
+
+    >>> [round(p, 2) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    corrected, largest = [0.0] * len(chances), 0.0
+    for done, place in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
+        largest = max(largest, min(1.0, (len(chances) - done) * chances[place]))
+        corrected[place] = largest
+    return corrected
 
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count != 1 else ''}"
+
+
+# ------------------------------------------------------------------------------------------ the results
+
+
+def decided(out: Path, file: Path = FILE) -> list[dict[str, str]]:
+    """Return the entries of :func:`evaluate_claims` on the finished runs of a comparison's folder.
+
+    Args:
+        out: the folder that ``compare`` wrote.
+        file: YAML with the claims.
+    """
+    found = json_of(out / "compare.json")
+    results = []
+    for cell in (cell for cell in found["cells"] if cell["status"] == "done"):
+        report = of_program(json_of(out / cell["run"] / "report.json"))
+        results.append(ClaimedResult(cell["label"], cell["budget"], cell["seed"], scores(report, out / cell["run"])))
+    less = (found["metric"] or {}).get("mode") == "min"
+    return evaluate_claims(read_claims(read_yaml("claims", file), budget_name), results, found["task"], less)
+
+
+def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
+    """Return the scores of a run that claims may name; ``folder`` is the run's."""
+    compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
+    integers = "dtype" in (report.get("program") or {})  # the kept answers are those of the model in float32
+    rows = None if integers else partial(_rows, report, folder, "compressed")
+    values = {
+        "metric": Value(compressed["metric"], _error(compressed), rows),
+        "dense": Value(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
+        "one": Value(1.0, 0.0),
+        "density": Value(compressed["density"], 0.0),
+        "fewer_flops": Value(1 / ratios["flops"], 0.0),
+        "fewer_params": Value(1 / ratios["params"]["total"], 0.0),
+        "fewer_bytes": Value(1 / ratios["bytes"], 0.0),
+    }
+    if gain := (report.get("timing") or {}).get("speedup"):
+        # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
+        values["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
+    return values
+
+
+def _rows(report: dict[str, Any], folder: Path, net: str) -> list[float] | None:
+    """Return which rows a model answered right; None if the metric is not their mean or some were not kept."""
+    path, metric = folder / ANSWERS, report["metric"]
+    if metric["name"] not in FRACTIONS or not path.is_file():
+        return None
+    right = [float(line[net] == line["given"]) for line in map(json.loads, path.read_text().splitlines())]
+    same = len(right) == metric.get("rows") and abs(fsum(right) / len(right) - report[net]["metric"]) < 1e-6
+    return right if same else None
+
+
+def _error(entry: dict[str, Any]) -> float | None:
+    ends = entry.get("interval")
+    return standard_error((ends[0], ends[1])) if ends else None
+
+
+def main() -> None:
+    """Print a verdict on every claim."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.comparison.claims", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("out", type=Path, help="folder of a comparison")
+    parser.add_argument("--claims", type=Path, default=FILE, help="YAML file (default: claims.yaml of this folder)")
+    options = parser.parse_args()
+    for entry in decided(options.out, options.claims):
+        print(f"{entry['verdict']}: {entry['text']}\n  {entry['detail']}")
+
+
+if __name__ == "__main__":
+    main()
