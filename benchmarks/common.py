@@ -101,7 +101,8 @@ def command(options: Any, *words: object, start: Sequence[str] = ("-m", "lit_com
     With ``--list`` the command is printed once, and not run. ``start`` is how Python starts it, if not so.
     """
     line = [*start, *map(str, words)]
-    shown = shlex.join(["python", "-m", "lit_compress", *map(str, words)])
+    module = start if start[0] == "-m" else ("-m", "lit_compress")
+    shown = shlex.join(["python", *module, *map(str, words)])
     if shown not in options.listed:
         print(shown, flush=True)
     if options.list:

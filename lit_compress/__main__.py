@@ -32,8 +32,6 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   clean RUN              delete checkpoints of finished stages, and leftovers of killed processes
   factorize MODEL OUT --data.task NAME|--data.path FILE [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          compress a fine-tuned model without training, and export it
-  analyze truncation|sweep|spectra|ranks|neurons|pattern|allocation MODEL OUT --data.task NAME
-                         measure the effect of truncation or pruning on a model: table and figure
 
 COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config, of which
 lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpaf.yaml --data.task sst2):
@@ -42,13 +40,14 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
 
 COMMANDS = (
     "fit", "plan", "compare", "validate", "test", "predict", "export", "report", "list", "verify", "bench", "clean",
-    "factorize", "analyze",
+    "factorize",
 )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command; a user's mistake gives one line on stderr and exit code 2."""
     from lit_compress.utils.errors import UserError, nearest
+    from lit_compress.utils.removed import COMMANDS as REMOVED
 
     # Threads that wait for another one sleep: where it does not get a core, spinning ones would take it from it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
@@ -69,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         if not argv or argv[0] in ("-h", "--help"):
             print(USAGE.format(configs="\n  ".join(_grouped(_of_package("recipes").recipes()))))
             return
+        if argv[0] in REMOVED:
+            raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         commands = _of_package("commands")

@@ -39,7 +39,7 @@ MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step"
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
 
 
-WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes
+WHERE = {"factorize": 5, "truncation": 5, "sweep": 5}  # word with the folder that a command writes
 
 
 def run(script: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -59,7 +59,7 @@ def listed(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     names = set()
     for line in capsys.readouterr().out.splitlines():
         words = shlex.split(line)
-        assert words[:3] == ["python", "-m", "lit_compress"]
+        assert words[:2] == ["python", "-m"] and words[2] in ("lit_compress", "benchmarks.analysis")
         names.add(Path(words[words.index("--run_dir") + 1] if words[3] == "fit" else words[WHERE[words[3]]]).name)
     return names
 

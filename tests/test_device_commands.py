@@ -162,9 +162,6 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             said("predict", run, "--output", out / f"{device}.jsonl", "--device", device)
             lines = [json.loads(line) for line in (out / f"{device}.jsonl").read_text().splitlines()]
             ask("predict", [(line["label"], round(line["probability"], 4)) for line in lines])
-            rows = said("analyze", "sweep", f"{run}/dense/net", out / f"sweep-{device}", *data, "--fisher_examples",
-                        "20", "--ratios", "0.5", "--device", device)  # fmt: skip
-            ask("analyze", rows.partition(":")[0])
             said("bench", run, "--batch", "1", "--length", "8", "--runtimes", "eager", "--seconds", "0.1",
                  "--output", out / f"bench-{device}", "--device", device)  # fmt: skip
             bench = json.loads((out / f"bench-{device}" / "bench.json").read_text())
@@ -211,14 +208,13 @@ def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):
     assert said("validate", run) == said("validate", model[0])
 
 
-@pytest.mark.parametrize("command", ["fit", "factorize", "validate", "analyze", "bench"])
+@pytest.mark.parametrize("command", ["fit", "factorize", "validate", "bench"])
 def test_a_device_that_is_not_here(command, model, tiny_backbone, tmp_path, capsys):
     run, data = model
     words = {
         "fit": ["--model", "SVD", "--model.backbone", tiny_backbone, *data, "--run_dir", tmp_path / "out"],
         "factorize": [run / "dense" / "net", tmp_path / "out", *data],
         "validate": [run],
-        "analyze": ["spectra", run / "dense" / "net", tmp_path / "out", *data],
         "bench": [run],
     }
     option = "--device" if command == "bench" else "trainer.accelerator"

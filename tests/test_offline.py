@@ -62,7 +62,6 @@ def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, 
         ["list", "runs", str(tmp_path)],
         ["clean", run],
         ["factorize", dense, str(tmp_path / "one_shot"), "--data.task", "sst2", *data, "--density", "0.5"],
-        ["analyze", "spectra", dense, str(tmp_path / "analysis"), "--data.task", "sst2", *data],
         ["verify", run],
     ):
         try:

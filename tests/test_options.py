@@ -7,10 +7,10 @@ from golden import options
 from mistakes import fails
 from quick import quick_runs
 
-from lit_compress.utils.removed import REMOVED, removed
+from lit_compress.utils.removed import COMMANDS, REMOVED, removed
 
 FROZEN = options.frozen()
-POSITIONS = {"analyze": ("sweep", "model", "out"), "factorize": ("model", "out")}
+POSITIONS = {"factorize": ("model", "out")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,6 +21,9 @@ def quick():
 
 def test_every_command_has_its_options_or_refuses_them(capsys):
     for command, names in FROZEN["commands"].items():
+        if command in COMMANDS:
+            assert COMMANDS[command] in fails(capsys, command, f"--{names[0]}=1")
+            continue
         for name in sorted(set(names) - set(options.of_command(command))):
             line = fails(capsys, command, *POSITIONS.get(command, ()), "--data.task", "sst2", f"--{name}=1")
             assert name.rpartition(".")[2] in line, line

@@ -42,7 +42,10 @@ def analyses(options: Any, task: str) -> None:
         if part not in options.only or not common.missing(options, name):
             continue
         out, data = options.work / name, common.source(task, options.data / task, examples)
-        common.command(options, "analyze", kind, dense(options, task), out, *data, "--weightings", *weightings, *extra)
+        common.command(
+            options, kind, dense(options, task), out, *data, "--weightings", *weightings, *extra,
+            start=("-m", "benchmarks.analysis"),
+        )  # fmt: skip
         if not options.list:
             rows = common.rows_of(out / f"{kind}.csv")
             common.write(options, name, {"name": name, "kind": kind, **settings, "rows": rows, **common.frame()})

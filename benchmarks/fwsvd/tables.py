@@ -124,7 +124,7 @@ def drops(results: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield name and figure of every analysis."""
-    from lit_compress.analysis.plots import FIGURES
+    from benchmarks.analysis.plots import FIGURES
 
     results = by_name()
     for name, result in results.items():

@@ -232,7 +232,7 @@ def pictured(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
 
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the figure of the fractions left in every layer at 6 % (the paper's Figures 4 and 6)."""
-    from lit_compress.analysis.widths import width_figure
+    from benchmarks.analysis.widths import width_figure
 
     found = cells()
     if tasks := pictured(found):

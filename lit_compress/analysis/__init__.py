@@ -1,5 +1,5 @@
-"""Figures and tables of models: spectra, ranks, importance of neurons, the heads, neurons and widths that are left.
+"""Figures and tables of models and results: the structure of a compressed model, speed-ups, Pareto fronts.
 
-It knows neither loggers nor run folders; run/tensorboard.py logs the figures of a run. Begin with truncation.py, which
-measures the cost of a factorization, or pictures.py, which draws a compressed model.
+It knows neither loggers nor run folders; run/loggers.py logs the figure of a run. Begin with pictures.py, which
+draws a compressed model, or pareto.py, which draws metrics against costs.
 """

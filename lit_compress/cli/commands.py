@@ -12,9 +12,8 @@ from lit_compress.cli.bench import bench_command
 from lit_compress.cli.compare import compare_command
 from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.fitting import choose_teacher, run_factorize, run_fit, run_of, settle_budget, warn_missed
-from lit_compress.cli.one_shot import ANALYSES, RATIOS, WEIGHTINGS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import Parser, add_consent, consent, parse_one_shot, silence_libraries
+from lit_compress.cli.parsers import Parser, add_consent, consent, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
@@ -24,7 +23,6 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
 from lit_compress.export.report import of_all, print_table
-from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.expected_memory import check_fit
@@ -35,7 +33,7 @@ from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_ta
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
 from lit_compress.run.runner import check_stages, outline_of, shapes_of
 from lit_compress.tasks import task_type
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_file
 from lit_compress.utils.tables import print
 
@@ -177,50 +175,6 @@ def factorize(args: list[str]) -> None:
     print_choices(report)
     warn_missed(report)
     print(f"export: {out}")
-
-
-def analyze(args: list[str]) -> None:
-    """Measure the effect of truncation or pruning on models, without training; write a table and a figure."""
-    if args[:1] == ["allocation"]:
-        return _analyze_runs(args[1:])
-    parser = Parser(prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "kind", metavar="KIND",
-        help="truncation: drop of the metric without each tenth of the components (FWSVD's Figure 1); sweep: metric "
-        "over the ratio of ranks kept; spectra: singular values; ranks: numerical rank of every matrix, over the "
-        "density for several models; neurons: histograms of the neurons' importance; pattern: which weights of a "
-        "matrix are zero; allocation RUN [RUN ...] OUT: metric over the low-rank share of finished LoSparse runs",
-    )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", nargs="+",
-                        help="model fine-tuned on the task; several for ranks, neurons, pattern")  # fmt: skip
-    parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument("--weightings", nargs="+", default=["none", "fisher-in"], metavar="W",
-                        help=", ".join(WEIGHTINGS))  # fmt: skip
-    parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="for sweep: ranks kept / ranks")
-    parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
-    silence_libraries()
-    given, cli = parse_one_shot(parser, args, "analyze")
-    if given.kind not in ANALYSES:
-        raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, ANALYSES)}")
-    parts, out = cli.ready(), Path(given.out).expanduser()
-    assert isinstance(parts.method, FWSVD)
-    rows = analyze_model(
-        given.kind, out, given.model, parts.method, parts.data, given.weightings, given.ratios, given.site
-    )
-    _say_rows(given.kind, out, len(rows))
-
-
-def _analyze_runs(args: list[str]) -> None:
-    parser = Parser(prog="python -m lit_compress analyze allocation", allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a finished LoSparse run")
-    parser.add_argument("out", metavar="OUT", help="folder to write")
-    given = parser.parse_args(args)
-    out = Path(given.out).expanduser()
-    _say_rows("allocation", out, len(analyze_runs(out, given.run)))
-
-
-def _say_rows(kind: str, out: Path, count: int) -> None:
-    print(f"{count} rows: {out / kind}.csv\nfigure: {out / kind}.png")
 
 
 def validate(args: list[str]) -> None:

@@ -152,7 +152,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument(
         "--distil_rate", type=float, metavar="RATE", help=f"learning rate of --distil, default {RATE:g}"
     )
-    given, cli = parse_one_shot(parser, args, "factorize")
+    given, cli = parse_one_shot(parser, args)
     recovery = Recovery(given.refine, given.distil, given.distil_texts, given.distil_rate)
     if recovery.distil is None and "trainer.precision" in cli.given:
         raise UserError("trainer.precision: factorize reads it with --distil only; leave it out")

@@ -245,7 +245,7 @@ class CommandLine(LightningCLI):
             recorded: config of the run that is continued.
         """
         recall(self.config, recorded or {})
-        option = "model" if self.command in ("factorize", "analyze") else "model.backbone"
+        option = "model" if self.command == "factorize" else "model.backbone"
         self._folders = pin(self.config, recorded or {}, self.build().data.record, option)
         return self.build()
 

@@ -11,11 +11,10 @@ from typing import NoReturn
 from lit_compress.cli.arguments import inferred_task
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.unread import is_read
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, as_shown
 
-# short option of `factorize` and `analyze`: option of fit, help
+# short option of `factorize`: option of fit, help
 SHORT = {
     "density": ("model.density", "fraction of the matrices that is kept (default 0.25 for kfac); or"),
     "rank": ("model.rank", "rank of every matrix; or"),
@@ -91,11 +90,10 @@ def consent(given: argparse.Namespace) -> list[str]:
     return [*([f"--model={given.model}"] if given.model else []), *["--trust_remote_code"] * given.trust_remote_code]
 
 
-def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
+def parse_one_shot(parser: Parser, args: list[str]) -> tuple[argparse.Namespace, CommandLine]:
     """Parse the arguments of ``parser``, the short options and fit's, for a method on MODEL."""
-    for name, (option, meaning) in SHORT.items():
-        if is_read(command, option):
-            parser.add_argument(f"--{name}", help=meaning, metavar="")
+    for name, (_, meaning) in SHORT.items():
+        parser.add_argument(f"--{name}", help=meaning, metavar="")
     parser.add_argument(
         "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
     )
@@ -107,13 +105,11 @@ def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argpa
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
     values = {option: getattr(given, name, None) for name, (option, _) in SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
-    model = given.model if isinstance(given.model, str) else given.model[0]
-    method = _method_of(given, rest) if command == "factorize" else "FWSVD"
-    shared = ["--model", method, f"--model.backbone={model}", f"--data.task={task}"]
+    shared = ["--model", _method_of(given, rest), f"--model.backbone={given.model}", f"--data.task={task}"]
     short += [f"--export.{name}={value}" for name, value in typed_choices(given).items() if name not in SHORT]
     short += [f"--device={given.device}"] if given.device else []
     own = (name for name in vars(given) if name in typed)
-    cli = CommandLine([*shared, *short, *rest], command, own, [*short, *rest])
+    cli = CommandLine([*shared, *short, *rest], "factorize", own, [*short, *rest])
     current_device()  # refuses one that is not here before anything is loaded
     return given, cli
 

@@ -25,12 +25,9 @@ _TRAINING = tuple(field.name for field in fields(Retraining))  # the settings of
 
 _SHARED = ("config", "print_config", "help", "seed_everything", "trust_remote_code", "trainer.accelerator")
 _EVALUATION = (*_SHARED, "data", "model.teacher")
-_WEIGHTING = ("power", "estimator", "fisher_examples", "labels", "centred", "input_damping", "gradient_damping",
-              "calibration_examples", "calibration_seed")  # fmt: skip
 # command -> groups of options, or single ones, that it reads; others read all
 _READ: dict[str, tuple[str, ...]] = {
     "factorize": (*_SHARED, "data", "model", "export", "trainer.precision"),
-    "analyze": (*_EVALUATION, "model.sites", "model.revision", *(f"model.retrain.{name}" for name in _WEIGHTING)),
     "validate": _EVALUATION,
     "test": _EVALUATION,
     "predict": _EVALUATION,

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_compress.analysis.pictures import structure_figure
 from lit_compress.export.report import markdown, rows
 from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.tensorboard import (
-    Pictures,
     RunLogger,
     log_histograms,
-    pictures,
     results_of,
     settings_of,
     write_report,
@@ -141,27 +140,25 @@ def _keep_rows(logger: CSVLogger, start: int) -> None:
 
 
 def log_stage(
-    loggers: Iterable[Logger], net: PreTrainedModel, folder: Path, stage: str, steps: int, scores: dict[str, float],
-    best: int,
-) -> None:  # fmt: skip
-    """Log a finished stage: figures of its model, histograms where they can be shown, and its dev metrics.
+    loggers: Iterable[Logger], net: PreTrainedModel, stage: str, steps: int, scores: dict[str, float], best: int
+) -> None:
+    """Log a finished stage: the figure of its model, histograms where they can be shown, and its dev metrics.
 
     Args:
         loggers: of the stage, as :func:`stage_loggers` made them.
         net: of the finished stage.
-        folder: of the model.
         stage: its name.
         steps: of the stage.
         scores: dev metrics by name.
         best: step of the stage that they are of.
     """
-    shown: Pictures | None = None
+    if not (loggers := list(loggers)):
+        return
+    figure = structure_figure(net, stage)
     for logger in loggers:
-        shown = pictures(net, folder, stage) if shown is None else shown
         if isinstance(logger, TensorBoardLogger):
             log_histograms(logger.experiment, net, _offset(logger) + steps)
-        for name, figure in shown.items():
-            log_figure(logger, name, figure, steps, stage)
+        log_figure(logger, "structure", figure, steps, stage)
         logger.log_metrics({f"stage/{stage}/{key}": value for key, value in scores.items()}, best)
         if isinstance(logger, RunLogger):
             logger.close()

@@ -331,7 +331,7 @@ def _finish_stage(
         stage.finish(net, temporary)
         write_net(small := compact(net), parts.data, temporary)
     best = checkpoint["global_step"]
-    log_stage(trainer.loggers, small, run.net(name), name, mark["total_steps"], mark["metrics"], best)
+    log_stage(trainer.loggers, small, name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, parts.data), "initial": {}, "held_out": mark["metrics"]}

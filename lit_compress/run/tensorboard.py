@@ -1,4 +1,4 @@
-"""TensorBoard of a run: curves of all stages on one axis, figures of every model, the final table."""
+"""TensorBoard of a run: curves of all stages on one axis, a figure of every model, the final table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_compress.analysis.pictures import _CUT, mask_figure, site_table, structure_figure, units_figure
-from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
+from lit_compress.analysis.pictures import site_table
 from lit_compress.export.report import markdown
-from lit_compress.models.architectures import get_architecture
-from lit_compress.models.storage import COMPONENTS
-from lit_compress.models.surgery import describe
 from lit_compress.run.folder import Run, flatten
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
 
@@ -55,34 +50,6 @@ class RunLogger(TensorBoardLogger):
     def close(self) -> None:
         """End the file of events."""
         self.experiment.close()
-
-
-Pictures = dict[str, "Figure"]  # name -> figure
-
-
-def pictures(net: PreTrainedModel, folder: Path, stage: str) -> Pictures:
-    """Return the figures of a finished stage's model: its structure, and masks, units or widths that are left.
-
-    Args:
-        net: of the stage.
-        folder: of the model; principal components of SP3 may be next to it.
-        stage: its name.
-    """
-    figures = {"structure": structure_figure(net, stage)}
-    if is_narrow(net):
-        figures["widths"] = width_figure({stage: width_table(net)})
-        if (folder / COMPONENTS).is_file():
-            from safetensors.torch import load_file
-
-            shares = load_file(folder / COMPONENTS)["shares"]
-            figures["components"] = component_figure(shares, "principal components by site")
-        return figures
-    table, removable = site_table(net), get_architecture(net).has_removable_sublayers
-    if removable and {spec["kind"] for spec in describe(net).values()} & _CUT:
-        figures["units"] = units_figure(net, stage)
-    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
-        figures["mask"] = mask_figure(net, stage)
-    return figures
 
 
 def log_histograms(writer: Any, net: PreTrainedModel, step: int) -> None:

@@ -328,7 +328,7 @@ class RowSparsePruning(Stage):
         return shown
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
-        """Write the score Gamma of every site's rows, for ``analyze neurons``."""
+        """Write the score Gamma of every site's rows, for ``benchmarks.analysis neurons``."""
         from safetensors.torch import save_file
 
         pairs = zip(find_sites(net), self.scores, strict=True)

@@ -1,4 +1,4 @@
-"""Options that earlier versions had: each is refused in one line that says what to do."""
+"""Options and commands that earlier versions had: each is refused in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from lit_compress.utils.errors import UserError
 REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
 }
+
+# command -> what to do in its place
+COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}
 
 
 def removed(option: str) -> str | None:

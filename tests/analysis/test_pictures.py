@@ -7,7 +7,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import make_net
 
-from lit_compress.analysis.pictures import mask_figure, site_table, structure_figure
+from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -50,37 +50,27 @@ def test_structure_figure_shows_every_site(sparse):
     assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"8", "10"}
 
 
-def test_mask_figure_counts_living_rows(sparse):
-    title = mask_figure(sparse, "prune").axes[0].get_title()
-    assert "3 of 32 rows not zero" in title and f"{3 / 32:.1%} kept" in title
-
-
-def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
+def test_tensorboard_gets_histograms_and_the_picture_of_the_run(sparse, tmp_path):
     logger = RunLogger(tmp_path, "prune", offset=100)
     logger.log_metrics({"train/loss": 1.0, "epoch": 0.0, "val/score": float("-inf")}, 5)
     logger.finalize("success")  # as Lightning does before the pictures are made
-    log_stage([logger], sparse, tmp_path, "prune", 7, {}, 7)
+    log_stage([logger], sparse, "prune", 7, {}, 7)
     assert len(list((tmp_path / "tensorboard" / "prune").iterdir())) == 1
     events = EventAccumulator(str(tmp_path / "tensorboard" / "prune"))
     events.Reload()
     tags = events.Tags()
     assert tags["scalars"] == ["train/loss", "epoch"] and events.Scalars("train/loss")[0].step == 105
-    assert set(tags["images"]) == {"structure", "mask"} and events.Images("mask")[0].step == 107
+    assert set(tags["images"]) == {"structure"} and events.Images("structure")[0].step == 107
     assert set(tags["histograms"]) == {f"density/{role}" for role in ("q", "k", "v", "o", "up", "down")}
 
 
-def test_units_of_a_cut_net():
-    """Bars of heads and neurons, none where a sub-layer was taken out; the structure says so too."""
-    from lit_compress.analysis.pictures import units_figure
+def test_a_removed_sublayer_has_no_density():
     from lit_compress.models.cut import cut_closed
 
     net = make_net("bert")
     z = {"attention_layer": torch.tensor([[0.0], [1.0]]), "heads": torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 1.0]]),
          "neurons": torch.ones(2, 64) * (torch.arange(64) < 20)}  # fmt: skip
     cut_closed(net, z)
-    figure = units_figure(net, "prune")
-    heads, neurons = ([bar.get_height() for bar in axes.patches] for axes in figure.axes)
-    assert heads == [0, 2] and neurons == [20, 20] and "32 of 32" in figure.get_suptitle()
     table = {row["name"].split("encoder.layer.")[1]: row["density"] for row in site_table(net)}
     assert len(table) == 12 and table["0.attention.self.query"] == 0 and table["1.attention.self.query"] == 0.5
     assert "0.00" in [text.get_text() for text in structure_figure(net, "x").axes[0].texts]

@@ -61,7 +61,6 @@ TYPOS = [
     ("predict", "MODEL", "--data.task=sst2", "--ouput", "x"),
     ("export", "RUN", "OUT", "--frmat", "onnx"),
     ("export", "RUN", "OUT", "--round_o", "8"),
-    ("analyze", "sweep", "MODEL", "OUT", "--data.task", "sst2", "--ratos", "0.5"),
     ("clean", "RUN", "--al"),
 ]
 
@@ -157,9 +156,6 @@ WRONG = [
     ("factorize", "MODEL", "OUT", "--data.task", "sst3"),
     ("factorize", "MODEL", "FULL", "--data.task", "sst2"),
     ("factorize", "./nowhere", "OUT", "--data.task", "sst2"),
-    ("analyze", "sweeep", "MODEL", "OUT", "--data.task", "sst2"),
-    ("analyze", "sweep", "MODEL", "OUT", "--data.task", "sst2", "--ratios", "x"),
-    ("analyze", "allocation", "./nowhere", "OUT"),
     ("export", "EMPTY", "OUT"),
     ("export", "RUN", "OUT", "--format", "onx"),
     ("export", "RUN", "OUT", "--round_to", "x"),

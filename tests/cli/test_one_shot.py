@@ -304,12 +304,6 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
         (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),
-        (["analyze", "sweeep", *model, out, *data], "unknown kind 'sweeep'; did you mean 'sweep'?"),
-        (["analyze", "sweep", *model, out, *data, "--weightings", "fisher-inn"], "did you mean 'fisher-in'?"),
-        (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "rank_ratio 2.0 is not a fraction"),
-        (["analyze", "sweep", *model, *model, out, *data], "sweep takes one model, 2 were given"),
-        (["analyze", "pattern", *model, out, *data, "--site", "x"], "site: no 'x' in run/dense"),
-        (["analyze", "sweep", *model, str(tmp_path / "mine"), *data], "holds something that is not an analysis"),
     ]:
         assert text in fails(capsys, *line), line
     assert not (tmp_path / "out").exists() and (tmp_path / "mine" / "thesis.txt").exists()

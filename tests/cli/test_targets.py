@@ -157,8 +157,6 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
     for place, words in places:
         assert words in fails(capsys, "export", run, place)
         assert words in fails(capsys, "factorize", model, place, *data)
-        assert words in fails(capsys, "analyze", "sweep", model, place, *data)
-        assert words in fails(capsys, "analyze", "allocation", run, place)
         assert words in fails(capsys, "fit", "--model", "SVD", *short_run, "--run_dir", place)
     files = [
         (tmp_path / "mine", "output: '", "is a folder; give a file"),
@@ -187,15 +185,16 @@ def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tm
 
 
 def test_a_file_is_of_the_users_own_task(tmp_path):
-    """As for fit, factorize and analyze need no --data.task then."""
+    """As for fit, factorize needs no --data.task then."""
     (tmp_path / "mine.csv").write_text("text,label\n")
     for args, task in (([f"--data.path={tmp_path / 'mine.csv'}"], "custom"), (["--data.task", "sst2"], "sst2")):
         parser = Parser()
         parser.add_argument("model")
-        _, cli = parse_one_shot(parser, [str(tmp_path), *args], "analyze")
+        parser.add_argument("--method")
+        _, cli = parse_one_shot(parser, [str(tmp_path), *args])
         assert cli.config.data.task == task
     with pytest.raises(UserError, match=r"required: --data\.task"):
-        parse_one_shot(Parser(), [f"--data.path={tmp_path}"], "analyze")
+        parse_one_shot(Parser(), [f"--data.path={tmp_path}"])
 
 
 def test_names_like_numbers_stay_text_in_a_run():

@@ -18,7 +18,7 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
 ONE_SHOT = ("SVD", "FWSVD", "SecondOrder", "LLMPruner", "SliceGPT", "Layers")
-COMMANDS = ("factorize", "analyze", "validate", "test", "predict", "bench", "export")
+COMMANDS = ("factorize", "validate", "test", "predict", "bench", "export")
 OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
     "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,

@@ -140,7 +140,7 @@ def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
     if words[0] == "bench":
         few = {"--batch": ["1"], "--length": ["8"], "--runtimes": ["eager"], "--rounds": ["3"]}
         return [*words, *(word for option, values in few.items() for word in (option, *values))]
-    if words[0] in ("factorize", "analyze") and "--data.task" in words:
+    if words[0] == "factorize" and "--data.task" in words:
         path = [] if given(words, "--data.path") else ["--data.path", str(place / "data" / "sst2")]
         return [*(OF_TINY.get(word, word) for word in words), *path, "--data.batch_size", "8"]
     return words

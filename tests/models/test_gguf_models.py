@@ -73,7 +73,6 @@ def test_commands_take_it(file, tmp_path, capsys):
     whole, blocks = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("out", "blocks"))
     assert whole["config"]["model"]["init_args"]["backbone"] == str(file)
     assert blocks["dense"]["metric"] == pytest.approx(whole["dense"]["metric"], rel=1e-4)
-    main(["analyze", "spectra", str(file), str(tmp_path / "spectra"), *data])
     main(["fit", "--model", "SVD", "--model.backbone", str(file), *data, "--model.density", "0.5",
           "--model.retrain.epochs", "0", "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false",
           "--trainer.enable_progress_bar", "false"])  # fmt: skip

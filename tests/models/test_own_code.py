@@ -97,7 +97,7 @@ def test_code_that_is_not_trusted_is_one_line_and_does_not_run(own, ran, short_r
     data, out = options(tiny_data), tmp_path / "out"
     for words in (
         fit(with_own(short_run, own), out), ["plan", "--model", "SVD", *with_own(short_run, own)],
-        ["factorize", own, out, "--rank_ratio", "0.5", *data], ["analyze", "spectra", own, out, *data],
+        ["factorize", own, out, "--rank_ratio", "0.5", *data],
         ["validate", own, *data], ["predict", own, *data], ["bench", own, "--runtimes", "eager"],
     ):  # fmt: skip
         line = fails(capsys, *words)

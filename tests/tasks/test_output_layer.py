@@ -14,7 +14,6 @@ from largest import largest_tensor
 from tiny import DECODERS, make_net
 from torch import nn
 
-from lit_compress.analysis.pruning import calibrated_sensitivity
 from lit_compress.calibration import statistics
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.evaluation.divergence import divergence
@@ -215,7 +214,7 @@ def test_evaluation_and_divergence(large):
         assert math.isfinite(scores["val/perplexity"]) and VOCABULARY < largest() <= CHUNK
 
 
-@pytest.mark.parametrize("what", ["fisher", "gradients", "kfac", "sensitivity"])
+@pytest.mark.parametrize("what", ["fisher", "gradients", "kfac"])
 def test_calibration(what, large):
     net, _, kind, batch = large
     sites = [site.name for site in find_sites(net)]
@@ -224,10 +223,8 @@ def test_calibration(what, large):
             estimate_fisher(net, [batch], kind.name, sites)
         elif what == "gradients":
             mean_gradients(net, [batch], kind.name, sites)
-        elif what == "kfac":
-            collect_kronecker(net, [batch], kind.name, labels="drawn")
         else:
-            calibrated_sensitivity(net, [batch], kind.name)
+            collect_kronecker(net, [batch], kind.name, labels="drawn")
     assert VOCABULARY < largest() <= max(CHUNK, 64 * VOCABULARY)
 
 

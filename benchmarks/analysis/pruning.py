@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from benchmarks.analysis.truncation import TableRows, as_matrix
 from lit_compress import methods
-from lit_compress.analysis.truncation import TableRows, as_matrix
 from lit_compress.models.sites import find_sites, linear_at
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss

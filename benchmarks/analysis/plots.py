@@ -1,22 +1,20 @@
-"""Figures of the tables of ``truncation.py`` and ``pruning.py``, and their files: CSV, PNG and TensorBoard."""
+"""Figures of the tables of ``truncation.py``, ``pruning.py`` and ``widths.py``, and their files: CSV and PNG."""
 
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.analysis.widths import component_figure, width_figure
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
-from lit_compress.utils.files import atomic_folder
-from lit_compress.utils.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lit_compress.analysis.truncation import TableRows
+    from benchmarks.analysis.truncation import TableRows
 
 
 def _figure(columns: int = 1, size: tuple[float, float] = (6.4, 4.2)) -> tuple[Figure, list[Axes]]:
@@ -169,34 +167,21 @@ def allocation_figure(rows: TableRows) -> Figure:
 FIGURES: dict[str, Callable[[TableRows], Figure]] = {
     "truncation": truncation_figure, "sweep": sweep_figure, "spectra": spectra_figure, "ranks": ranks_figure,
     "neurons": neurons_figure, "pattern": pattern_figure, "allocation": allocation_figure,
+    "widths": lambda rows: width_figure(_by(rows, "model")), "components": component_figure,
 }  # fmt: skip
 
 
 def write_rows(kind: str, rows: TableRows, out: Path) -> None:
-    """Write ``<kind>.csv``, ``<kind>.png`` and TensorBoard events into the folder ``out``.
+    """Write ``<kind>.csv`` and ``<kind>.png`` into the folder ``out``.
 
     Args:
         kind: a key of :data:`FIGURES`.
         rows: the table, at least one row.
         out: folder; files of an earlier analysis of this kind are replaced.
     """
-    from torch.utils.tensorboard import SummaryWriter
-
-    figure = FIGURES[kind](rows)
-    with atomic_folder(out) as folder:
-        for path in out.iterdir() if out.exists() else ():
-            if path.stem != kind and path.suffix != f".{kind}":
-                if path.is_dir() and not path.is_symlink():
-                    shutil.copytree(path, folder / path.name, symlinks=True)
-                else:
-                    shutil.copy2(path, folder / path.name, follow_symlinks=False)
-        with (folder / f"{kind}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys())
-            writer.writeheader()
-            writer.writerows(rows)
-        figure.savefig(folder / f"{kind}.png")
-        events = SummaryWriter(str(folder), filename_suffix=f".{kind}")
-        events.add_figure(kind, figure)
-        shown = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows[:200]]
-        events.add_text(kind, markdown_table(list(rows[0]), shown))
-        events.close()
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / f"{kind}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    FIGURES[kind](rows).savefig(out / f"{kind}.png")

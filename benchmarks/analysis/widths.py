@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from lit_compress.layers import NarrowLinear, NarrowNorm
+from lit_compress.layers import NarrowNorm
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream
 from lit_compress.models.sites import size_at
+from lit_compress.models.storage import COMPONENTS
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,11 +25,6 @@ _PANELS = (
     ("directions", {"ffn": "FFN", "qk": "Q, K", "vo": "V, O", "qk_cross": "Q, K, cross", "vo_cross": "V, O, cross"}),
     ("heads", {"heads": "heads", "heads_cross": "heads, cross"}),
 )  # fmt: skip
-
-
-def is_narrow(net: PreTrainedModel) -> bool:
-    """Return whether ``net`` has the deployed layers of SP3."""
-    return any(isinstance(module, NarrowLinear) for module in net.modules())
 
 
 def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
@@ -80,24 +75,42 @@ def width_figure(tables: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def component_figure(shares: Tensor, title: str) -> Figure:
-    """Draw the share of every principal component in the energy of its site, one line per site.
+def components(folder: Path, model: str = "") -> list[dict[str, Any]]:
+    """Return the share of every principal component in the energy of its site, which an SP3 stage wrote next to its
+    model.
 
     Args:
-        shares: [sites, d], falling; rows sum to 1.
-        title: of the figure.
+        folder: of the model.
+        model: its label.
+
+    Raises:
+        UserError: there are none.
     """
+    from safetensors.torch import load_file
+
+    if not (folder / COMPONENTS).is_file():
+        raise UserError(f"components: no {COMPONENTS} in '{folder}'; give RUN/prune/net of a run of SP3")
+    return [
+        {"model": model, "site": site, "component": i, "share": share}
+        for site, row in enumerate(load_file(folder / COMPONENTS)["shares"].tolist())
+        for i, share in enumerate(row)
+    ]
+
+
+def component_figure(rows: list[dict[str, Any]]) -> Figure:
+    """Draw the rows of :func:`components`, one line per site and a panel per model."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    colours = torch.linspace(0, 0.9, len(shares)).tolist()
-    import matplotlib
-
-    for i, (row, colour) in enumerate(zip(shares, colours, strict=True)):
-        ends = (0, len(shares) // 2, len(shares) - 1)
-        axes.plot(row[:-1].clamp_min(1e-12), color=matplotlib.colormaps["viridis"](colour), linewidth=1,
-                  label=f"site {i}" if i in ends else None)  # fmt: skip
-    axes.set(yscale="log", xlabel="principal component", ylabel="share of the energy", title=title)
-    axes.legend()
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure = Figure(figsize=(6 * len(models), 4), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        sites = 1 + max(row["site"] for row in rows if row["model"] == model)
+        for site in range(sites):
+            shares = [row["share"] for row in rows if (row["model"], row["site"]) == (model, site)]
+            colour = matplotlib.colormaps["viridis"](0.9 * site / max(sites - 1, 1))
+            label = f"site {site}" if site in (0, sites // 2, sites - 1) else None
+            axes.plot([max(share, 1e-12) for share in shares[:-1]], color=colour, linewidth=1, label=label)
+        axes.set(yscale="log", xlabel="principal component", ylabel="share of the energy", title=model)
+        axes.legend()
     return figure

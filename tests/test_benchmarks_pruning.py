@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from tiny import make_batch, make_net
 
-from lit_compress.analysis import pruning
-from lit_compress.analysis.plots import FIGURES
-from lit_compress.analysis.truncation import ranks
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.analysis import pruning
+from benchmarks.analysis.plots import FIGURES
+from benchmarks.analysis.truncation import ranks
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.losses import task_loss
 from lit_compress.utils.errors import UserError

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, net_of, random_bases
 from safetensors.torch import save_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.analysis.widths import component_figure, components, width_figure, width_table
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.storage import COMPONENTS
 
@@ -16,11 +20,9 @@ from lit_compress.models.storage import COMPONENTS
 @pytest.mark.parametrize("family", ["bert", "distilbert", "opt"])
 def test_widths_are_those_of_the_gates(family):
     net = net_of(family)
-    assert not is_narrow(net)
     insert_projections(net, random_bases(net))
     kept = disturb(net, kill=[("heads", 0), ("attention_layer", 0), ("ffn_layer", 1)])
     fused = as_deployed(net)
-    assert is_narrow(fused)
     rows = width_table(fused)
     for i, row in enumerate(rows):
         alive = float(kept["attention_layer"][i])
@@ -57,21 +59,10 @@ def test_widths_of_a_decoder():
         assert row["hidden_ffn"] == kept["hidden"][1].float().mean()
 
 
-def test_a_dead_attention_can_be_logged(tmp_path):
-    from lit_compress.run.loggers import log_stage
-    from lit_compress.run.tensorboard import RunLogger
-
-    net = net_of("bert", torch.float32)
-    insert_projections(net, random_bases(net))
-    disturb(net, kill=[("attention_layer", 0), ("ffn_layer", 1)])
-    logger, fused = RunLogger(tmp_path, "prune", 0), as_deployed(net)
-    save_file({"shares": torch.rand(5, 32)}, tmp_path / COMPONENTS)
-    log_stage([logger], fused, tmp_path, "prune", 3, {}, 3)
-    events = EventAccumulator(str(tmp_path / "tensorboard" / "prune")).Reload()
-    assert {"structure", "widths", "components"} == set(events.Tags()["images"])
-
-
-def test_components():
+def test_components(tmp_path):
     shares = torch.rand(5, 8).sort(descending=True).values
-    axes = component_figure(shares, "x").axes[0]
+    save_file({"shares": shares}, tmp_path / COMPONENTS)
+    rows = components(tmp_path, "prune")
+    assert len(rows) == 40 and [row["share"] for row in rows if row["site"] == 1] == shares[1].tolist()
+    (axes,) = component_figure(rows).axes
     assert len(axes.lines) == 5 and axes.lines[1].get_ydata().tolist() == shares[1, :-1].tolist()
