@@ -92,7 +92,7 @@ def undeclared(code: str, required: set[str], optional: set[str]) -> set[str]:
 def test_every_imported_package_is_declared(folder, extras):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
-    required, optional = set(declared(*extras)), set(declared("onnx", "openvino", "wandb", "gguf", "static"))
+    required, optional = set(declared(*extras)), set(declared("onnx", "openvino", "wandb", "gguf"))
     missing = {str(path): names for path in files if (names := undeclared(path.read_text(), required, optional))}
     assert not missing
 

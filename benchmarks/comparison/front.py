@@ -102,9 +102,9 @@ def static(options: Any, run: Path, out: Path) -> dict[str, Any]:
         return {}
     import numpy
 
+    from benchmarks.comparison.static import distil, fit_head, read, score
     from lit_compress.cli.targets import find_target
     from lit_compress.evaluation.evaluate import interval_of
-    from lit_compress.export.static import distil, fit_head, read, score
 
     target = find_target(str(run), "front")
     data = target.parse([], "bench").build().data
@@ -150,8 +150,8 @@ def runner(options: Any, task: str, key: str) -> Callable[[dict[str, Any]], Any]
     """Return what is timed: the program of a row in OpenVINO, or the vectors and what answers with them."""
     import numpy
 
+    from benchmarks.comparison.static import read
     from lit_compress.export.runtimes import OPENVINO, RUNTIMES, Setting
-    from lit_compress.export.static import read
 
     folder = options.work / f"{task}-{key}"
     if key != STATIC:

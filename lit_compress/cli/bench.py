@@ -17,7 +17,7 @@ from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import FILE, bench
-from lit_compress.export.benched import BATCHES, LENGTHS, ROUNDS, SECONDS, Settings, Source
+from lit_compress.export.benched import BATCHES, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.report import of_all
@@ -113,7 +113,7 @@ def bench_command(args: list[str], about: str | None) -> None:
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
-    def score(source: Source, run: Runner) -> dict[str, Any]:
+    def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
         try:
             return scored(source, run)
         except UserError as error:
@@ -122,7 +122,7 @@ def bench_command(args: list[str], about: str | None) -> None:
             note(f"bench: no dev metric of the {source.label} model: {error}")
             return {}
 
-    def scored(source: Source, run: Runner) -> dict[str, Any]:
+    def scored(source: BenchedNet, run: Runner) -> dict[str, Any]:
         data = target.parse(words, "bench").build().data
         scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
         return {"metric": scores[key], "interval": interval_of(scores, key)}

@@ -15,7 +15,6 @@ from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torchmetrics import MetricCollection
     from transformers import PreTrainedModel
 
@@ -61,25 +60,6 @@ def evaluate(
         values |= {f"{prefix}/{name}": value for name, value in scores.items()}
     move(net, "cpu")
     return values
-
-
-def score_outputs(outputs: Tensor, data: DataModule) -> dict[str, float]:
-    """Return what :func:`evaluate` with ``sure`` says of the first dev split, for outputs that are known.
-
-    Args:
-        outputs: [rows, ...], of the rows in their order.
-        data: of a task in which every row is one text.
-    """
-    kind, metrics = task_type(data.record), build_metrics(data.record)
-    rows, loader = data.validation_rows[0], data.val_dataloader()[0]
-    bind(metrics, rows)
-    for metric in metrics.values():
-        metric.distributed_available_fn = lambda: False
-    for batch in loader:
-        kind.observe(metrics, outputs[batch["index"]].float(), batch)
-    scores = {name: float(value) for name, value in metrics.compute().items()}
-    scores |= _bounds(metrics, scores, len(rows))
-    return {f"val/{name}": value for name, value in scores.items()}
 
 
 def interval_of(scores: Mapping[str, float], name: str) -> Interval | None:

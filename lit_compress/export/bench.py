@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from lit_compress.export import runtimes
-from lit_compress.export.benched import Settings, Source, Texts, benched
+from lit_compress.export.benched import BenchedNet, Settings, Texts
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import NEEDED, Runner, Runtime, placed
+from lit_compress.export.runtimes import NEEDED, RUNTIMES, Runner, Runtime, placed
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
@@ -31,14 +31,14 @@ FILE = "bench.json"
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}
 
-Score = Callable[[Source, Runner], dict[str, Any]]
+Score = Callable[[BenchedNet, Runner], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class OpenedProgram:
     """A model in a runtime, ready to be timed."""
 
-    source: Source
+    source: BenchedNet
     runtime: Runtime
     path: Path
     run: Runner
@@ -85,7 +85,7 @@ def bench(
         UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
-        sources = [benched(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
+        sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
         limit = min(source.longest for source in sources)
         shapes = settings.shapes(limit)
         if not shapes:
@@ -123,7 +123,7 @@ def bench(
     return result
 
 
-def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
+def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load every model in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
 
     Programs of integers need not agree, if their results are finite.
@@ -131,7 +131,7 @@ def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[s
     opened = []
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
-        given, known = source.runtimes(settings.runtimes), source.reference
+        given, known = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
         reference = known.load(source.file(known.reads), source.setting)
         expected = [source.at_tokens(reference(probe), probe) for probe in probes]
         for runtime in track(given, f"load {source.label}", len(given)):

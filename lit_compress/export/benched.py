@@ -1,4 +1,4 @@
-"""The folders that ``bench`` times, of models or of static vectors: their runtimes, inputs and scores."""
+"""The models that ``bench`` times: their folders, inputs and scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export import static
 from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.number_format import Program
 from lit_compress.export.program import example_inputs, program_bytes, write_program
@@ -25,10 +24,8 @@ from lit_compress.export.runtimes import (
     OPENVINO,
     OPENVINO_INT8,
     RUNTIMES,
-    STATIC,
     Inputs,
     Runner,
-    Runtime,
     Setting,
 )
 from lit_compress.models.checks import check_head
@@ -100,8 +97,6 @@ class BenchedNet:
         UserError: it cannot be loaded, or brings code that no export has.
     """
 
-    reference = RUNTIMES["eager"]
-
     def __init__(self, label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> None:
         self.label, self.folder, self.work, self.texts = label, folder, work / label, texts
         self.work.mkdir()
@@ -114,10 +109,6 @@ class BenchedNet:
             )
         trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
         self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust, settings.dtype)
-
-    def runtimes(self, names: Sequence[str]) -> list[Runtime]:
-        """Return the runtimes of these names."""
-        return [RUNTIMES[name] for name in names]
 
     @property
     def longest(self) -> int:
@@ -205,64 +196,3 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     except Exception:  # any of many
         return lambda text: {}
-
-
-class BenchedVectors:
-    """A folder of static vectors that is timed, without the tokenizer and the logistic regression.
-
-    Args:
-        label, folder, settings, work: as :class:`BenchedNet`.
-
-    Raises:
-        UserError: it cannot be read, or the device is not the CPU.
-    """
-
-    reference, longest = STATIC, sys.maxsize
-
-    def __init__(self, label: str, folder: Path, settings: Settings, work: Path) -> None:
-        if settings.device != "cpu":
-            raise UserError(f"bench: '{folder}' holds static vectors, which run on the CPU; nearest: --device cpu")
-        self.label, self.folder, self.work = label, folder, work / label
-        self.work.mkdir()
-        self.static, self.setting = static.read(folder), Setting("", ("vectors",), settings.threads)
-
-    def runtimes(self, names: Sequence[str]) -> list[Runtime]:
-        """Return the only one, whatever ``names`` has."""
-        return [STATIC]
-
-    def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
-        """Return arrays of random tokens; ``padded``: half of the second text is padding."""
-        ids = np.random.default_rng(0).integers(0, len(self.static.table), (batch, length))
-        mask = np.ones_like(ids)
-        if padded and batch > 1:
-            mask[1, length // 2 :] = 0
-        return {"input_ids": ids, "attention_mask": mask}
-
-    def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
-        """Return the vectors."""
-        return np.asarray(results[0])
-
-    def file(self, name: str | None) -> Path:
-        """Return the table, which is written first if it is not there."""
-        made = self.work / str(name)
-        if not made.is_file():
-            np.save(made, self.static.table)
-        return made
-
-    def bytes(self, path: Path) -> int:
-        """Return the size of the vectors as they are stored."""
-        return self.static.bytes
-
-    def scores(self, run: Runner, data: DataModule) -> dict[str, float]:
-        """Return the dev scores; classes get a logistic regression on the training rows."""
-        return static.score(static.fit_head(self.static, data), data)
-
-
-Source = BenchedNet | BenchedVectors
-
-
-def benched(label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> Source:
-    """Return a folder with its runtimes; the arguments of :class:`BenchedNet`."""
-    if static.is_static(folder):
-        return BenchedVectors(label, folder, settings, work)
-    return BenchedNet(label, folder, settings, work, texts)

@@ -207,28 +207,6 @@ def placed(inputs: Inputs, device: str) -> Inputs:
     return {name: torch.as_tensor(value, device=device) for name, value in inputs.items() if hides.get(name, True)}
 
 
-def mean_vectors(table: Any, ids: Any, mask: Any) -> Any:
-    """Return the normalized mean vector of every text; 0 for a text without tokens.
-
-    Args:
-        table: float array [tokens, width].
-        ids: int array [texts, length].
-        mask: array [texts, length], 1 at tokens that count, else 0.
-
-    Returns:
-        Float array [texts, width].
-    """
-    sums = (mask[:, None].astype(table.dtype) @ table[ids])[:, 0]  # the mean has the same direction
-    return sums / ((sums * sums).sum(axis=1, keepdims=True) ** 0.5).clip(1e-30)
-
-
-def _vectors(file: Path, setting: Setting) -> Runner:
-    import numpy
-
-    table = numpy.load(file)
-    return lambda inputs: [mean_vectors(table, inputs["input_ids"], inputs["attention_mask"])]
-
-
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
@@ -241,7 +219,6 @@ RUNTIMES = {
         Runtime("openvino-int8", ("openvino", "nncf"), _openvino, OPENVINO_INT8, "int8", tolerance=0.25),
     )
 }
-STATIC = Runtime("static", ("numpy",), _vectors, "vectors.npy")  # of static vectors, which no other runtime reads
 # to run what is written
 NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",),
           "openvino-int8": ("openvino",)}  # fmt: skip
@@ -302,5 +279,4 @@ def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) ->
 
 if __name__ == "__main__":
     _name, _path, _setting, _inputs = sys.argv[1:]
-    _runtime = (RUNTIMES | {STATIC.name: STATIC})[_name]
-    print(json.dumps(asdict(start_fresh(_runtime, Path(_path), Setting(**json.loads(_setting)), Path(_inputs)))))
+    print(json.dumps(asdict(start_fresh(RUNTIMES[_name], Path(_path), Setting(**json.loads(_setting)), Path(_inputs)))))

@@ -10,7 +10,6 @@ from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.export import bench as module
-from lit_compress.export import static
 from lit_compress.export.runtimes import RUNTIMES, Runtime
 
 FEW = ["--runtimes", "eager", "--rounds", "3", "--batch", "1"]
@@ -96,26 +95,6 @@ def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "texts/s, 2 x 8" in said and (tmp_path / "alternatives.png").stat().st_size > 0
     assert "another model has the label 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
-
-
-def test_static_vectors_are_one_of_several_models(run, tiny_backbone, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("model2vec"), pytest.importorskip("skeletoken")
-    monkeypatch.undo()
-    static.distil(tiny_backbone, tmp_path / "vectors")
-    line = ["bench", str(run), "--runtimes", "eager", "--rounds", "2", "--batch", "1", "2", "--length", "8", "80",
-            "--output", str(tmp_path), "--against", str(tmp_path / "vectors")]  # fmt: skip
-    main(line)
-    programs = {e["net"]: e for e in found(tmp_path)["programs"]}
-    made = programs["vectors"]
-    assert list(programs) == ["dense", "vectors", "compressed"] and made["runtime"] == "static"
-    assert made["bytes"] == (tmp_path / "vectors" / "model.safetensors").stat().st_size
-    assert made["failed"] is None and made["fresh"]["peak_mib"] < programs["dense"]["fresh"]["peak_mib"]
-    assert 0.4 < made["metric"] <= 1 and made["interval"][0] < made["metric"]
-    times = {(e["net"], e["runtime"]) for shape in found(tmp_path)["shapes"] for e in shape["times"]}
-    assert times == {("dense", "eager"), ("vectors", "static"), ("compressed", "eager")}
-    assert "vectors" in capsys.readouterr().out
-    (tmp_path / "vectors" / "config.json").write_text("{")
-    assert "config.json' is not readable JSON" in fails(capsys, *line)
 
 
 def test_integers_that_are_far_off_are_a_warning(run, tmp_path, capsys, monkeypatch):

@@ -11,39 +11,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from lit_compress.evaluation.evaluate import score_outputs
+from lit_compress.evaluation.intervals import intervals
+from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.export.quantize import silent
-from lit_compress.export.runtimes import mean_vectors
 from lit_compress.models.storage import load_net
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
-
-NEEDS = ("model2vec", "skeletoken")
-PENALTY, STEPS = 1.0, 200
-
-
-def check_installed(what: str) -> None:
-    """Raise a UserError that begins with ``what`` if a package of static vectors is missing."""
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise UserError(f"{what}: static vectors need {', '.join(missing)}; in the clone: pip install '.[static]'")
-
-
-def is_static(folder: Path) -> bool:
-    """Return whether model2vec saved a folder."""
-    config = folder / "config.json"
-    return config.is_file() and read_json("bench", config, dict).get("model_type") == "model2vec"
 
 
 def features(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
@@ -53,32 +36,32 @@ def features(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
     return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
 
 
-@torch.inference_mode(False)
-def logistic_regression(inputs: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return weight [classes, width] and bias [classes] of the logistic regression with the least loss.
-
-    The loss is the cross-entropy, summed over the rows, plus half the squared norm of the weight (scikit-learn's
-    default). L-BFGS in float64.
+def logistic_regression(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight [classes, width] and bias [classes], float32, of scikit-learn's logistic regression.
 
     Args:
         inputs: [rows, width].
         labels: int [rows].
-        classes: number of classes.
     """
-    inputs, labels = inputs.to(torch.float64, copy=True), labels.clone()  # a caller's may be without gradients
-    weight = torch.zeros(classes, inputs.shape[1], dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
+    from sklearn.linear_model import LogisticRegression
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        logits = inputs @ weight.T + bias
-        value = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") + PENALTY / 2 * weight.square().sum()
-        (value / len(inputs)).backward()
-        return value.detach() / len(inputs)
+    made = LogisticRegression(tol=1e-6, max_iter=1000).fit(inputs.astype(np.float64), labels)
+    weight, bias = made.coef_, made.intercept_
+    if len(weight) == 1:  # of two classes it has the difference
+        weight, bias = np.concatenate([-weight / 2, weight / 2]), np.concatenate([-bias / 2, bias / 2])
+    return weight.astype(np.float32), bias.astype(np.float32)
 
-    optimizer.step(loss)
-    return weight.detach().float(), bias.detach().float()
+
+def mean_vectors(table: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return the normalized mean vector of every text, float [texts, width]; 0 for a text without tokens.
+
+    Args:
+        table: float [tokens, width].
+        ids: int [texts, length].
+        mask: [texts, length], 1 at tokens that count, else 0.
+    """
+    sums = (mask[:, None].astype(table.dtype) @ table[ids])[:, 0]  # the mean has the same direction
+    return sums / ((sums * sums).sum(axis=1, keepdims=True) ** 0.5).clip(1e-30)
 
 
 @dataclass
@@ -133,11 +116,7 @@ def distil(source: Path, folder: Path) -> None:
     Args:
         source: folder of the model and its tokenizer.
         folder: to write.
-
-    Raises:
-        UserError: a package is missing.
     """
-    check_installed("static")
     from model2vec.distill import distill_from_model
     from transformers import AutoModel, AutoTokenizer
 
@@ -154,9 +133,8 @@ def read(folder: Path) -> StaticVectors:
     """Return the vectors that model2vec saved in ``folder``.
 
     Raises:
-        UserError: the package is missing, or the folder cannot be read.
+        UserError: the folder cannot be read.
     """
-    check_installed("static")
     from model2vec import StaticModel
 
     try:
@@ -188,15 +166,20 @@ def fit_head(static: StaticVectors, data: DataModule) -> StaticVectors:
             "texts"
         )
     rows, encoded = data.train_rows
-    labels = torch.from_numpy(encoded.with_format("numpy")["labels"][:]).long()
+    labels = encoded.with_format("numpy")["labels"][:]
     inputs = features(*(static.vectors(rows[column]) for column in track(task.text, "static vectors", len(task.text))))
-    weight, bias = logistic_regression(torch.from_numpy(inputs), labels, task.num_labels)
-    head = weight.numpy(), bias.numpy()
-    return StaticVectors(static.table, static.tokenize, static.bytes + weight.nbytes + bias.nbytes, head)
+    weight, bias = logistic_regression(inputs, labels)
+    return StaticVectors(static.table, static.tokenize, static.bytes + weight.nbytes + bias.nbytes, (weight, bias))
 
 
 def score(static: StaticVectors, data: DataModule) -> dict[str, float]:
     """Return the scores of the first dev split, as :func:`~lit_compress.evaluation.evaluate.evaluate` with ``sure``."""
-    rows = data.validation_rows[0]
-    answers = static.answers([rows[column] for column in data.record.text])
-    return score_outputs(torch.from_numpy(answers), data)
+    kind, metrics, rows = task_type(data.record), build_metrics(data.record), data.validation_rows[0]
+    answers = torch.from_numpy(static.answers([rows[column] for column in data.record.text])).float()
+    bind(metrics, rows)
+    for batch in data.val_dataloader()[0]:
+        kind.observe(metrics, answers[batch["index"]], batch)
+    scores = {name: float(value) for name, value in metrics.compute().items()}
+    ends = intervals(metrics, scores, len(rows))
+    scores |= {f"{name}_{end}": pair[at] for name, pair in ends.items() for at, end in enumerate(("low95", "high95"))}
+    return {f"val/{name}": value for name, value in {**scores, "rows": len(rows)}.items()}
