@@ -21,8 +21,8 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
     """Add the options that :func:`typed_choices` reads; ``of_run``: also the options for models that a run exports."""
     kept = "; default: as the run was made" if of_run else ""
     parser.add_argument(
-        "--format", choices=("hf", "onnx", "torch", "openvino"),
-        help=f"also write model.onnx, model.pt2 or openvino_model.xml, which run without transformers (hf: none){kept}",
+        "--format", choices=("hf", "onnx", "openvino"),
+        help=f"also write model.onnx or openvino_model.xml, which run without transformers (hf: none){kept}",
     )  # fmt: skip
     if of_run:
         parser.add_argument(

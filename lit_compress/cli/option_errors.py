@@ -10,7 +10,7 @@ from lit_compress.cli.option_names import method_names, option_names, parameters
 from lit_compress.methods import Method
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import nearest
-from lit_compress.utils.removed import removed
+from lit_compress.utils.removed import removed, removed_value
 
 
 def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
@@ -39,10 +39,14 @@ def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
             )
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], method_names())}"
     if match := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
+        if line := removed_value(_full(match[1]), match[3]):
+            return line
         return f"{_full(match[1])}: '{match[3]}' is not a valid {_type(match[2])}"
     if match := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
         kinds = re.findall(r"- Expected an? (.+?)(?= - Expected | Given value)", text)
         shown = " or ".join(_type(kind) for kind in kinds)
+        if line := removed_value(_full(match[1]), match[2]):
+            return line
         return f"{_full(match[1])}: '{match[2]}' is not a valid {shown or 'value; see --help'}"
     if match := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
         key = _full(match[1])

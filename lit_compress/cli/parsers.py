@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import warnings
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, as_shown
+from lit_compress.utils.removed import removed_value
 
 # short option of `factorize`: option of fit, help
 SHORT = {
@@ -76,7 +78,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ``message`` as a UserError."""
-        raise UserError(message)
+        typed = re.match(r"argument (--\S+): invalid choice: '(\w+)'", message)
+        raise UserError((typed and removed_value(typed[1], typed[2])) or message)
 
 
 def add_consent(parser: argparse.ArgumentParser) -> None:

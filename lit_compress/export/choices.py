@@ -12,6 +12,7 @@ from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.embeddings import check_table
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.removed import removed_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +29,7 @@ class Choices:
     """How a model is exported; the options of ``export``.
 
     Args:
-        format: ``onnx``, ``torch`` and ``openvino`` also write the model as one program (program.py).
+        format: ``onnx`` and ``openvino`` also write the model as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
@@ -93,6 +94,8 @@ class Choices:
         Raises:
             UserError: a value is not valid; packages are missing; two choices exclude each other.
         """
+        if line := removed_value("export: --format", self.format):
+            raise UserError(line)
         check_format(self.format)
         if self.max_drop is not None and not self.max_drop >= 0:
             raise UserError(f"export: --max_drop {self.max_drop:g} is not a number of points; the smallest is 0")

@@ -279,7 +279,7 @@ def write_programs(
             )
             if net.can_generate() and choices.format != "openvino":
                 texts = certificate.inputs(net, data)
-                made["writing"] = write_writing(net, folder, choices.format, texts)
+                made["writing"] = write_writing(net, folder, texts)
         if integers := choices.integers:
             for _ in track([0], "quantize and measure"):
                 made |= quantize_program(folder, made, net, data, integers)

@@ -1,13 +1,13 @@
-"""Writing a model as one program that runs without transformers: ``model.pt2``, ``model.onnx``, ``openvino_model.xml``.
+"""Writing a model as one program that runs without transformers: ``model.onnx``, ``openvino_model.xml``.
 
 Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits, of a sentence model the
 states of the tokens and the finished vectors. A model that generates text
 returns the logits of every next token: generation, with its cache and beams, needs the folder itself. The file is read
 back and compared with the model on batches of other shapes, one of a single text.
 
-OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For the other two
-these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT in
-ONNX are equal, and BART and T5 classifiers also fail there in ``torch.export``. But the axes of their files have no
+OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For ONNX
+these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT
+are equal, and BART and T5 classifiers also fail there in ``torch.export``. But the axes of their files have no
 names, the files hold paths of the machine, weights are in a second file, PyTorch 2.11 is needed, and lines are
 printed that cannot be turned off. To repair that would take more than the two calls.
 """
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks import TaskType
 
-ProgramFormat = Literal["onnx", "torch", "openvino"]
-Format = Literal["hf", "onnx", "torch", "openvino"]
-FILES = {"onnx": "model.onnx", "torch": "model.pt2", "openvino": "openvino_model.xml"}
-TOLERANCE = {"onnx": 1e-4, "torch": 1e-5, "openvino": 1e-3}
+ProgramFormat = Literal["onnx", "openvino"]
+Format = Literal["hf", "onnx", "openvino"]
+FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
+TOLERANCE = {"onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
 _NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
@@ -79,7 +79,7 @@ def write_program(
     with torch.no_grad():
         module.results = tuple(module(**inputs))
     try:
-        _writer(form)(module, inputs, path)
+        (_write_onnx if form == "onnx" else _write_openvino)(module, inputs, path)
         run = read_program(path, module.results)
         differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
         difference, allowed = float(torch.stack(differences).max()), TOLERANCE[form]
@@ -170,20 +170,11 @@ def _free(inputs: Inputs) -> dict[str, Any]:
     return dict.fromkeys(inputs, free)
 
 
-def _writer(form: ProgramFormat) -> Callable[[_Logits, Inputs, Path], None]:
-    return {"onnx": _write_onnx, "torch": _write_torch, "openvino": _write_openvino}[form]
-
-
 def _trace(module: _Logits, inputs: Inputs) -> torch.export.ExportedProgram:
     program = torch.export.export(module, (), inputs, dynamic_shapes=_free(inputs))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
     return program
-
-
-def _write_torch(module: _Logits, inputs: Inputs, path: Path) -> None:
-    """Write a PyTorch archive."""
-    torch.export.save(_trace(module, inputs), path)
 
 
 def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
@@ -211,14 +202,9 @@ def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
 def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
     """Return a function that runs a program file.
 
-    It wants the inputs that the program was made with; ``.onnx`` and ``.xml`` leave out others.
+    It leaves out inputs that the program was not made with.
     """
-    return {".pt2": _read_torch, ".onnx": _read_onnx, ".xml": _read_openvino}[path.suffix](path, results)
-
-
-def _read_torch(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
-    read = torch.export.load(path).module()
-    return lambda given: read(**given)
+    return (_read_onnx if path.suffix == ".onnx" else _read_openvino)(path, results)
 
 
 def _read_onnx(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:

@@ -41,7 +41,7 @@ BATCHES = (1, 32)  # texts of which a speed-up is if the budget names no shape
 ORDER = ("openvino-int8", "onnx-int8", "openvino", "onnx", "eager")  # the fastest first
 # runtime -> format and dtype of the program that it runs; the first is the one that an export gets
 FORMS: dict[str, tuple[tuple[Format, Dtype], ...]] = {
-    "eager": (("hf", "float32"), ("torch", "float32")), "compiled": (("hf", "float32"), ("torch", "float32")),
+    "eager": (("hf", "float32"),), "compiled": (("hf", "float32"),),
     "onnx": (("onnx", "float32"),), "openvino": (("onnx", "float32"), ("openvino", "float32")),
     "onnx-int8": (("onnx", "int8"),), "openvino-int8": (("openvino", "int8"),),
     "graphs": (("hf", "float32"),),

@@ -1,6 +1,6 @@
 """Write texts with the programs of this folder, which continue from their cache: the likeliest token at every step.
 
-It needs NumPy, and ONNX Runtime or PyTorch, and nothing else::
+It needs NumPy and ONNX Runtime, and nothing else::
 
     from write import Writer
 
@@ -61,27 +61,14 @@ class Writer:
 
 def _load(path: Path) -> Callable[[Given], list[np.ndarray]]:
     """Return a function from arrays, or lists of them, by name to a list of arrays."""
-    if path.suffix == ".onnx":
-        import onnxruntime
+    import onnxruntime
 
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [item.name for item in session.get_inputs()]
-
-        def run_onnx(given: Given) -> list[np.ndarray]:
-            arrays = _flat(given)
-            return session.run(None, {name: arrays[name] for name in names})
-
-        return run_onnx
-    import torch
-
-    module = torch.export.load(path).module()
-
-    def tensors(value: np.ndarray | list[np.ndarray]) -> Any:
-        return [torch.from_numpy(item) for item in value] if isinstance(value, list) else torch.from_numpy(value)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_inputs()]
 
     def run(given: Given) -> list[np.ndarray]:
-        with torch.inference_mode():
-            return [item.numpy() for item in module(**{name: tensors(value) for name, value in given.items()})]
+        arrays = _flat(given)
+        return session.run(None, {name: arrays[name] for name in names})
 
     return run
 

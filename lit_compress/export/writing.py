@@ -13,26 +13,23 @@ import inspect
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.export import writer
-from lit_compress.export.program import FILES, OPSET, TOLERANCE, Inputs
+from lit_compress.export.program import OPSET, TOLERANCE, Inputs
 from lit_compress.models.accounting import random_inputs
 from lit_compress.utils.files import write_json
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
-ENDS = {"onnx": ".onnx", "torch": ".pt2"}
 NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text before them
 
 
-def write_writing(
-    net: PreTrainedModel, folder: Path, form: Literal["onnx", "torch"], texts: list[Inputs]
-) -> dict[str, Any] | None:
+def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> dict[str, Any] | None:
     """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare their texts with ``net``'s.
 
     Where that cannot be done, a warning says it, in one line.
@@ -40,23 +37,22 @@ def write_writing(
     Args:
         net: a model that writes; in evaluation mode, without gradients.
         folder: to write to.
-        form: of the programs.
         texts: batches of inputs to compare on.
 
     Returns:
         The names of the ``files``, their ``bytes``, how many ``tokens`` were written to compare, and by how much at
         most the logit of such a token is below the model's largest (``difference``, relative above 1). None without.
     """
-    files = ["write.py", "writing.json", *(f"{name}{ENDS[form]}" for name in ("decode", "encode"))]
+    files = ["write.py", "writing.json", "decode.onnx", "encode.onnx"]
     try:
         parts = _parts(net)
         for name, (module, given, outputs) in parts.items():
-            _save(module, given, outputs, folder / f"{name}{ENDS[form]}")
+            _save(module, given, outputs, folder / f"{name}.onnx")
         cache = parts["decode"][1]["past"]
-        write_json(folder / "writing.json", _facts(net, cache, {name: f"{name}{ENDS[form]}" for name in parts}))
+        write_json(folder / "writing.json", _facts(net, cache, {name: f"{name}.onnx" for name in parts}))
         shutil.copyfile(writer.__file__, folder / "write.py")
         tokens, difference = _compare(net, folder, texts)
-        if not difference <= TOLERANCE[form]:
+        if not difference <= TOLERANCE["onnx"]:
             raise ValueError(f"other tokens than the model writes, off by {difference:.1e}")
     except Exception as error:  # exporters and runtimes raise anything
         for name in files:
@@ -64,7 +60,7 @@ def write_writing(
         reason = (str(error).strip().split("\n")[0] or type(error).__name__)[:120]
         warnings.warn(
             f"export: no programs that write with the cache of {type(net).__name__} ({net.config.model_type}), "
-            f"{FILES[form]} gives logits only: {reason}",
+            f"model.onnx gives logits only: {reason}",
             stacklevel=2,
         )
         return None
@@ -187,9 +183,6 @@ def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: P
     program = torch.export.export(module, (), inputs, dynamic_shapes=free)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
-    if path.suffix == ".pt2":
-        torch.export.save(program, path)
-        return
     names = [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
     exported: Any = torch.onnx.export(
         program, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,

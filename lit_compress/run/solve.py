@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lit_compress.methods.base import Method
 
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
-GRAPH = {"onnx": 2300, "openvino": 10500, "torch": 2300}  # bytes of a program next to its weights, per matrix, about
+GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, per matrix, about
 WRITES, NEAR = 3, 0.02  # programs that are written at most, until the density moves by no more than this share
 CLOSE = 1e-3  # share of the budget at which the search ends
 MARGIN = 5e-3  # share of the budget that is left if data decide on shapes: exports were up to 0.47 % above the estimate

@@ -11,6 +11,8 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
 }
 
+# last part of the option, one of its values -> what to do in its place
+VALUES = {("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder"}
 # command -> what to do in its place
 COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}
 
@@ -19,6 +21,12 @@ def removed(option: str) -> str | None:
     """Return one line on an option that was removed, named in full or by its last part; None for any other."""
     _, advice = REMOVED.get(option.rpartition(".")[2], (None, None))
     return advice and f"{option}: this option was removed in version 0.3; {advice}"
+
+
+def removed_value(option: str, value: str) -> str | None:
+    """Return one line on a value that was removed from an option, or None."""
+    advice = VALUES.get((option.rpartition(".")[2].rpartition("--")[2], value))
+    return advice and f"{option} '{value}': this value was removed in version 0.3; {advice}"
 
 
 def without_removed(values: dict[str, Any]) -> dict[str, Any]:

@@ -70,8 +70,13 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         (("validate",), "the following arguments are required: TARGET"),
         (
             ("export", "RUN", "OUT", "--format", "onx"),
-            "--format: invalid choice: 'onx' (choose from 'hf', 'onnx', 'torch', 'openvino')",
+            "--format: invalid choice: 'onx' (choose from 'hf', 'onnx', 'openvino')",
         ),
+        (
+            ("export", "RUN", "OUT", "--format", "torch"),
+            "--format 'torch': this value was removed in version 0.3; --format onnx writes a program",
+        ),
+        ((*CONFIG, "--export.format", "torch"), "export.format 'torch': this value was removed in version 0.3;"),
         (("export", "/nowhere", "/tmp/out"), "'/nowhere' is not a run folder"),
     ],
 )

@@ -213,7 +213,7 @@ def test_other_methods_search_their_shapes(words, tmp_path):
     [
         ("speedup=900x@eager,1x8", (), "cannot be met by SecondOrder, which reaches "),
         ("speedup=2x@eeger", (), "has an unknown runtime 'eeger'; did you mean 'eager'?"),
-        ("speedup=2x@onnx-int8", ("--format", "torch"), "nearest: --format onnx --dtype int8"),
+        ("speedup=2x@onnx-int8", ("--format", "openvino"), "nearest: --format onnx --dtype int8"),
         ("speedup=2x@eager,1x800", (), "texts of 800 tokens, more than the model reads; the largest is 64"),
         ("speedup=2x@1x8,eager,onnx", (), "has 'onnx' behind @"),
     ],

@@ -68,7 +68,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_da
 SHARED = (
     "python -m lit_compress fit --config quickstart.yaml",
     "python -m lit_compress fit --config lpaf_sst2.yaml",
-    "python -m lit_compress export runs/lpaf-sst2 small_torch --format torch",
 )
 
 

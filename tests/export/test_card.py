@@ -49,7 +49,7 @@ def test_the_hub_reads_what_was_measured(run):
 
 
 def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
-    main(["export", str(run), str(tmp_path / "small"), "--format", "torch"])
+    main(["export", str(run), str(tmp_path / "small"), "--format", "onnx"])
     monkeypatch.chdir(tmp_path / "small")
     code = blocks(Path("README.md").read_text())
     assert len(code) == 2

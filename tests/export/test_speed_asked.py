@@ -63,7 +63,7 @@ def test_the_fastest_that_is_installed_at_one_text_and_32(dense, all_installed, 
 
 def test_the_program_that_is_written_anyway(dense, all_installed):
     for form, dtype, runtime in (("onnx", "int8", "onnx-int8"), ("onnx", "float32", "openvino"),
-                                 ("openvino", "float32", "openvino"), ("torch", "float32", "eager")):  # fmt: skip
+                                 ("openvino", "float32", "openvino")):  # fmt: skip
         choices = Choices(format=form, dtype=dtype)
         assert place("speedup=3x", dense, choices) == speed.Place(runtime, ((1, 12), (32, 12)), choices)
 

@@ -75,7 +75,7 @@ def test_a_size_counts_the_program_of_integers():
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [("onnx", "float32"), ("openvino", "float32"), ("torch", "float32"), ("onnx", "int8"), ("openvino", "int8")],
+    [("onnx", "float32"), ("openvino", "float32"), ("onnx", "int8"), ("openvino", "int8")],
 )
 def test_the_program_that_is_written_has_the_size(form, dtype):
     """It has a part that is not estimated; ``model.safetensors`` has another size."""

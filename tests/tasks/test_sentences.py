@@ -125,8 +125,8 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
 
 
 PROGRAMS = [
-    ("bert", "mean", "onnx"), ("bert", "cls", "onnx"), ("bert", "two dense", "onnx"), ("bert", "cut", "torch"),
-    ("qwen3", "last", "onnx"), ("qwen3", "last", "torch"), ("qwen3", "joined", "onnx"),
+    ("bert", "mean", "onnx"), ("bert", "cls", "onnx"), ("bert", "two dense", "onnx"), ("bert", "cut", "onnx"),
+    ("qwen3", "last", "onnx"), ("qwen3", "joined", "onnx"),
     ("bert", "weighted", "openvino"),
 ]  # fmt: skip
 
@@ -134,7 +134,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("base, name, form", PROGRAMS)
 def test_programs_give_the_vectors(place, tmp_path, base, name, form):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
-    pytest.importorskip({"onnx": "onnxruntime", "torch": "torch", "openvino": "openvino"}[form])
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}[form])
     model = _save(tmp_path / "model", place / base, **MODELS[name])
     data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
     texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]

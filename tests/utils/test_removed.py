@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.removed import removed, without_removed
+from lit_compress.utils.removed import removed, removed_value, without_removed
 
 
 def test_a_line_says_what_to_do():
@@ -21,3 +21,9 @@ def test_a_stored_value_that_is_always_used_now_is_left_out():
     assert without_removed(stored) == {"density": 0.5, "retrain": {"epochs": 3}}
     with pytest.raises(UserError, match=r"refit: True was removed in version 0\.3; factorize --refine"):
         without_removed({"retrain": {"refit": True}})
+
+
+def test_a_value_that_was_removed_has_a_line():
+    line = "export.format 'torch': this value was removed in version 0.3; --format onnx writes a program, "
+    assert str(removed_value("export.format", "torch")).startswith(line) and removed_value("--format", "torch")
+    assert removed_value("export.format", "onnx") is None is removed_value("model.format", "x")
