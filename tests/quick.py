@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningCLI
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lit_compress.models import activations
-from lit_compress.run import expected_memory
+from lit_compress.run import guard
 from lit_compress.stages import recompute
 
 LAYOUT = ConstrainedLayoutEngine.execute
@@ -50,7 +50,7 @@ def quick_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"figure.dpi": 20, "savefig.dpi": 20}):
         patch.setattr(LightningCLI, "setup_parser", _setup_parser)
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
-        for module in (recompute, expected_memory):
+        for module in (recompute, guard):
             patch.setattr(module, "forward_bytes", _forward_bytes)
         patch.setattr(report, "forward_times", functools.partial(report.forward_times, repeats=10))
         yield

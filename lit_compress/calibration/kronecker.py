@@ -18,7 +18,7 @@ examples are put into batches, on padding, or on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,17 +210,11 @@ class MomentSums(Collector):
             )
 
 
-def sums_bytes(net: Any, gradients: bool = True, names: Collection[str] | None = None) -> int:
-    """Return how many bytes the sums of the sites ``names`` of ``net`` take in its dtype, all without names.
+def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
+    """Return how many bytes the sums of sites that read the same input take in the dtype of ``net``.
 
     ``gradients``: also count the gradients' sums.
     """
-    groups = shared_inputs(net)
-    return sum(group_bytes(net, [n for n in group if names is None or n in names], gradients) for group in groups)
-
-
-def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
-    """Return the same for sites that read the same input."""
     modules: list[Any] = [net.get_submodule(name) for name in group]
     sizes = [*(m.in_features for m in modules[:1]), *(m.out_features for m in modules if gradients)]
     return next(net.parameters()).element_size() * sum(sum(Gram.numbers(size)) for size in sizes)

@@ -34,8 +34,7 @@ from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.sites import blocks, find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
-from lit_compress.run.expected_time import factorize_line
-from lit_compress.run.memory_by_block import check_memory_by_block, expected_by_block, logits_by_block
+from lit_compress.run.guard import check_memory
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
@@ -47,7 +46,6 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
 from lit_compress.utils.memory import return_freed_memory
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,8 +135,8 @@ def factorize_by_block(
     walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
     if recovery.refine is not None:
         walks.refine_by(recovery.refine, stage.texts(data))
-    note(check_memory_by_block(**walks.memory, logits=walks.logits_bytes()))
-    note(factorize_line(method, stage, [dense, stage.outline(copy.deepcopy(dense))], data, 1, recovery))
+    less = "--weighting none sums nothing" if walks.memory["statistics"] else "give a machine with more"
+    check_memory("factorize --by_block", walks.bound(), lambda: less)
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())
 
@@ -155,8 +153,7 @@ def factorize_by_block(
         if calibration:
             calibration["measured_loss"] = walks.divergence()
         work.ended("compressed metric")
-        bound = expected_by_block(**walks.memory)
-        told = {"states": precision, "seconds": work.seconds, "memory": walks.memory | {"bound": bound}}
+        told = {"states": precision, "seconds": work.seconds, "memory": walks.memory | {"bound": walks.bound()}}
         more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
         more |= {"refined": walks.refinement and walks.refinement.told()}
         report = write_report(
@@ -223,12 +220,10 @@ class _Walks:
         trained = 0 if self.refinement is None else self.refinement.disk_bytes()
         return each * states + trained + self.compression.bytes(self.dense) + export
 
-    def logits_bytes(self) -> int:
-        """Return how many bytes of logits there are at once behind the last block."""
-        back = self.statistic is not None and self.statistic.labels is not None
-        parts = [self.before.shapes, self.sweeps.shapes if back else []]
-        tokens = [max((rows * length for rows, length, _ in shapes), default=0) for shapes in parts]
-        return logits_by_block(self.kind, self.dense, *tokens)
+    def bound(self) -> int:
+        """Return the peak bytes without activations: outside the blocks, two blocks, a block's sums or its training."""
+        more = max(self.memory["statistics"], self.memory.get("training", 0))
+        return self.memory["outside"] + 2 * self.memory["block"] + more
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""

@@ -25,12 +25,11 @@ from lit_compress.export.push import check_push, push
 from lit_compress.export.report import of_all, print_table
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
-from lit_compress.run.expected_memory import check_fit
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
+from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
-from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table, stages_table
-from lit_compress.run.rehearsal import measure_pace, stage_seconds
+from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table
 from lit_compress.run.runner import check_stages, outline_of, shapes_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -57,7 +56,7 @@ def _print_run(run: Run, report: dict[str, Any]) -> None:
 
 
 def plan(args: list[str]) -> None:
-    """Print the structure, the sizes and the expected times of a fit, without training."""
+    """Print the structure and the sizes of a fit, without training."""
     silence_libraries()
     cli = CommandLine(args, "plan")
     first = cli.ready()
@@ -72,8 +71,7 @@ def plan(args: list[str]) -> None:
     for line in layer_notes(outline):
         print(line)
     console.print(sizes_table(outline))
-    print(check_fit(parts, shapes_of(parts.method)))
-    console.print(stages_table(made, list(stage_seconds(parts, made, measure_pace(parts)))))
+    check_fit(parts, shapes_of(parts.method))
 
 
 def compare(args: list[str]) -> None:

@@ -29,10 +29,9 @@ from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
-from lit_compress.run.expected_memory import check_fit
-from lit_compress.run.expected_time import fit_line
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run, is_first_process
+from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
@@ -340,9 +339,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
-        shapes = shapes_of(parts.method)
-        print(check_fit(parts, shapes))
-        print(fit_line(parts, shapes, {stage.name: stage.steps for stage in plan.stages}))
+        check_fit(parts, shapes_of(parts.method))
         return partial(run.begin, config, facts.as_dict(), budget)
     changed = run.check_same(config, cli.config.allow_changed)
     if ckpt_path is None:

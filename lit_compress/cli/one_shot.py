@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,8 +18,7 @@ from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes, load_finetuned
 from lit_compress.models.shapes import without_values
-from lit_compress.run.expected_memory import check_factorize
-from lit_compress.run.expected_time import factorize_line
+from lit_compress.run.guard import check_factorize
 from lit_compress.run.runner import check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.compression import CompressedStage
@@ -30,7 +28,6 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import freed_memory_returned, trim
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,8 +86,7 @@ def factorize_model(
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     outline = without_values(lambda: empty_net(shapes))
-    note(check_factorize(method, stage, outline, data, recovery.distil is not None))
-    note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data, recovery=recovery))
+    check_factorize(method, stage, outline, data, recovery.distil is not None)
     with freed_memory_returned():
         dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)

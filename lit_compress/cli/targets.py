@@ -21,9 +21,8 @@ from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.config import checked_config
-from lit_compress.run.expected_memory import check_evaluation, check_loading
-from lit_compress.run.expected_time import evaluation_line
 from lit_compress.run.folder import Run
+from lit_compress.run.guard import check_evaluation, check_loading
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
@@ -186,7 +185,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
 
 
 def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
-    """Load the model of ``target`` for ``command``, if its memory suffices; a note gives the expected memory.
+    """Load the model of ``target`` for ``command``, if the memory suffices.
 
     Raises:
         UserError: as :meth:`Target.load`, or the machine has too little memory.
@@ -198,9 +197,7 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
         loaders = data.val_dataloader()
     else:
         loaders = [data.test_dataloader() if command == "test" else data.predict_dataloader()]
-    kind = task_type(data.record)
-    note(check_evaluation(net, kind, loaders))
-    note(evaluation_line(net, kind.over_vocabulary, loaders))
+    check_evaluation(net, loaders)
     return net
 
 

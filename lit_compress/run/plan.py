@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost
-from lit_compress.utils.progress import spoken
 from lit_compress.utils.tables import print, screen_table
 
 if TYPE_CHECKING:
@@ -115,16 +114,6 @@ def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
         value /= Outline(outline.dense, outline.dense, outline.length, False).flops
     about = "about " if outline.about else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
-
-
-def stages_table(plan: RunPlan, seconds: Sequence[float]) -> Table:
-    """Return a table of the stages: epochs, optimizer steps, and about how long they take."""
-    body = [
-        (stage.name, str(stage.epochs), f"{stage.steps:,}", spoken(needs))
-        for stage, needs in zip(plan.stages, seconds, strict=True)
-    ]
-    whole = ("all", "", f"{sum(s.steps for s in plan.stages):,}", spoken(sum(seconds)))
-    return screen_table((plan.method, "epochs", "steps", "about"), [*body, whole])
 
 
 def sizes_table(outline: Outline) -> Table:

@@ -142,10 +142,6 @@ class Stage(nn.Module):
         """The weighting whose second moments of training examples are summed before training; None for no such."""
         return None
 
-    def own_bytes(self, net: PreTrainedModel) -> int:
-        """Return the bytes that the stage keeps for the weights of ``net`` while it trains, if they are many."""
-        return 0
-
     def plain(self) -> Stage:
         """Return the stage that only trains, in the place of this one."""
         return Stage(self.name, self.settings, self.distil)

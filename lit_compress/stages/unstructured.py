@@ -159,11 +159,6 @@ class UnstructuredPruning(CubicStage):
         self.score.attach(self._weights)
         self._shards = Shards(self._weights[0])
 
-    def own_bytes(self, net: PreTrainedModel) -> int:
-        """Return the bytes of the scores."""
-        self.attach(net)
-        return sum(value.numel() * value.element_size() for value in self.buffers())
-
     @property
     def scores(self) -> list[Tensor]:
         """Importance per site, [out, in] float32."""

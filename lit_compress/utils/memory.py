@@ -60,11 +60,6 @@ def trim() -> None:
             libc.malloc_trim(0)
 
 
-def resident() -> int:
-    """Return the bytes that this process has in memory; 0 if the system does not say."""
-    return _kilobytes(Path("/proc/self/status")).get("VmRSS", 0)
-
-
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that new work of this process can have; None if the system does not say.
 

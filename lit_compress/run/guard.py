@@ -1,0 +1,173 @@
+"""The guard of the memory: work that does not fit ends before it begins, with the option that needs less.
+
+It counts a forward of the largest batch, four times the model and the teacher. That is rough, so it warns above
+:data:`WARN` of the free memory, and refuses above :data:`REFUSE`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.calibration.statistics import TOKENS
+from lit_compress.models.activations import forward_bytes
+from lit_compress.run.trainer import make_trainer
+from lit_compress.stages.recompute import activations, most_kept
+from lit_compress.utils.devices import current_device, free_bytes
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.memory import free_memory
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.batching import ResumableLoader
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
+    from lit_compress.run.runner import Components
+    from lit_compress.stages.base import Stage
+
+WARN, REFUSE = 0.85, 1.1  # shares of the free memory
+TRAINED, UNTRAINED = 4, 2  # times the model: with its gradient and AdamW's moments; beside the model it is made of
+
+
+def check_memory(work: str, size: float, less: Callable[[], str], device: torch.device | None = None) -> None:
+    """Refuse work that needs more memory than is free, and warn of work that may.
+
+    Args:
+        work: its name.
+        size: bytes that it needs.
+        less: function that returns which option needs less.
+        device: of the work; None for the CPU.
+
+    Raises:
+        UserError: it needs more than :data:`REFUSE` of the free memory.
+    """
+    free = _free(device)
+    if free is None or size <= WARN * free:
+        return
+    text = f"memory: {work} needs about {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {less()}"
+    if size > REFUSE * free:
+        raise UserError(text)
+    note(text)
+
+
+def _free(device: torch.device | None) -> float | None:
+    return free_memory() if device is None or device.type == "cpu" else free_bytes(device)
+
+
+def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[str] = ()) -> None:
+    """Check the memory of the stages that are left.
+
+    Args:
+        parts: checked.
+        dense: the dense model, without values.
+        finished: names of finished stages.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    made = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False})
+    device, texts = made.strategy.root_device, parts.data.batch_size
+    copies = made.num_devices if device.type == "cpu" else 1
+
+    def largest(texts: int) -> tuple[float, str]:
+        return max((copies * size, name) for name, size in _stages(parts, dense, finished, texts, device))
+
+    def less() -> str:
+        fewer = texts
+        while (fewer := fewer // 2) and (free := _free(device)):
+            if largest(fewer)[0] <= WARN * free:
+                steps = parts.data.accumulate * -(-texts // fewer)
+                return f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps"
+        lora = [s.name for s in parts.method.stages() if s.settings.offers_lora and s.settings.updates is None]
+        return f"--model.{lora[-1]}.parameters lora or a smaller model needs less" if lora else "give a smaller model"
+
+    size, name = largest(texts)
+    check_memory(name, size, less, device)
+
+
+def _stages(
+    parts: Components, dense: PreTrainedModel, finished: Collection[str], texts: int, device: torch.device
+) -> Iterator[tuple[str, float]]:
+    """Yield the name of every stage, and the bytes that it needs with batches of ``texts``; 0 of a finished one."""
+    method, net = parts.method, copy.deepcopy(dense)
+    rows, length = parts.data.train_dataloader().largest
+    shape, most = (min(texts, rows), length), most_kept(device, method.kind.over_vocabulary)
+    half = "16" in str(parts.trainer.get("precision") or "")
+    for stage in method.stages():
+        after = stage.outline(copy.deepcopy(net))
+        own = after if stage.shrinks_first else net
+        size = 0.0
+        if stage.name not in finished:
+            trains = stage.settings.epochs > 0
+            forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
+            taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
+            times = TRAINED if trains and stage.settings.updates is None else UNTRAINED
+            size = stage.forwards * (forward or 0) + times * _bytes(own) + taught * _bytes(dense)
+        yield stage.name, size
+        net = after
+
+
+def check_factorize(
+    method: Method, stage: Stage, dense: PreTrainedModel, data: DataModule, distils: bool = False
+) -> None:
+    """Check the memory of ``factorize``.
+
+    Args:
+        method: has the task.
+        stage: of it, which is done without training.
+        dense: the dense model, without values.
+        data: gives the batches.
+        distils: whether the compressed model is trained afterwards (stages/distil.py).
+
+    Raises:
+        UserError: the machine has less.
+    """
+    forwards = [_forward(dense, data.val_dataloader())]
+    _, length = data.train_dataloader().largest
+    texts = max(1, TOKENS // length)
+    if stage.moments == "kfac":
+        forwards.append(forward_bytes(dense, texts, length, "sites") or 0)
+    if distils:
+        texts = texts if method.kind.over_vocabulary else data.batch_size
+        forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
+    size = max(forwards) + TRAINED * _bytes(dense) + distils * _bytes(dense)
+    fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
+    check_memory("factorize", size, lambda: f"{fewer}--by_block float32 has one block in memory", current_device())
+
+
+def check_loading(size: int) -> None:
+    """Refuse to load a model of so many bytes, if they are more than the machine has.
+
+    Raises:
+        UserError: see above.
+    """
+    check_memory("the model", size, lambda: "give a smaller model, or a machine with more")
+
+
+def check_evaluation(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> None:
+    """Check the memory of an evaluation.
+
+    Args:
+        net: as it is loaded.
+        loaders: of the batches.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    device = current_device()
+    size = _forward(net, loaders) + (0 if device.type == "cpu" else _bytes(net))
+    check_memory("the evaluation", size, lambda: "--data.eval_batch_size 1, or a few more, needs less", device)
+
+
+def _forward(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> int:
+    """Return the bytes of a forward of the largest batch of some loaders."""
+    return max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
+
+
+def _bytes(net: PreTrainedModel) -> int:
+    return sum(value.numel() * value.element_size() for value in net.parameters())

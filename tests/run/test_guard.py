@@ -1,0 +1,107 @@
+"""The guard of the memory: what cannot fit ends before the work, with the option that needs less."""
+
+from __future__ import annotations
+
+import pytest
+from mistakes import fails
+from tiny import make_net
+
+from lit_compress.__main__ import main
+from lit_compress.cli.options import CommandLine
+from lit_compress.models.activations import forward_bytes
+from lit_compress.models.shapes import without_values
+from lit_compress.run import guard
+from lit_compress.run.guard import check_memory
+from lit_compress.utils.errors import UserError
+
+GB = 10**9
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Return a function that sets the machine's free memory."""
+    return lambda size: monkeypatch.setattr(guard, "free_memory", lambda: size)
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    found = []
+    monkeypatch.setattr(guard, "note", found.append)
+    return found
+
+
+def test_what_fits_passes_what_is_near_is_warned_of_and_the_rest_is_refused(free, notes):
+    free(10 * GB)
+    check_memory("retrain", 8.5 * GB, lambda: 1 / 0)
+    assert not notes
+    for size in (8.6, 10.9):
+        check_memory("retrain", size * GB, lambda: "take less")
+        assert notes.pop() == f"memory: retrain needs about {size} GB, and 10.0 GB are free; take less"
+    with pytest.raises(UserError, match=r"retrain needs about 11\.1 GB, and 10\.0 GB are free; take less"):
+        check_memory("retrain", 11.1 * GB, lambda: "take less")
+    free(None)  # a machine that does not say
+    check_memory("retrain", 10**15, lambda: 1 / 0)
+
+
+def parts_of(short_run, *words):
+    return CommandLine(["--model", "SVD", "--model.density", "0.5", *short_run, *words], "plan").ready()
+
+
+def sizes(parts, texts=8):
+    net = without_values(lambda: make_net("bert", dropout=0.1))
+    return dict(guard._stages(parts, net, (), texts, parts.method.device)), net
+
+
+def test_a_stage_needs_a_forward_four_times_the_model_and_the_teacher(short_run):
+    parts = parts_of(short_run)
+    found, net = sizes(parts)
+    size, length = sum(4 * value.numel() for value in net.parameters()), parts.data.train_dataloader().largest[1]
+    assert found["dense"] == forward_bytes(net, 8, length, "parameters") + 4 * size
+    assert 4 * 0.5 * size + size < found["retrain"] < found["dense"] + size
+    assert sizes(parts, 1)[0]["dense"] < found["dense"]
+    untrained = sizes(parts_of(short_run, "--model.retrain.epochs", "0"))[0]
+    assert untrained["dense"] == found["dense"] and untrained["retrain"] < 2 * size
+    lora = sizes(parts_of(short_run, "--model.retrain.parameters", "lora"))[0]
+    assert lora["retrain"] < found["retrain"]
+
+
+def test_a_finished_stage_needs_nothing(short_run):
+    parts = parts_of(short_run)
+    net = without_values(lambda: make_net("bert"))
+    assert [size for _, size in guard._stages(parts, net, ("dense", "retrain"), 8, parts.method.device)] == [0, 0]
+
+
+def test_fit_and_plan_refuse_with_a_batch_that_fits(short_run, tmp_path, capsys, free):
+    parts = parts_of(short_run)
+    least = max(sizes(parts, 1)[0].values())
+    words = ["--model", "SVD", "--model.density", 0.5, *short_run]
+    free(1000)
+    for args in (["fit", *words, "--run_dir", tmp_path / "run"], ["plan", *words]):
+        assert "--model.retrain.parameters lora or a smaller model" in fails(capsys, *args)
+    free(int(least / guard.WARN) + 1000)
+    line = fails(capsys, "fit", *words, "--run_dir", tmp_path / "run")
+    assert "--data.batch_size 1 --trainer.accumulate_grad_batches 8 makes the same steps" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_factorize_by_block_and_validate(tiny_backbone, tiny_data, tmp_path, capsys, free):
+    from transformers import AutoTokenizer
+
+    net = make_net("bert")
+    net.config.id2label, net.config.label2id = {0: "negative", 1: "positive"}, {"negative": 0, "positive": 1}
+    net.save_pretrained(tmp_path / "net")
+    AutoTokenizer.from_pretrained(tiny_backbone).save_pretrained(tmp_path / "net")
+    data = ["--data.task", "sst2", "--data.path", tiny_data]
+    factorize = ["factorize", tmp_path / "net", tmp_path / "out", *data, "--density", 0.5]
+    free(1000)
+    assert "--by_block float32 has one block in memory" in fails(capsys, *factorize)
+    assert "a smaller --data.batch_size, or no --distil" in fails(capsys, *factorize, "--distil", 5)
+    assert "--weighting none" in fails(capsys, *factorize, "--by_block", "float32")
+    assert "smaller model" in fails(capsys, "validate", tmp_path / "net", *data)
+    size = sum(4 * value.numel() for value in net.parameters())
+    free(int(1.3 * size))
+    assert "--data.eval_batch_size 1" in fails(capsys, "validate", tmp_path / "net", *data)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
+    free(10**12)
+    main([str(word) for word in ["validate", tmp_path / "net", *data]])
+    assert "memory" not in capsys.readouterr().err
