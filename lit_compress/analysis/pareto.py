@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
+from math import ceil, floor, log, log10
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.analysis.gains import shared_gains
+from lit_compress.analysis.inline import inline_svg
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
-from lit_compress.analysis.svg import compact, lines_of, log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,51 @@ COSTS: dict[str, tuple[tuple[str, ...], str]] = {
     "bytes": (("bytes",), "bytes on disk"),
     "latency": (("latency_ms", "median"), "CPU latency of one text, ms"),
 }
+
+
+def compact(value: float) -> str:
+    """Return a number for an axis: three digits, thousands as k, M or G.
+
+    >>> [compact(v) for v in (0.25, 12, 1_500, 2_000_000, 0)]
+    ['0.25', '12', '1.5k', '2M', '0']
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between ``low`` and ``high``, both above 0, for a logarithmic axis; about six.
+
+    >>> log_ticks(1.2e6, 1.1e7)
+    [2000000.0, 5000000.0, 10000000.0]
+    """
+    values = []
+    for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
+        decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+        values = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+        if len(values) >= 3:
+            break
+    return values[:: max(1, len(values) // 6)] or [low]
+
+
+def lines_of(places: Sequence[float], width: float) -> list[int]:
+    """Return the line, from 0, on which each label is so that none of this width covers another.
+
+    Args:
+        places: where labels begin, horizontally.
+        width: of a label.
+
+    >>> lines_of([0, 3, 50, 4], 10)
+    [0, 1, 0, 2]
+    """
+    rows, begins = [0] * len(places), list[float]()  # begins: of the last label on every line
+    for i in sorted(range(len(places)), key=places.__getitem__):
+        free = (line for line, begin in enumerate(begins) if places[i] - begin >= width)
+        rows[i] = next(free, len(begins))
+        begins[rows[i] : rows[i] + 1] = [places[i]]
+    return rows
 
 
 def cost_of(entry: dict[str, Any], cost: str) -> float | None:
@@ -93,14 +138,15 @@ def edge_of(values: Sequence[float], dense: float, mode: str) -> float | None:
 
 def write_pareto(
     groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str, folder: Path, name: str = "pareto"
-) -> None:
-    """Write the picture of :func:`pareto_figure` as ``<name>.png`` and ``<name>.svg`` into a folder."""
+) -> str:
+    """Write the picture of :func:`pareto_figure` as ``<name>.png`` and ``<name>.svg``; return it as SVG for a page."""
     import matplotlib
 
     figure = pareto_figure(groups, dense, metric, mode)
     figure.savefig(folder / f"{name}.png")
     with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    return inline_svg(figure, name, f"{metric} against costs")
 
 
 def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:

@@ -1,4 +1,4 @@
-"""The content of a page, as plain values and SVG: studies (per task and metric), runs, versions. Knows no HTML page."""
+"""The content of a page, as plain values and figures: studies (per task and metric), runs, versions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from lit_compress.analysis import svg
 from lit_compress.analysis.gains import UNSTEADY
-from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, front, is_beyond
-from lit_compress.analysis.styles import numbers_of
+from lit_compress.analysis.inline import curves_figure, inline_svg
+from lit_compress.analysis.pareto import costs_of
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
@@ -25,7 +24,7 @@ from lit_compress.run.results import RunResult, budget_order, groups
 from lit_compress.utils.files import yaml_text
 
 FEW = 12  # runs: what was not kept is read from their models and events
-SOME = 60  # runs: their charts have all points, their maps all texts
+SOME = 60  # runs: their curves are drawn, their options shown
 MOST_TEXT = 300  # characters of a text of a changed answer
 
 
@@ -44,7 +43,7 @@ def studies(runs: Sequence[RunResult], anchors: dict[str, str]) -> list[dict[str
 def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str]) -> dict[str, Any]:
     first = next(run.report for run in runs if run.report)
     grouped, mode = groups(runs), first["metric"].get("mode", "max")
-    labels = numbers_of(group["label"] for group in grouped)
+    labels = list(dict.fromkeys(group["label"] for group in grouped))
     budgets = sorted({group["budget"] for group in grouped}, key=budget_order)
     dense = [run.report["dense"]["metric"] for run in runs if run.report]
     ends = [run.report["dense"].get("interval") for run in runs if run.report]
@@ -55,7 +54,7 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
         share = group["mean"] / mean(dense) if group["mean"] is not None and mean(dense) else None
         group |= {
             "best": len(labels) > 1 and group is best[group["budget"]], "of_dense": share,
-            "mark": Markup(svg.mark(labels[group["label"]])), "link": anchors[group["runs"][0].name],
+            "link": anchors[group["runs"][0].name],
         }  # fmt: skip
     several = len({round(value, 9) for value in dense}) > 1
     net = {
@@ -66,49 +65,13 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
         "task": task, "metric": metric, "mode": mode, "groups": grouped, "labels": labels, "budgets": budgets,
         "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
         "dense": net, "unsteady": UNSTEADY if any(g["gain"] and not g["gain"].steady for g in grouped) else "",
-        "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets],
-                   "drawn": any(group["n"] for group in grouped if group["label"] == label)}
-                  for label, number in labels.items()],
-        "charts": _charts(grouped, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
+        "table": [{"label": label, "cells": [cells.get((label, b)) for b in budgets]} for label in labels],
     }  # fmt: skip
 
 
 def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
     done = [group for group in some if group["mean"] is not None]
     return (max if mode == "max" else min)(done, key=lambda group: group["mean"]) if len(done) > 1 else None
-
-
-def _charts(
-    grouped: list[dict[str, Any]], labels: dict[str, int], dense: dict[str, Any], metric: str, mode: str,
-    anchors: dict[str, str],
-) -> list[Markup]:  # fmt: skip
-    """Return a chart of the metric against every cost that is known."""
-    charts, level = [], dense["mean"]
-    edge = edge_of([group["mean"] for group in grouped if group["n"]], level, mode)
-    for cost, (_, title) in COSTS.items():
-        points, ends = [], []
-        for group in grouped:
-            number, x = labels[group["label"]], group["costs"][cost]
-            if x is None:
-                continue
-            what = f"{group['label']}, {group['budget']}: {metric} {group['mean']:.4f}"
-            what += f" ± {group['spread']:.4f}, {group['n']} runs" if group["spread"] is not None else ""
-            what += f"; {svg.compact(x)}"
-            if edge is not None and is_beyond(group["mean"], edge, mode):
-                points.append(svg.Point(x, edge, number, what, group["link"], note=svg.compact(group["mean"])))
-                continue
-            ends.append((x, group["mean"]))
-            points.append(svg.Point(x, group["mean"], number, what, group["link"], group["bar"]))
-            for run in group["runs"] if group["n"] > 1 else ():
-                if run.report and (own := group["each"][run.name][cost]) is not None:
-                    y = run.report["compressed"]["metric"]
-                    said = f"{run.name}: {metric} {y:.4f}; {svg.compact(own)}"
-                    points.append(svg.Point(own, y, number, said, anchors[run.name], small=True))
-        if points and (x := dense["costs"][cost]) is not None:
-            points.append(svg.Point(x, level, None, f"dense: {metric} {level:.4f}; {svg.compact(x)}"))
-        if points:
-            charts.append(Markup(svg.scatter(points, front(ends, mode), (title, f"dev {metric}"), level)))
-    return charts
 
 
 # ------------------------------------------------------------------------------------------------------------ runs
@@ -132,8 +95,8 @@ def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips:
         "place": quote(os.path.relpath(run.folder, out)) + "/" if run.folder else None,
         "header": header, "body": body, "speed": speed_lines(report) if report else [],
         "generation": shown_generation(report),
-        "curves": curve_charts(details.get("curves") or {}, run.stages, report, 120 if some else 30),
-        "map": layer_map(details.get("layers") or [], titles=some),
+        "curves": curve_chart(details.get("curves") or {}, run.stages, report, anchor[1:]) if some else None,
+        "map": layer_map(details.get("layers") or []),
         "changes": shown_changes(details.get("changes"), flips),
         "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
         "minutes": None if run.seconds is None else run.seconds / 60,
@@ -153,40 +116,36 @@ def _config_text(report: dict[str, Any]) -> str:
     return yaml_text(config, unicode=True)
 
 
-def curve_charts(
-    curves: dict[str, Any], stages: list[dict[str, Any]], report: dict[str, Any] | None, most: int
-) -> list[Markup]:
-    """Return the charts of a run's training: loss, dev metrics, density, each where it was logged."""
+def curve_chart(
+    curves: dict[str, Any], stages: list[dict[str, Any]], report: dict[str, Any] | None, name: str
+) -> Markup | None:
+    """Return the chart of a run's training: loss, dev metric, density, each if it was logged; ``name``: of the run."""
     starts, step = [], 0
     for record in stages:
         if record.get("steps"):
             starts.append((record["name"], float(step)))
             step += record["steps"]
     metric = f"val/{report['metric']['name']}" if report else ""
-    wanted = {"training loss": ["train/loss"], "dev metric": [metric], "density": ["train/density"]}
-    charts = []
-    for label, names in wanted.items():
-        lines = {name: thin([(x, y) for x, y in curves[name]], most) for name in names if curves.get(name)}
-        if lines:
-            label = metric.replace("val/", "dev ") if label == "dev metric" else label
-            charts.append(Markup(svg.curves(lines, ("optimizer step", label), starts)))
-    return charts
+    wanted = {"training loss": "train/loss", metric.replace("val/", "dev "): metric, "density": "train/density"}
+    charts = {label: thin([(x, y) for x, y in curves[key]], 120) for label, key in wanted.items() if curves.get(key)}
+    return Markup(inline_svg(curves_figure(charts, starts), name, "curves of the training")) if charts else None
 
 
-def layer_map(layers: list[dict[str, Any]], titles: bool) -> Markup | None:
-    """Return the map of the kept size of every matrix: its rank, else its density; None without layers."""
+def layer_map(layers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the map of the kept size of every matrix, its rank or else its density; None without layers.
+
+    ``columns``: roles; ``rows``: name of a layer -> a cell per role: share that is left, text; None for no matrix.
+    """
     if not layers:
         return None
     blocks = [_split(row) for row in layers]
-    names = list(dict.fromkeys(block for block, _ in blocks))
     roles = list(dict.fromkeys(role for _, role in blocks))
-    cells = {}
+    rows: dict[str, list[tuple[float, str] | None]] = {block: [None] * len(roles) for block, _ in blocks}
     for row, (block, role) in zip(layers, blocks, strict=True):
         density, rank = row["density"], row.get("rank")
         text = "gone" if not density else f"r {rank}" if rank else "dense" if density > 0.9995 else f"{density:.0%}"
-        title = f"{row['name']}: {density:.1%} left" + (f", rank {rank}" if rank else "")
-        cells[names.index(block), roles.index(role)] = (density, text, title if titles else "")
-    return Markup(svg.grid(names, roles, cells))
+        rows[block][roles.index(role)] = density, text
+    return {"columns": roles, "rows": rows}
 
 
 def _split(row: dict[str, Any]) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
-from lit_compress.analysis.pareto import COSTS, cost_of, write_pareto
+from lit_compress.analysis.pareto import COSTS, compact, cost_of, write_pareto
 from lit_compress.analysis.styles import DARK, LIGHT, variables
 from lit_compress.run import page_parts as parts
 from lit_compress.run.changes import changed_line
@@ -48,7 +49,9 @@ def write(folder: Path, out: Path | None = None) -> Path:
                 "pareto" if not number else re.sub(r"\W+", "_", f"pareto-{study['task']}-{study['metric']}")
             )
             done = [group for group in study["groups"] if group["n"]]
-            write_pareto(done, study["dense"], f"dev {study['metric']}", study["mode"], temporary, study["picture"])
+            study["chart"] = Markup(
+                write_pareto(done, study["dense"], f"dev {study['metric']}", study["mode"], temporary, study["picture"])
+            )
         _write(temporary / "index.html", page(results, studies, out, anchors))
         _write(temporary / "report.md", markdown(results, studies))
         _write(temporary / "results.csv", table(results.runs))
@@ -66,7 +69,7 @@ def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: di
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
-        "number": _number, "signed": _signed, "short": parts.svg.compact, "milliseconds": _milliseconds,
+        "number": _number, "signed": _signed, "short": compact, "milliseconds": _milliseconds,
     }  # fmt: skip
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     counts = {status: sum(run.status == status for run in results.runs) for status in _STATUS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, is_beyond, mean_costs, pareto_figure, write_pareto
-from lit_compress.analysis.svg import Point, scatter
 
 
 def group(label: str, mean: float, **costs: float) -> dict:
@@ -59,8 +58,3 @@ def test_numbers_at_the_edge_do_not_cover_each_other():
         if panel.get_xlabel() in (COSTS["flops"][1], COSTS["parameters"][1])
     )
     assert sorted([flops, parameters]) == [[0, 8, 16, 0], [0, 8, 16, 24]]
-    points = [Point(x, y, 0, "", note=f"{x}-{y}") for x, y in ((1.0, 0.1), (1.01, 0.1), (1.0, 0.9), (1.01, 0.9))]
-    text = scatter([*points[:2], Point(2.0, 0.9, 1, "")], [], ("x", "y"))  # below: away from the edge is up
-    assert '<text x="8" y="3.5">1.0-0.1</text>' in text and '<text x="8" y="-7.5">1.01-0.1</text>' in text
-    text = scatter([*points[2:], Point(2.0, 0.1, 1, "")], [], ("x", "y"))
-    assert '<text x="8" y="3.5">1.0-0.9</text>' in text and '<text x="8" y="14.5">1.01-0.9</text>' in text
