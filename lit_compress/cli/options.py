@@ -105,6 +105,7 @@ class CommandLine(LightningCLI):
         self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
+        self._logger: Any = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
         _Parser.own = tuple(own)
         super().__init__(
@@ -233,7 +234,10 @@ class CommandLine(LightningCLI):
             given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
         (storage := Storage(init.export, self.tokens)).tell(init.model)
-        return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)
+        trainer = dict(init.trainer)
+        if trainer.get("logger") not in (None, True, False):  # all stages of this process have the same one
+            self._logger = trainer["logger"] = self._logger or trainer["logger"]
+        return Components(init.model, init.data, trainer, self.config.seed_everything, storage)
 
     def ready(self, recorded: dict[str, Any] | None = None) -> Components:
         """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
-from matplotlib.figure import Figure
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from mistakes import fit
 
 from lit_compress.__main__ import main
 from lit_compress.run import tensorboard
 from lit_compress.run.callbacks import Checkpoints
+from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
-from lit_compress.run.loggers import log_figure, log_report, stage_loggers, where_curves_are
+from lit_compress.run.loggers import log_report, log_stage, stage_loggers, where_curves_are
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -33,9 +32,14 @@ def arguments(short_run):
             "--trainer.callbacks", "ModelSummary"]  # fmt: skip  # one callback, not a list of them
 
 
-def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, tmp_path, monkeypatch, capsys):
+def test_a_csv_logger_has_one_file_with_all_stages_and_after_a_stop_another(arguments, tmp_path, monkeypatch, capsys):
     """Stopped in the middle of the last stage, after a checkpoint and after rows that are logged again."""
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main([*arguments, "--run_dir", str(tmp_path / "whole")])
+    whole = rows(tmp_path / "whole" / "logs")
+    assert [int(row["step"]) for row in whole if row["train/loss"]] == [1, 3, 5, 7, 9, 11, *(14, 16, 18, 20, 22, 24)]
+    assert [row["step"] for row in whole if row["val/accuracy"]] == ["12", "25"]
+    assert whole[-1]["step"] == "26" and whole[-1]["result/accuracy"]
     words = [*arguments, "--run_dir", str(tmp_path / "run")]
     end = Checkpoints.on_train_batch_end
 
@@ -47,23 +51,14 @@ def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, 
     monkeypatch.setattr(Checkpoints, "on_train_batch_end", stop)
     with pytest.raises(SystemExit):
         main(words)
-    before = rows(tmp_path / "run" / "logs")
-    assert before[-1]["step"] == "18"  # of the run: 13 of the dense stage, and 5 of this
     monkeypatch.setattr(Checkpoints, "on_train_batch_end", end)
+    capsys.readouterr()
     main([*words, "--ckpt_path", "last"])
     assert f"curves: CSVLogger in {tmp_path / 'run' / 'logs'}" in capsys.readouterr().out
-    found = rows(tmp_path / "run" / "logs")
-    trained = [int(row["step"]) for row in found if row["train/loss"]]
-    assert trained == [1, 3, 5, 7, 9, 11, *(13 + step for step in (1, 3, 5, 7, 9, 11))]
-    same = [(row["step"], row["train/loss"]) for row in before if row["train/loss"]]
-    assert same == [(row["step"], row["train/loss"]) for row in found if row["train/loss"]][: len(same)]
-    assert [row["step"] for row in found if row["val/accuracy"]] == ["12", "25"]
-    assert found[-1]["step"] == "26" and found[-1]["result/accuracy"]
-    (folder,) = (tmp_path / "run" / "logs").glob("*/*")
-    assert {"dense-structure.png", "retrain-structure.png", "report.md", "hparams.yaml"} <= {
-        path.name for path in folder.iterdir()
-    }
-    assert "site density" in (folder / "report.md").read_text()
+    first, second = sorted((tmp_path / "run" / "logs").rglob("metrics.csv"))
+    curves = {name: {point for point in points} for name, points in read_curves(tmp_path / "run").items()}
+    assert curves == {name: {*points} for name, points in read_curves(tmp_path / "whole").items()}
+    assert first.parent.name == "version_0" and second.parent.name == "version_1"
 
 
 # ------------------------------------------------------------------------- fakes of packages that are not installed
@@ -134,72 +129,41 @@ REPORT = {
 }  # fmt: skip
 
 
-def continued(make, run: Run, stage="prune", offset=100, step=None) -> Logger:
-    (logger,) = stage_loggers(make(), run, stage, offset, step)  # type: ignore[misc]
-    return logger
+def of_stage(logger: Logger, run: Run, offset: int) -> Logger:
+    (shifted,) = stage_loggers(logger, run, "prune", offset, None)  # type: ignore[misc]
+    return shifted
 
 
 def test_wandb_gets_steps_of_the_run_figures_and_the_table(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.run.loggers.rows", lambda report: (["a"], [["b"]]))
-    run, figure = Run(tmp_path / "run:1"), Figure()
-    logger = continued(WandbLogger, run)
-    logger.log_metrics({"train/loss": 1.0}, 5)
-    log_figure(logger, "mask", figure, 7, "prune")
-    run.finish({"name": "dense", "steps": 9})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Lightning's, that a run is in progress
-        log_report(run, REPORT, WandbLogger())
-    assert wandb.run is None  # so that another run of this process gets its own
-    loss, picture, _, table = wandb.logged
+    monkeypatch.setattr("lit_compress.run.loggers.structure_figure", lambda net, stage: "figure")
+    run, logger = Run(tmp_path), WandbLogger()
+    of_stage(logger, run, 100).log_metrics({"train/loss": 1.0}, 5)
+    log_stage([of_stage(logger, run, 100)], None, "prune", 7, {"val/x": 0.5}, 6)
+    of_stage(logger, run, 130).log_metrics({"x": 1.0}, 0)
+    run.finish({"name": "dense", "steps": 139})
+    log_report(run, REPORT, logger)
+    assert len(wandb.begun) == 1
+    loss, picture, score, later, result, table = wandb.logged
     assert loss == {"train/loss": 1.0, "trainer/global_step": 105}
-    assert picture == {"mask": [figure], "trainer/global_step": 107}
-    assert table["report"] == {"columns": ["a"], "data": [["b"]], "dataframe": None}
-    continued(WandbLogger, run, "retrain", 130).log_metrics({"x": 1.0}, 0)
-    assert wandb.begun[0]["id"].startswith("run-1-") and wandb.begun[1] == wandb.begun[0]
-    assert wandb.logged[-1]["trainer/global_step"] == 130
+    assert picture == {"structure": ["figure"], "trainer/global_step": 107}
+    assert score == {"stage/prune/val/x": 0.5, "trainer/global_step": 106} and later["trainer/global_step"] == 130
+    assert result["result/accuracy"] == 0.5 and table["report"]["data"] == [["b"]]
+    assert result["trainer/global_step"] == table["trainer/global_step"] == 139
 
 
-def test_mlflow_gets_them_in_one_run(mlflow, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.run.loggers.markdown", lambda report: "| a |")
-    run, figure = Run(tmp_path / "run"), Figure()
-    make = lambda: MLFlowLogger(tracking_uri=f"file:{tmp_path}")  # noqa: E731
-    logger = continued(make, run)
-    logger.log_metrics({"train/loss": 1.0}, 5)
-    log_figure(logger, "mask", figure, 7, "prune")
+def test_mlflow_has_one_run_that_ends_with_the_report(mlflow, tmp_path):
+    run, logger = Run(tmp_path), MLFlowLogger(tracking_uri=f"file:{tmp_path}")
+    for offset in (0, 100):
+        stage = of_stage(logger, run, offset)
+        stage.log_metrics({"train/loss": 1.0}, 5)
+        stage.finalize("success")
+    names = [name for name, *_ in mlflow]
+    assert names.count("create_run") == 1 and "set_terminated" not in names
     run.finish({"name": "dense", "steps": 9})
-    log_report(run, REPORT, make())
-    calls = {name: (args, kwargs) for name, args, kwargs in reversed(mlflow)}
-    assert calls["log_batch"][1]["metrics"][0].step == 105 and calls["log_batch"][1]["run_id"] == "made"
-    assert calls["log_figure"][0] == ("made", figure, "prune-mask.png")
-    assert calls["log_text"][0] == ("made", "| a |", "report.md")
-    assert [name for name, *_ in mlflow].count("create_run") == 1 and calls["get_run"][0] == ("made",)
-
-
-def test_a_run_of_wandb_that_the_user_began_is_not_ended(wandb, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.run.loggers.rows", lambda report: (["a"], [["b"]]))
-    own, run = wandb.init(id="own"), Run(tmp_path)
-    run.finish({"name": "dense", "steps": 9})
-    with pytest.warns(UserWarning, match="already in progress"):
-        log_report(run, REPORT, WandbLogger())
-    assert wandb.run is own and "report" in wandb.logged[-1]
-
-
-@pytest.mark.parametrize("prefix", ["", "own"])
-def test_mlflow_which_drops_nothing_gets_nothing_twice(mlflow, tmp_path, prefix):
-    """Stopped at step 6, after the checkpoint of step 4 and after the metric of training of step 6."""
-    run = Run(tmp_path / "run")
-    make = lambda: MLFlowLogger(tracking_uri=f"file:{tmp_path}", prefix=prefix)  # noqa: E731
-    for step in (None, 4):
-        logger = continued(make, run, "prune", 10, step)
-        for number in range(step or 0, 7):
-            logger.log_metrics({"train/loss": 1.0}, number)
-            if step or number < 6:
-                logger.log_metrics({"val/accuracy": 1.0}, number)
-    for name in ("train/loss", "val/accuracy"):
-        key = f"{prefix}-{name}" if prefix else name
-        logged = [metric.step for _, _, given in mlflow for metric in given.get("metrics", []) if metric.key == key]
-        assert logged == [*range(10, 17)]
-    assert ("update_run", ("made", "RUNNING"), {}) in mlflow
+    log_report(run, REPORT, logger)
+    steps = [given["metrics"][0].step for name, _, given in mlflow if name == "log_batch" and "metrics" in given]
+    assert steps[:2] == [5, 105] and [name for name, *_ in mlflow].count("set_terminated") == 1
 
 
 def test_a_logger_that_is_not_known_gets_the_steps(tmp_path):
@@ -212,12 +176,12 @@ def test_a_logger_that_is_not_known_gets_the_steps(tmp_path):
             got.append((metrics, step))
 
         def log_hyperparams(self, *args, **kwargs):
-            pass
+            got.append(args)
 
-    logger = continued(Own, Run(tmp_path))
-    logger.log_metrics({"a": 1}, 2)
-    log_figure(logger, "mask", Figure(), 7, "prune")
-    assert got == [({"a": 1}, 102)] and not (tmp_path / "loggers.json").exists()
+    shifted = of_stage(Own(), Run(tmp_path), 100)
+    shifted.log_metrics({"a": 1}, 2)
+    shifted.log_hyperparams({"b": 2})
+    assert got == [({"a": 1}, 102), ({"b": 2},)] and (shifted.name, shifted.version) == ("own", 0)
     assert stage_loggers(False, Run(tmp_path), "dense", 0, None) is False
 
 
@@ -226,19 +190,6 @@ def test_curves_are_in_the_store_of_mlflow(tmp_path, monkeypatch):
     given = {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": init}
     monkeypatch.setattr(Run, "recorded", lambda run: {"trainer": {"logger": given}})
     assert where_curves_are(Run(tmp_path)) == "MLFlowLogger in sqlite:///mlflow.db"
-
-
-def test_a_version_that_is_named_holds_all_stages(tmp_path):
-    make = lambda: CSVLogger(tmp_path, version="mine")  # noqa: E731
-    run = Run(tmp_path / "run")
-    for stage, offset, step in (("dense", 0, None), ("prune", 10, None), ("prune", 10, 4)):
-        logger = continued(make, run, stage, offset, step)
-        for number in range(step or 0, 6):
-            logger.log_metrics({f"{stage}/loss": float(number)}, number)
-        logger.save()
-    found = rows(tmp_path / "lightning_logs")
-    assert [int(row["step"]) for row in found] == [*range(6), *range(10, 16)]
-    assert found[-1]["prune/loss"] == "5.0" and found[0]["dense/loss"] == "0.0"
 
 
 def test_settings_that_are_numbers_are_logged_as_numbers(tmp_path, monkeypatch):
