@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from benchmarks import common
 from benchmarks.base_size.coding import pack
+from benchmarks.forks import Fork
 from lit_compress.cli.compare import Plan, check_plan, plan_of
 from lit_compress.run import workers
 from lit_compress.run.comparison import Job
@@ -47,14 +48,15 @@ THREADS = 3  # of a measurement, for which runs wait
 # ------------------------------------------------------------------------------------------- a run, in a fork
 
 
-def begin(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> int:
+def begin(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> Fork:
     """Stand in for ``lit_compress.run.workers.start_process``: fork a run; return its process."""
-    sys.stdout.flush()
-    if process := os.fork():
-        return process
-    if "NO_FORKS" in os.environ:
-        os.execv(sys.executable, [sys.executable, "-c", ENTRY, str(log), *words])
-    be(log, words)
+
+    def work() -> NoReturn:
+        if "NO_FORKS" in os.environ:
+            os.execv(sys.executable, [sys.executable, "-c", ENTRY, str(log), *words])
+        be(log, words)
+
+    return Fork(work, handle)
 
 
 def be(log: Path, words: Sequence[str]) -> NoReturn:
@@ -213,7 +215,7 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     finally:
         for maker in makers.values():
             for active in maker.active:
-                os.kill(active.process, signal.SIGKILL)  # nothing of it is needed
+                active.process.kill()  # nothing of it is needed
             maker._stop()
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from benchmarks import common
+from benchmarks.forks import Fork
 from benchmarks.reliability import tiny
 
 SCRIPT = "reliability/compare_under_kills"
@@ -41,17 +42,18 @@ WHOM = ("all", "worker", "run")
 TIMED = ("seconds", "memory_mib", "speedup", "latency", "peak", "_ms", "minutes", "steady", "timing")
 
 
-def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> int:
+def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> Fork:
     """Be a run of the comparison in a fork of its worker; stands in for run/workers.py's, which starts Python again."""
-    sys.stdout.flush()
-    if child := os.fork():
-        return child
-    with log.open("ab") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
-    sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
-    _main(list(words))
-    raise AssertionError
+
+    def work() -> int:
+        with log.open("ab") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
+        _main(list(words))
+        raise AssertionError
+
+    return Fork(work, handle)
 
 
 def _main(words: list[str]) -> None:
@@ -86,7 +88,7 @@ def start(words: list[str], said: Path) -> int:
         os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
     exporting.check_export = lambda net, path: 0.0  # type: ignore[assignment]
-    workers.start_process = start_process
+    workers.start_process = start_process  # type: ignore[assignment]
     _main(words)
     raise AssertionError
 

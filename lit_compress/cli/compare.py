@@ -42,7 +42,6 @@ from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_si
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest, printable
 from lit_compress.utils.files import check_folder
-from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
@@ -312,9 +311,7 @@ class _Waiting:
         """Take the jobs that others have while there is nothing else to do."""
         if waiting and not self.said:
             self.said = True
-            lock = self.place.lock(waiting[0])
-            print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])} ({owner_of(lock)}); "
-                  f"if that worker has ended, remove {lock}", flush=True)  # fmt: skip
+            print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])}", flush=True)
 
 
 class _Screen:

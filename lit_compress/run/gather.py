@@ -82,10 +82,12 @@ def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
 
 def _tried(place: Layout, job: Job) -> dict[str, Any]:
     """Return the entry of a learning rate; ``rank`` is larger for a better metric on the held-out rows."""
-    error, held_out, rank = place.error(job), None, None
+    error, held_out, rank, memory = place.error(job), None, None, None
     if place.done(job):
         status, report = "done", _read(place.out / job.folder / "report.json")
-        scores = _read(place.out / job.folder / "stages.json")[-1].get("held_out") or {}
+        records = _read(place.out / job.folder / "stages.json")
+        memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
+        scores = records[-1].get("held_out") or {}
         held_out = scores.get(f"val/{report['metric']['name']}")
         rank = held_out and (held_out if report["metric"]["mode"] == "max" else -held_out)
         rank = float("-inf") if held_out is None else rank
@@ -94,7 +96,7 @@ def _tried(place: Layout, job: Job) -> dict[str, Any]:
     state = place.state(job)
     return {
         "learning_rate": job.rate, "held_out": held_out, "run": job.folder.as_posix(), "status": status, "error": error,
-        "seconds": state.get("seconds"), "memory_mib": state.get("memory_mib"), "rank": rank,
+        "seconds": state.get("seconds"), "memory_mib": memory, "rank": rank,
     }  # fmt: skip
 
 

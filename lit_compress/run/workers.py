@@ -1,9 +1,9 @@
 """Making the runs of a comparison: a process per run, several workers in one folder, a failure does not stop the rest.
 
 OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense model
-OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``, ``memory_mib``
+OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``
 OUT/logs/<run>.log    its output
-OUT/locks/<run>       who is making it (utils/locks.py)
+OUT/locks/<run>       locked while a process makes it, also if its worker is killed
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, NoReturn
 
+from filelock import FileLock, Timeout
+
 from lit_compress.run.comparison import Job
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, write_json
-from lit_compress.utils.locks import owner_of, try_lock
 
 POLL = 0.2  # seconds
 GRACE = 20.0  # seconds in which a process may end by itself
@@ -116,20 +117,30 @@ class _Active:
     """A process that makes a run."""
 
     job: Job
-    process: int
-    held: ExitStack
+    process: subprocess.Popen[bytes]
+    lock: FileLock
     begin: float
 
 
-def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> int:
-    """Start ``python -m lit_compress WORDS``, which keeps a lock's ``handle`` while it lives; return its number."""
+def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start ``python -m lit_compress WORDS``, which keeps a lock's ``handle`` while it lives."""
     with log.open("ab") as said:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "lit_compress", *words], stdin=subprocess.DEVNULL, stdout=said,
             stderr=subprocess.STDOUT, pass_fds=[handle], env=environment,
         )  # fmt: skip
-    process.returncode = 0  # the worker waits for it, not this object
-    return process.pid
+
+
+def lock_of(file: Path) -> tuple[FileLock, int] | None:
+    """Take the lock of ``file``; return it with its descriptor, or None if another process has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handles: list[int] = []
+    lock = FileLock(file, timeout=0, mode=0o664, on_acquired=handles.append)
+    try:
+        lock.acquire()
+    except Timeout:
+        return None
+    return lock, handles[0]
 
 
 class Worker:
@@ -197,20 +208,20 @@ class Worker:
 
     def _take(self, job: Job) -> bool:
         """Start the process of a job if nobody else makes it."""
-        with ExitStack() as held:
-            lock = held.enter_context(try_lock(self.place.lock(job)))
-            if lock.handle is None:
-                return False
-            if self.place.done(job) or self._failed(job):  # by another worker, a moment ago
-                return True
-            folder = self.place.out / job.folder
-            # killed before it was a run, which fit takes for something else; or failed with other options
-            if folder.is_dir() and (not (folder / "config.yaml").is_file() or not self.place.same(job)):
-                shutil.rmtree(folder)
-            self.place.record(job, status="running")
-            self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
-            process = start_process(job.words, self.place.log(job), lock.handle, self._environment())
-            self.active.append(_Active(job, process, held.pop_all(), time.time()))
+        if (taken := lock_of(self.place.lock(job))) is None:
+            return False
+        lock, handle = taken
+        if self.place.done(job) or self._failed(job):  # by another worker, a moment ago
+            lock.release()
+            return True
+        folder = self.place.out / job.folder
+        # killed before it was a run, which fit takes for something else; or failed with other options
+        if folder.is_dir() and (not (folder / "config.yaml").is_file() or not self.place.same(job)):
+            shutil.rmtree(folder)
+        self.place.record(job, status="running")
+        self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
+        process = start_process(job.words, self.place.log(job), handle, self._environment())
+        self.active.append(_Active(job, process, lock, time.time()))
         return True
 
     def _environment(self) -> dict[str, str]:
@@ -223,21 +234,18 @@ class Worker:
     def _reap(self) -> None:
         """Record the processes that have ended."""
         for active in list(self.active):
-            process, status, usage = os.wait4(active.process, os.WNOHANG)
-            if not process:
+            if (code := active.process.poll()) is None:
                 continue
             self.active.remove(active)
-            code = os.waitstatus_to_exitcode(status)
-            seconds, memory = round(time.time() - active.begin, 1), round(usage.ru_maxrss / 1024)
-            job, ended = active.job, time.time()
+            job, seconds = active.job, round(time.time() - active.begin, 1)
             error = None
             if code == 0 and self.place.done(job):
                 self._share(job)
-                self.place.record(job, status="done", seconds=seconds, memory_mib=memory, ended=ended)
+                self.place.record(job, status="done", seconds=seconds, ended=time.time())
             else:
                 error = last_line(self.place.log(job), code)
-                self.place.record(job, status="failed", error=error, seconds=seconds, memory_mib=memory, ended=ended)
-            active.held.close()
+                self.place.record(job, status="failed", error=error, seconds=seconds, ended=time.time())
+            active.lock.release()
             self.ended(job, error)
 
     def _fail(self, job: Job, error: str) -> None:
@@ -260,14 +268,15 @@ class Worker:
     def _stop(self) -> None:
         """End the processes that still run; the same command continues their runs."""
         for active in self.active:
-            os.kill(active.process, signal.SIGTERM)
+            active.process.terminate()
         patience = time.time() + GRACE
         for active in self.active:
-            while not os.waitpid(active.process, os.WNOHANG)[0]:
-                if time.time() > patience:
-                    os.kill(active.process, signal.SIGKILL)
-                time.sleep(POLL / 2)
-            active.held.close()
+            try:
+                active.process.wait(max(0.0, patience - time.time()))
+            except subprocess.TimeoutExpired:
+                active.process.kill()
+                active.process.wait()
+            active.lock.release()
         self.active.clear()
 
 
@@ -311,4 +320,9 @@ def seconds_left(place: Layout, jobs: Sequence[Job], at_once: int = 1, gone: flo
 
 def is_running(place: Layout, job: Job) -> bool:
     """Return whether a worker, here or elsewhere, is making a job."""
-    return owner_of(place.lock(job)) is not None
+    if not place.lock(job).is_file():
+        return False
+    if (taken := lock_of(place.lock(job))) is None:
+        return True
+    taken[0].release()
+    return False

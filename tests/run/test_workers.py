@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
 import pytest
+from forks import Fork
 
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
 from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
 from lit_compress.run.gather import gather
-from lit_compress.run.workers import Layout, Worker, last_line, seconds_left
+from lit_compress.run.workers import Layout, Worker, is_running, last_line, lock_of, seconds_left
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.locks import try_lock
 
 CONFIG = {"learning_rates": [0.1, 0.2], "updates": 4, "hold_out": 2}
 
@@ -29,23 +30,25 @@ def job(place, name, rate=0.1, needs="seed=1", held_out=0.5, label="A"):
 def pretend(words, log, handle, environment):
     """Stand in for ``start_process``: a fork that counts itself and writes what ``fit`` would."""
     folder, value = words
-    if not (pid := os.fork()):
+
+    def work():
         with open(f"{folder}.made", "a") as made:
             made.write("x")
         time.sleep(0.05)
         if value.startswith("fail"):
             log.write_text(f"some line\nerror: {value}\na last line\n")
-            os._exit(2)
+            return 2
         os.makedirs(folder, exist_ok=True)
         net = {"metric": float(value), "interval": [0.4, 0.6], "density": 0.25}
         report = {"metric": {"name": "accuracy", "mode": "max"}, "compressed": net, "dense": net,
                   "ratios": {"flops": 0.5, "params": {"total": 0.5}, "bytes": 0.5}}  # fmt: skip
         with open(f"{folder}/stages.json", "w") as file:
-            json.dump([{"name": "retrain", "held_out": {"val/accuracy": float(value)}}], file)
+            json.dump([{"name": "retrain", "peak_mib": 7.0, "held_out": {"val/accuracy": float(value)}}], file)
         with open(f"{folder}/report.json", "w") as file:
             json.dump(report, file)
-        os._exit(0)
-    return pid
+        return 0
+
+    return Fork(work, handle)
 
 
 @pytest.fixture
@@ -75,6 +78,35 @@ def test_two_workers_make_every_run_once(place):
     assert [made(place, some) for some in jobs] == [1] * 6
 
 
+def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
+    """Its process goes on: nobody else starts the run before that has ended."""
+    some, (read, write) = job(place, "a", needs=None), os.pipe()
+
+    def pause(*_):
+        os.write(write, str(os.getpid()).encode())
+        signal.pause()
+        return 1
+
+    if not (worker := os.fork()):
+        monkeypatch.setattr(workers, "start_process", lambda words, log, handle, environment: Fork(pause, handle))
+        Worker(place, [some], []).work()
+    child = int(os.read(read, 20))
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    assert is_running(place, some) and lock_of(place.lock(some)) is None
+    os.kill(child, signal.SIGKILL)
+    while is_running(place, some):
+        time.sleep(0.01)
+    Worker(place, [some], []).work()
+    assert (
+        place.done(some)
+        and gather(place, [Cell("c", "A", "SVD", "density=0.25", 1, (some,))], CONFIG, "c", "sst2")["cells"][0][
+            "memory_mib"
+        ]
+        == 7.0
+    )
+
+
 def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
     bad, good = job(place, "bad", held_out="fail: no"), job(place, "good", 0.2, held_out=0.7)
     said = []
@@ -93,8 +125,9 @@ def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
         Cell("none", "C", "SVD", "density=0.25", 1, (job(place, "later"),)),
     ]
     Worker(place, [alone], []).work()
-    with try_lock(place.lock(cells[2].jobs[0])):
-        both, one, none = gather(place, cells, CONFIG, "c", "sst2")["cells"]
+    lock, _ = lock_of(place.lock(cells[2].jobs[0]))
+    both, one, none = gather(place, cells, CONFIG, "c", "sst2")["cells"]
+    lock.release()
     assert (both["status"], both["run"], both["learning_rate"]) == ("done", "runs/good", 0.2)
     assert both["error"] == "1 of 2 learning rates failed: fail: no"
     assert (one["status"], one["error"], none["status"]) == ("failed", "fail: x", "running")
