@@ -45,8 +45,8 @@ def test_models_come_back(tmp_path: Path) -> None:
 
     (part,) = coding.pack(tmp_path / "more", {"near": near}, base, limit=1, most=9)
     assert part.stat().st_size < sum(part.stat().st_size for part in parts)
-    (back,) = coding.unpack(tmp_path / "more", tmp_path / "out", base)
-    torch.testing.assert_close(load_net(back)(**make_batch()).logits, tuned, rtol=0, atol=0.05)
+    (again,) = coding.unpack(tmp_path / "more", tmp_path / "out", base)
+    torch.testing.assert_close(load_net(again)(**make_batch()).logits, tuned, rtol=0, atol=0.05)
     assert coding.pack(tmp_path / "none", {"near": near}, base, limit=1, most=0.001) == []
 
 

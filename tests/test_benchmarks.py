@@ -30,7 +30,7 @@ RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["fwsvd", "sp3/decoders", "tasks", "architectures", "second_order", "second_order/tasks",
          "size", "size/int8", "architectures/decoders", "embedding"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
-           "device", "device/accelerator", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
+           "device", "device/accelerator", "device/gpu", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
            "speed/smollm2", "speed/vocabulary", "threads", "scaling",
            "second_order/divergence", "second_order/price", "second_order/untrained", "second_order/estimates",
            "comparison", "comparison/claims", "comparison/front", "base_size", "base_size/coding",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.base_size.run import STUDY, TASKS, summary
@@ -39,6 +40,81 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
         ]
         for row in made
     ]  # fmt: skip
+
+
+LENGTH = 32
+FRONT = """{model} ({params:.0f}M parameters) on STS-B: mean of two correlations in %. Time: one text of {length} tokens on one thread of an {machine}.
+
+{table}
+
+With 32 texts at once, the small 8-bit program is {times:.1f} times as fast as the dense one. One seed, one standard error, trained on a GPU.
+[All tasks and methods](benchmarks/base_size/README.md) · [a model of 22M parameters](docs/explanation/benchmarks.md) · [on a GPU](docs/explanation/gpu.md)
+"""
+
+
+def front() -> str:
+    """Return the table of README.md: one model and task, before and after, from results/front/."""
+    found, runs = load(f"{STUDY}/front")[0], {row["asked"] + row["label"]: row for row in load_rows("stsb")}
+    own = {(entry["net"], entry["runtime"]): entry for entry in found["programs"]}
+    one, many = (
+        {(time["net"], time["runtime"]): time["median"] for time in shape["times"]}
+        for batch in (1, 32) for shape in found["shapes"] if (shape["batch"], shape["length"]) == (batch, LENGTH)
+    )  # fmt: skip
+    untrained = runs["density=0.25SecondOrder, no training"]
+
+    def row(name: str, key: tuple[str, str], **other: Any) -> list[str]:
+        entry = own[key] | other
+        return [name, f"{percent(entry['metric'])} ± {percent(standard_error(entry['interval']))}",
+                f"{entry['bytes'] / 1e6:.0f} MB", f"{one[key]:.0f} ms"]  # fmt: skip
+
+    body = [
+        row("your model, fine-tuned", ("dense", "eager")),
+        row(
+            "`factorize`, density 0.25, no training",
+            ("c25", "eager"),
+            **{k: untrained[k] for k in ("metric", "interval")},
+        ),
+        row("`fit`, density 0.25, 1,000 steps", ("c25", "eager")),
+        row("`fit`, density 0.10, 1,000 steps", ("compressed", "eager")),
+        row("the last one as 8-bit program", ("compressed", "openvino-int8")),
+        row("to compare: the dense 8-bit program", ("dense", "openvino-int8")),
+    ]
+    times = many["dense", "openvino-int8"] / many["compressed", "openvino-int8"]
+    return FRONT.format(
+        model="MPNet-base", params=110, length=LENGTH, machine=found["hardware"]["cpu"],
+        table=table(["model", "metric", "file", "time"], body).rstrip(), times=times,
+    )  # fmt: skip
+
+
+def figures() -> Iterator[tuple[str, Any]]:
+    """Yield the picture of README.md: metric over megabytes."""
+    from matplotlib.figure import Figure
+
+    whole, rows = load(f"{STUDY}/front")[0]["programs"][0]["bytes"] / 1e6, load_rows("stsb")
+    drawn = Figure(figsize=(6.0, 3.6), layout="constrained", dpi=100)
+    axes = drawn.subplots()
+    for label, name, colour in (
+        ("SecondOrder", "fit, 1,000 steps", "#1f6fb4"), ("SecondOrder, no training", "factorize, no training", "#d9822b"),
+    ):  # fmt: skip
+        points = sorted(
+            (row["ratios"]["bytes"] * whole, row["metric"], row["interval"]) for row in rows if row["label"] == label
+        )
+        metrics = [100 * metric for _, metric, _ in points]
+        errors = [100 * standard_error(interval) for *_, interval in points]
+        axes.errorbar(
+            [size for size, *_ in points], metrics, errors, color=colour, marker="o", capsize=3, linewidth=2, label=name
+        )
+    axes.axhline(100 * rows[0]["dense"], color="grey", linestyle="--", label=f"dense, {whole:.0f} MB")
+    axes.set(xlabel="MB of the file", ylabel="STS-B, %", title="MPNet-base, float32, one standard error")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    yield "stsb", drawn
+
+
+def load_rows(task: str) -> list[dict[str, Any]]:
+    """Return the runs of a task."""
+    return next(made["rows"] for made in load(STUDY) if made["name"] == task)
 
 
 def sections() -> list[str]:

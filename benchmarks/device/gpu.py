@@ -34,14 +34,25 @@ from lit_compress.utils.errors import UserError
 
 SCRIPT = "device/gpu"
 SHARES = {"answers": 0.5, "compiled": 0.72, "training": 0.9, "factorize": 1.0}  # of the time, when a part must be over
-BATCHES, LENGTHS, ROUNDS = (1, 32, 128), (32, 128, 384), 10
-SHAPES, MEMORY_SHAPE = (timing.BERT_BASE, timing.MINILM), (32, 128)
+BATCHES: tuple[int, ...] = (1, 32, 128)
+LENGTHS: tuple[int, ...] = (32, 128, 384)
+ROUNDS = 10
+SHAPES: tuple[str, ...] = (timing.BERT_BASE, timing.MINILM)
+MEMORY_SHAPE = (32, 128)
 COMPILED_AT = ((1, 128), (32, 128), (128, 128))
 COMPILED = ("dense", "even, multiples of 64, 0.10", "components, 0.10")
 MIXED_TEXTS, MIXED_BATCH, MIXED_STEP = 512, 32, 64
 TEXTS = 768  # of training: 24 steps an epoch
 LABELS = "LPAF, labels alone"  # no teacher
-FIRST = ("dense", LABELS, "LPAF", "SecondOrder", "LoSparse", "CoFi", "SP3")  # then the others, while there is time
+FIRST: tuple[str, ...] = (
+    "dense",
+    LABELS,
+    "LPAF",
+    "SecondOrder",
+    "LoSparse",
+    "CoFi",
+    "SP3",
+)  # then the others, while there is time
 Keep = Callable[[str, dict[str, Any]], None]
 
 

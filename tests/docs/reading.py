@@ -47,7 +47,7 @@ SHORT = {  # a schedule for a few steps
 }
 OF_TINY = {  # values for which the tiny net is too small
     "5M": "8K", "8000": "48", "60": "6", "256": "16", "300": "30",
-    "size=150MB": "size=60kB", "size=60MB": "size=45kB", "size=8MB": "size=40kB",
+    "size=150MB": "size=60kB", "size=30MB": "size=60kB", "size=60MB": "size=45kB", "size=8MB": "size=40kB",
     "speedup=2x@eager,32x64": "speedup=1x@eager,32x64",
 }  # fmt: skip
 LIKE_TINY = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
@@ -140,9 +140,11 @@ def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
     if words[0] == "bench":
         few = {"--batch": ["1"], "--length": ["8"], "--runtimes": ["eager"], "--rounds": ["3"]}
         return [*words, *(word for option, values in few.items() for word in (option, *values))]
+    if words[0] == "factorize":
+        words = [OF_TINY.get(word, word) for word in words]
     if words[0] == "factorize" and "--data.task" in words:
         path = [] if given(words, "--data.path") else ["--data.path", str(place / "data" / "sst2")]
-        return [*(OF_TINY.get(word, word) for word in words), *path, "--data.batch_size", "8"]
+        return [*words, *path, "--data.batch_size", "8"]
     return words
 
 

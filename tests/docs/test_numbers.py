@@ -68,4 +68,4 @@ def test_a_table_is_written_between_its_marks() -> None:
     made = marks.filled("before\n<!--comparison.every_task-->\nold\n<!--end-->\nafter\n")
     lines = made.splitlines()
     assert lines[:2] == ["before", "<!--comparison.every_task-->"] and lines[-2:] == ["<!--end-->", "after"]
-    assert "old" not in made and "\n".join(lines[2:-2]) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "old" not in made and "\n".join(lines[2:-2]) in (ROOT / "docs/explanation/benchmarks.md").read_text("utf-8")

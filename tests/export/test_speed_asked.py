@@ -1,6 +1,7 @@
 """Where a speed-up is measured, and what is timed there."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import processes
@@ -130,8 +131,10 @@ def on_an_accelerator() -> dict:
 
     second_device.start()
     net = make_net("bert")
-    found = find_place(parse_budget("speedup=2x@second,2x8"), AS_IS, net, 12)
-    gains = Programs(net, lambda text: {}, found, None).gains_of_export(net, None)
+    budget = parse_budget("speedup=2x@second,2x8")
+    assert budget
+    found = find_place(budget, AS_IS, net, 12)
+    gains = Programs(net, lambda text: {}, found, Path()).gains_of_export(net, None)
     return {"place": (found.runtime, found.device), "text": str(found), "ms": gains[0]["ms"], "device": str(net.device),
             "dtype": str(net.dtype)}  # fmt: skip
 
