@@ -43,7 +43,7 @@ def rows_of(result: dict[str, Any]) -> list[list[str]]:
 
 
 LENGTH = 32
-FRONT = """{model} ({params:.0f}M parameters) on STS-B: mean of two correlations in %. Time: one text of {length} tokens on one thread of an {machine}.
+FRONT = """{model} ({params:.0f}M parameters) on STS-B: mean of two correlations in %. Time: one text of {length} tokens on one thread of an {machine}:
 
 {table}
 
@@ -106,9 +106,9 @@ def figures() -> Iterator[tuple[str, Any]]:
         )
     axes.axhline(100 * rows[0]["dense"], color="grey", linestyle="--", label=f"dense, {whole:.0f} MB")
     axes.set(xlabel="MB of the file", ylabel="STS-B, %", title="MPNet-base, float32, one standard error")
-    axes.set_xlim(left=0)
+    axes.set_xlim(100, 200)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.6), frameon=False)
     yield "stsb", drawn
 
 
