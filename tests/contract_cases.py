@@ -61,7 +61,7 @@ VARIANTS = {
     "FWSVD": {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],
-        **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both", "element")},
+        **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both")},
         "batch": ["--model.retrain.estimator", "batch", "--model.retrain.fisher_examples", "50"],
         "global": ["--model.allocation", "global"],
         "inputs": ["--model.retrain.weighting", "inputs", "--model.retrain.calibration_examples", "50"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moments import draw
 from torch import Tensor
 
-from lit_compress.numerics.decompose import Importance, Nested, decompose
+from lit_compress.numerics.decompose import Axis, Importance, decompose
 
 SHAPES = [(6, 9), (9, 6), (7, 7)]
 AXES = ["none", "out", "in", "both"]
@@ -30,6 +30,6 @@ def importance_of(weight: Tensor, axis: str) -> Importance | None:
     return {"none": None, "out": rows, "in": columns, "both": (rows, columns)}[axis]
 
 
-def nested(axis: str) -> Nested:
+def nested(axis: str) -> Axis:
     """Return the axis that ``weighted_svd`` takes for one of ``AXES``."""
     return "out" if axis == "none" else axis  # type: ignore[return-value]

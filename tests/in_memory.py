@@ -6,9 +6,9 @@ from lit_compress.calibration.kronecker import Moments
 from lit_compress.calibration.statistics import whole
 
 
-def estimate_fisher(net, batches, kind, sites, *, estimator="per_example", elements=False, reduce=None):
+def estimate_fisher(net, batches, kind, sites, *, estimator="per_example", reduce=None):
     """The Fisher information of some Linears."""
-    statistic = DiagonalFisher(sites=sites, estimator=estimator, elements=elements)
+    statistic = DiagonalFisher(sites=sites, estimator=estimator)
     return whole(net, statistic, batches, kind, reduce=reduce)
 
 

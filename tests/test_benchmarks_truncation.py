@@ -21,7 +21,6 @@ from lit_compress.models.surgery import factorize
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.utils.errors import UserError
 
 
 @pytest.fixture
@@ -78,14 +77,6 @@ def test_sweep_ends_at_the_dense_net(net):
     shapes = [net.get_submodule(n).weight.shape for n in ranks]
     kept = sum(r * sum(s) for r, s in zip(ranks.values(), shapes, strict=True))
     assert low["density"] == pytest.approx(kept / sum(w.numel() for w in truncation.site_weights(net).values()))
-
-
-def test_sweep_takes_an_element_wise_weighting(net):
-    importance = {n: torch.rand_like(w).double() for n, w in truncation.site_weights(net).items()}
-    found = {"element": WeightedDecomposer(importance, axis="element")}
-    assert len(truncation.rank_ratio_sweep(net, found, value, (0.3,))) == 1
-    with pytest.raises(UserError, match="'element' has no singular values"):
-        truncation.grouped_truncation(net, found, value)
 
 
 def test_replaced_puts_back_after_an_error(net):

@@ -27,7 +27,6 @@ LINES = {
     "exact": [*KFAC, "--labels", "exact", "--removes", "both"],
     "inputs": ["--weighting", "inputs", *KFAC],
     "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
-    "element": ["--weighting", "fisher", "--axis", "element", "--fisher_examples", "20"],
     "none": ["--weighting", "none"],
     "structures": [*KFAC, "--removes", "structures"],
     "LLMPruner": ["--method", "LLMPruner", "--density", "0.5"],

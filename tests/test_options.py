@@ -7,7 +7,7 @@ from golden import options
 from mistakes import fails
 from quick import quick_runs
 
-from lit_compress.utils.removed import COMMANDS, REMOVED, removed
+from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
 FROZEN = options.frozen()
 POSITIONS = {"factorize": ("model", "out")}
@@ -31,10 +31,16 @@ def test_every_command_has_its_options_or_refuses_them(capsys):
 
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_removed_option_is_refused_in_a_line_that_says_what_to_do(name, capsys):
-    typed = next(option for method in FROZEN["methods"].values() for option in method if option.endswith(f".{name}"))
-    method = next(method for method, names in FROZEN["methods"].items() if typed in names)
+    typed, method = typed_for(name)
     line = fails(capsys, "plan", "--model", method, "--data.task", "sst2", f"--{typed}", "1")
     assert line == f"error: {removed(typed)}" and REMOVED[name][1] in line
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES)
+def test_a_removed_value_is_refused_in_a_line_that_says_what_to_do(name, value, capsys):
+    typed, method = typed_for(name)
+    line = fails(capsys, "plan", "--model", method, "--data.task", "sst2", f"--{typed}", value)
+    assert line == f"error: {removed_value(typed, value)}" and VALUES[name, value] in line
 
 
 @pytest.mark.parametrize("method", FROZEN["methods"])
@@ -47,6 +53,12 @@ def test_a_method_has_its_defaults(method):
 def test_a_recipe_has_its_values(recipe):
     intended = options.OF_RECIPES.get(recipe, {})
     assert changed(FROZEN["recipes"][recipe], options.of_recipe(recipe)) == intended
+
+
+def typed_for(name):
+    """Return an option by its last part, in full, and a method that had it."""
+    pairs = ((option, method) for method, names in FROZEN["methods"].items() for option in names)
+    return next(pair for pair in pairs if pair[0].endswith(f".{name}"))
 
 
 def changed(before, now):

@@ -126,14 +126,12 @@ def rank_ratio_sweep(
     rows: TableRows = []
     shapes = [weight.shape for weight in weights.values()]
     for label, decomposer in decomposers.items():
-        nested = decomposer.nested
-        decomposed = {n: decomposer.svd(n, w) for n, w in weights.items()} if nested else {}
+        decomposed = {n: decomposer.svd(n, w) for n, w in weights.items()}
         for ratio in ratios:
             low = {}
             for name, weight in track(weights.items(), f"{label}: ratio {ratio}", len(weights)):
-                rank = rank_for_ratio(ratio, *weight.shape)
-                factors = decomposed[name].factors(rank) if nested else decomposer.factors(name, weight, rank)
-                low[name] = factors[0] @ factors[1]
+                left, right = decomposed[name].factors(rank_for_ratio(ratio, *weight.shape))
+                low[name] = left @ right
             with replaced(net, low, decomposer):
                 value = metric(net)
             kept = sum(stored(out, inner, rank_for_ratio(ratio, out, inner)) for out, inner in shapes)

@@ -1,6 +1,6 @@
-"""Time of the weighted decompositions of single matrices: BERT-base's 72, one of Llama, the element-wise ones.
+"""Time of the weighted decompositions of single matrices: BERT-base's 72, one of Llama.
 
-    python -m benchmarks.fwsvd.decompose [--threads 2] [--only bert-base llama-mlp element]
+    python -m benchmarks.fwsvd.decompose [--threads 2] [--only bert-base llama-mlp]
 
 Random weights and importances; one run each, so the shapes that occur many times are the ones to trust. Times are
 [elapsed, processor] seconds; on a machine that others use, too, the second is the one to trust: it is the sum over
@@ -15,40 +15,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks import common, timing
-from lit_compress.numerics.decompose import decompose, decompose_elementwise, weighted_error, weighted_svd
+from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.ranks import rank_for_density
 
 BERT_BASE = {(768, 768): 48, (3072, 768): 12, (768, 3072): 12}
 LLAMA_MLP = (4096, 11008)
-ELEMENT = [(384, 384), (1536, 384)]  # MiniLM
-ELEMENT_RANKS = (38, 115, 192)
 DENSITY = 0.25
-EXAMPLES, TOKENS = 64, 16
 
 
 def importance_of(axis: str, shape: tuple[int, int], generator: torch.Generator) -> Any:
     """Return a random importance over some decades for ``axis``, None for ``none``."""
     rows, columns = (torch.randn(size, generator=generator, dtype=torch.float64).exp() for size in shape)
     return {"none": None, "out": rows, "in": columns, "both": (rows, columns)}[axis]
-
-
-def fisher(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return the mean square over examples of gradients that are sums over tokens, with 30 factors on each side."""
-    scale, loadings = [], []
-    for size in shape:
-        scale.append(torch.randn(size, generator=generator).exp())
-        loadings.append(torch.randn(30, size, generator=generator) / 5)
-    total = torch.zeros(shape)
-    for _ in range(EXAMPLES):
-        deltas, inputs = (
-            (torch.randn(TOKENS, 30, generator=generator) @ load + torch.randn(TOKENS, len(s), generator=generator)) * s
-            for load, s in zip(loadings, scale, strict=True)
-        )
-        total += (deltas.T @ inputs).square()
-    return total.double() / EXAMPLES
 
 
 def timed(action: Callable[[], Any]) -> tuple[list[float], Any]:
@@ -77,38 +57,11 @@ def nested(shapes: dict[tuple[int, int], int]) -> dict[str, Any]:
     return found
 
 
-def element() -> dict[str, Any]:
-    """Minimise the element-wise error; show what it gains over the closed forms and what it costs."""
-    found: dict[str, Any] = {}
-    for shape in ELEMENT:
-        generator = torch.Generator().manual_seed(0)
-        weight, importance = torch.randn(shape, generator=generator).double(), fisher(shape, generator)
-        rows, columns = importance.sum(1), importance.sum(0)
-        starts: dict[Any, Any] = {"out": rows, "in": columns, "both": (rows, columns)}
-        closed = {axis: weighted_svd(weight, values, axis) for axis, values in starts.items()}
-        for rank in ELEMENT_RANKS:
-            spent, (left, right) = timed(lambda: decompose_elementwise(weight, rank, importance))  # noqa: B023
-            once, _ = timed(lambda: decompose_elementwise(weight, rank, importance, iterations=1))  # noqa: B023
-            none, _ = timed(lambda: decompose_elementwise(weight, rank, importance, iterations=0))  # noqa: B023
-            error = weighted_error(weight, left @ right, importance, "element") ** 2
-            best = {
-                axis: weighted_error(weight, torch.mm(*svd.factors(rank)), importance, "element") ** 2
-                for axis, svd in closed.items()
-            }
-            found[f"{shape[0]}x{shape[1]} rank {rank}"] = {
-                "seconds": spent,
-                "seconds of a sweep": [round(a - b, 3) for a, b in zip(once, none, strict=True)],
-                "squared error / closed form's": {axis: round(error / value, 4) for axis, value in best.items()},
-            }
-    return found
-
-
 def main() -> None:
     """Measure what was asked for and store it."""
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "bert-base": lambda: nested(BERT_BASE),
         "llama-mlp": lambda: nested({LLAMA_MLP: 1}),
-        "element": element,
     }
     options = common.parser("fwsvd/decompose", __doc__, threads=2, only=tuple(jobs)).parse_args()
     torch.set_num_threads(options.threads)

@@ -20,7 +20,6 @@ WEIGHTINGS = ("none", "fisher-in", "fisher-out", "fisher-both")
 TASKS = {"mrpc": (5, 2, None), "stsb": (3, 2, 3000), "cola": (4, 2, 4000), "sst2": (2, 1, 8000)}
 DENSE_RATE, RETRAIN_RATE, DENSE_EXAMPLES = 1e-4, 5e-5, {"sst2": 16000}
 SEEDS = (1, 2, 3)
-ELEMENT_RATIOS = {"mrpc": (0.1, 0.2, 0.3, 0.5)}  # every ratio is solved by itself; the other tasks at 0.3 only
 
 
 def dense(options: Any, task: str) -> Path:
@@ -30,20 +29,16 @@ def dense(options: Any, task: str) -> Path:
 
 
 def analyses(options: Any, task: str) -> None:
-    """Factorize the dense model without retraining: by tenths, by ratios, and with the element-wise error."""
+    """Factorize the dense model without retraining: by tenths and by ratios."""
     dense_epochs, _, examples = TASKS[task]
     settings = {"task": task, "teacher_epochs": dense_epochs, "teacher_rate": DENSE_RATE, "examples": examples}
-    for part, kind, weightings, extra in (
-        ("truncation", "truncation", WEIGHTINGS, []),
-        ("sweep", "sweep", WEIGHTINGS, []),
-        ("element", "sweep", ("fisher-element",), ["--ratios", *ELEMENT_RATIOS.get(task, (0.3,))]),
-    ):
-        name = f"{part}-{task}"
-        if part not in options.only or not common.missing(options, name):
+    for kind in ("truncation", "sweep"):
+        name = f"{kind}-{task}"
+        if kind not in options.only or not common.missing(options, name):
             continue
         out, data = options.work / name, common.source(task, options.data / task, examples)
         common.command(
-            options, kind, dense(options, task), out, *data, "--weightings", *weightings, *extra,
+            options, kind, dense(options, task), out, *data, "--weightings", *WEIGHTINGS,
             start=("-m", "benchmarks.analysis"),
         )  # fmt: skip
         if not options.list:
@@ -53,7 +48,7 @@ def analyses(options: Any, task: str) -> None:
 
 def main() -> None:
     """Make what is missing."""
-    parts = ("truncation", "sweep", "element", "retrain")
+    parts = ("truncation", "sweep", "retrain")
     options = common.parser(STUDY, __doc__, *common.TRAINED, tasks=tuple(TASKS), only=parts, seeds=SEEDS).parse_args()
     for task in options.tasks:
         analyses(options, task)

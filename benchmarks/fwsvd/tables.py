@@ -18,7 +18,6 @@ LABELS = {
     "fisher-in": "in (FWSVD)",
     "fisher-out": "out",
     "fisher-both": "both",
-    "fisher-element": "element",
 }
 # Table 1 of the paper, BERT-base at 33 %: dense, SVD, SVD + fine-tuning, FWSVD, FWSVD + fine-tuning
 PAPER = {
@@ -34,8 +33,7 @@ PAPER_DROPS = {
 SWEEP = """## FWSVD without retraining: weightings x ratio of ranks kept
 
 Dev metric in % (SST-2, MRPC accuracy; CoLA Matthews; STS-B mean of both correlations) of MiniLM-L6-H384 fine-tuned on
-each task, right after the factorization. `in` is the paper's axis; `element` solves the paper's Eq. 5 itself, again for
-each ratio, and was run at the ratios with a number. The last row is the dense model. ![figure](figures/sweep-sst2.png)
+each task, right after the factorization. `in` is the paper's axis. The last row is the dense model. ![figure](figures/sweep-sst2.png)
 """
 RETRAIN = """## FWSVD with retraining at 33 % of the ranks
 
@@ -59,7 +57,7 @@ def sweep(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     for task, title in TASKS.items():
         if f"sweep-{task}" not in results:
             continue
-        rows = results[f"sweep-{task}"]["rows"] + results.get(f"element-{task}", {"rows": []})["rows"]
+        rows = results[f"sweep-{task}"]["rows"]
         cells = {(r["weighting"], r["rank_ratio"]): r for r in rows}
         ratios = sorted({r["rank_ratio"] for r in rows})
         labels = [label for label in LABELS if any(w == label for w, _ in cells)]
@@ -130,8 +128,7 @@ def figures() -> Iterator[tuple[str, Any]]:
     for name, result in results.items():
         part, _, task = name.partition("-")
         if part in ("sweep", "truncation"):
-            rows = result["rows"] + (results.get(f"element-{task}", {"rows": []})["rows"] if part == "sweep" else [])
-            figure = FIGURES[part](rows)
+            figure = FIGURES[part](result["rows"])
             figure.suptitle(TASKS[task])
             yield name, figure
 
@@ -159,14 +156,7 @@ def speed() -> Iterator[str]:
     for result in load("fwsvd/decompose"):
         threads = result["setting"]["threads"]
         for what, found in result["result"].items():
-            if "total" in found:
-                yield f"- {result['name']}, weighting {what}: {found['total'][0]:.1f} s, {threads} thread(s)."
-                continue
-            gain = found["squared error / closed form's"]
-            yield (
-                f"- element-wise, {what}: {found['seconds'][-1]:.2f} processor seconds, squared error "
-                f"{gain['both']:.2f} of `both`'s, {gain['in']:.2f} of `in`'s (synthetic Fisher information)."
-            )
+            yield f"- {result['name']}, weighting {what}: {found['total'][0]:.1f} s, {threads} thread(s)."
     yield ""
 
 

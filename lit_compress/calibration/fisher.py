@@ -45,12 +45,10 @@ class Fisher:
     Attributes:
         rows: [out], sum over the columns of G ** 2.
         columns: [in], sum over the rows of G ** 2; the weights of FWSVD.
-        elements: [out, in], G ** 2 itself; None unless it was asked for.
     """
 
     rows: Tensor
     columns: Tensor
-    elements: Tensor | None = None
 
     def importance(self, axis: Axis) -> Importance:
         """Return the importance for ``axis``, as :func:`lit_compress.numerics.decompose.decompose` takes it.
@@ -66,8 +64,6 @@ class Fisher:
                 return self.rows / inner
             case "both":  # of independent rows and columns: F_ij = rows_i * columns_j / sum
                 return self.rows, self.columns / self.columns.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        assert self.elements is not None, "DiagonalFisher(elements=True)"
-        return self.elements
 
 
 @dataclass(frozen=True)
@@ -77,11 +73,9 @@ class DiagonalFisher(Statistic):
     Attributes:
         estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
             batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
-        elements: whether the values of every element are kept, which takes 8 bytes per weight.
     """
 
     estimator: Estimator = "per_example"
-    elements: bool = False
     title = "Fisher information"
     needs_labels = "the Fisher information needs them"
 
@@ -89,7 +83,7 @@ class DiagonalFisher(Statistic):
         """Return empty sums."""
         place = place_of_sums(device)
         shapes = [net.get_submodule(name).weight.shape for name in names]
-        return ExampleGradients({n: Squares.empty(s, self.elements, place) for n, s in zip(names, shapes, strict=True)})
+        return ExampleGradients({n: Squares.empty(s, place) for n, s in zip(names, shapes, strict=True)})
 
     def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
         """Return one loss, the mean over the examples of each group, summed."""
@@ -113,30 +107,27 @@ class Squares:
     """Sums of squared gradients of one matrix.
 
     Args:
-        part: zeros, where they are kept: by rows and columns [out + in], with ``elements`` [out * in].
+        part: zeros [out + in], where the sums by rows and by columns are kept.
         shape: of the matrix.
-        elements: whether the moments of every element are kept.
     """
 
-    def __init__(self, part: Tensor, shape: torch.Size, elements: bool) -> None:
-        self.shape, self.elements = shape, part.view(shape) if elements else None
-        if not elements:
-            self.rows, self.columns = part.split(list(shape))
+    def __init__(self, part: Tensor, shape: torch.Size) -> None:
+        self.shape = shape
+        self.rows, self.columns = part.split(list(shape))
 
     @classmethod
-    def empty(cls, shape: torch.Size, elements: bool, device: torch.device | str) -> Squares:
+    def empty(cls, shape: torch.Size, device: torch.device | str) -> Squares:
         """Return empty sums of a matrix of this shape."""
-        size = shape.numel() if elements else sum(shape)
-        return cls(torch.zeros(size, dtype=torch.float64, device=device), shape, elements)
+        return cls(torch.zeros(sum(shape), dtype=torch.float64, device=device), shape)
 
     def totals(self) -> list[Tensor]:
         """Return the sums."""
-        return [self.rows, self.columns] if self.elements is None else [self.elements]
+        return [self.rows, self.columns]
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every group's gradient, which is the sum over the uses."""
         groups, tokens = uses[0][0].shape[0], sum(x.shape[1] for x, _ in uses)
-        gram = self.elements is None and tokens < break_even_rank(*self.shape)
+        gram = tokens < break_even_rank(*self.shape)
         size = tokens * (tokens + max(self.shape)) if gram else self.shape.numel()
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
         for start in range(0, groups, step):
@@ -146,24 +137,16 @@ class Squares:
                 _add(self.rows, ((x @ x.mT) @ delta).mul_(delta).sum((0, 1)))
                 continue
             squares = (delta.mT @ x).square_().sum(0)
-            if self.elements is not None:
-                _add(self.elements, squares)
-            else:
-                _add(self.rows, squares.sum(1))
-                _add(self.columns, squares.sum(0))
+            _add(self.rows, squares.sum(1))
+            _add(self.columns, squares.sum(0))
 
     def mean(self, name: str, count: float) -> Fisher:
         """Divide by the number of groups."""
-        if self.elements is not None:
-            elements = (self.elements / count).cpu()
-            rows, columns = elements.sum(1), elements.sum(0)
-        else:
-            elements = None
-            # the Gram form may round a zero to something negative
-            rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
+        # the Gram form may round a zero to something negative
+        rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
         if not (rows.isfinite().all() and columns.isfinite().all()):
             raise UserError(f"fisher: gradients at '{name}' are inf or NaN; use a model whose loss is finite here")
-        return Fisher(rows, columns, elements)
+        return Fisher(rows, columns)
 
 
 def _add(total: Tensor, part: Tensor) -> None:

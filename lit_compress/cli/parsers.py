@@ -65,7 +65,7 @@ SHORT = {
         "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), both, or auto: "
         "tries the three and keeps that with the least divergence on held-out training rows (default for a speed-up)",
     ),
-    "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),
+    "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both"),
     "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),
     "estimator": ("model.retrain.estimator", "fisher: per_example (default) or batch"),
     "fisher_examples": ("model.retrain.fisher_examples", "fisher: number of training examples (default all)"),

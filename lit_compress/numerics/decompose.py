@@ -5,7 +5,7 @@ Everything is computed in float64 on the CPU; results have the dtype and device 
 All methods use one function: a truncated SVD of W weighted by an importance per row or column, without any
 inverse. For rows, with D = diag(d) and D W = U S V^T, the papers' D^-1 U_k S_k is exactly W V_k; for columns,
 with W D = U S V^T, the right factor is exactly U_k^T W. So only an orthonormal basis is needed. Rows and columns
-at once need the inverse of one diagonal; one importance per element has no closed form (``decompose_elementwise``).
+at once need the inverse of one diagonal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.als import alternating_least_squares
 from lit_compress.utils.errors import UserError
 
-Nested = Literal["out", "in", "both"]  # axes with an SVD: the best rank k approximation is part of that of rank k + 1
-Axis = Literal["out", "in", "both", "element"]
+Axis = Literal["out", "in", "both"]
 SigmaSide = Literal["out", "in", "balanced"]
 Importance = Tensor | tuple[Tensor, Tensor]
 
@@ -101,7 +99,7 @@ class WeightedSVD:
 def weighted_svd(
     weight: Tensor,
     importance: Importance | None = None,
-    axis: Nested = "out",
+    axis: Axis = "out",
     power: float = 0.5,
     sigma_side: SigmaSide | None = None,
     name: str = "weight",
@@ -184,20 +182,18 @@ def decompose(
 
     Minimises || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11),
     || (W - left @ right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns), both diagonals at
-    once for ``both``, || d * (W - left @ right) ||_F for ``element`` (a local minimum), with
-    d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square (LPAF Eq. 9 to the
-    letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
+    once for ``both``, with d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square
+    (LPAF Eq. 9 to the letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
 
     Args:
         weight: [out, in], any float dtype.
         rank: columns of left, 1 to min(out, in).
-        importance: [out], [in], a pair ([out], [in]) or [out, in] to match ``axis``; None for the plain SVD.
-            Negative entries have no square root; with power 1 they act as their absolute value, as in the
-            paper's formula.
-        axis: whether the importance belongs to rows (outputs), columns (inputs), both, or single elements.
+        importance: [out], [in] or a pair ([out], [in]) to match ``axis``; None for the plain SVD. Negative entries
+            have no square root; with power 1 they act as their absolute value, as in the paper's formula.
+        axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
         power: exponent of the importance.
         sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` and ``element`` in.
+            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in.
             With an importance of rows or of columns they are always on that side.
         name: name of the matrix in messages.
 
@@ -211,67 +207,7 @@ def decompose(
         UserWarning: the importance is all zero, or importance ** power is not finite; the plain SVD is used.
     """
     _check_rank(weight, rank, name)
-    if axis == "element":
-        if importance is not None:
-            assert not isinstance(importance, tuple)
-            return decompose_elementwise(weight, rank, importance, power=power, sigma_side=sigma_side, name=name)
-        axis = "in"
     return weighted_svd(weight, importance, axis, power, sigma_side, name, components=rank).factors(rank)
-
-
-@torch.no_grad()
-def decompose_elementwise(
-    weight: Tensor,
-    rank: int,
-    importance: Tensor,
-    iterations: int = 50,
-    tolerance: float = 1e-4,
-    power: float = 0.5,
-    sigma_side: SigmaSide | None = None,
-    name: str = "weight",
-) -> tuple[Tensor, Tensor]:
-    """Return factors that minimise sum_ij importance_ij (W - left @ right)_ij^2: FWSVD Eq. 5, LPAF Eq. 7 unsimplified.
-
-    Weighted low-rank approximation (Srebro & Jaakkola 2003) by alternating least squares. It starts at the best of the
-    closed forms for the importance's row sums, its column sums and both, and never raises the error. The result is a
-    local minimum, and the minimum of rank k is not part of the one of rank k + 1.
-
-    Args:
-        weight: [out, in], any float dtype.
-        rank: columns of left, 1 to min(out, in).
-        importance: [out, in], not negative (but see ``power``); any scale.
-        iterations: largest number of sweeps over both factors.
-        tolerance: stop when a sweep lowers the weighted squared error by less than this fraction of it.
-        power: elements of W - left @ right are multiplied by importance ** power.
-        sigma_side: the factor that gets the product's singular values; default in, as FWSVD.
-        name: name of the matrix in messages.
-
-    Returns:
-        left [out, rank] and right [rank, in], contiguous, in the weight's dtype, on its device.
-
-    Raises:
-        UserError: the weight holds inf or NaN, or the rank is not in 1 .. min(out, in).
-
-    Warns:
-        UserWarning: as :func:`decompose`.
-    """
-    _check_rank(weight, rank, name)
-    assert importance.shape == weight.shape
-    side: SigmaSide = sigma_side or "in"
-    scale, _ = _multiplier(importance, power, name)
-    if scale is None:
-        return decompose(weight, rank, sigma_side=side, name=name)
-    wide, squared = weight.detach().to("cpu", torch.float64), scale**2
-    rows, columns = squared.sum(1), squared.sum(0)
-    starts = [
-        decompose(wide, rank, rows, "out", name=name),
-        decompose(wide, rank, columns, "in", name=name),
-        decompose(wide, rank, (rows, columns), "both", name=name),
-    ]
-    start = min(starts, key=lambda factors: weighted_error(wide, factors[0] @ factors[1], squared, "element"))
-    left, right = alternating_least_squares(wide, squared, *start, iterations, tolerance)
-    left, right = decompose(left @ right, rank, sigma_side=side)  # of all pairs with this product
-    return _like(left, weight, weight.device), _like(right, weight, weight.device)
 
 
 def _check_rank(weight: Tensor, rank: int, name: str) -> None:
@@ -358,14 +294,13 @@ def weighted_error(
 ) -> float:
     """Return || diag(importance ** power) (weight - approx) ||_F; for ``axis="in"`` the diagonal is on the right.
 
-    For ``both`` there is one on each side, for ``element`` one factor per element. No floor and no normalisation:
-    with power 0.5 its square is the objective of LPAF Eq. 7.
+    For ``both`` there is one on each side. No floor and no normalisation.
 
     Args:
         weight: [out, in].
         approx: [out, in].
-        importance: [out], [in], ([out], [in]) or [out, in] to match ``axis``; None for the plain Frobenius norm.
-        axis: whether the importance belongs to rows, columns, both, or single elements.
+        importance: [out], [in] or ([out], [in]) to match ``axis``; None for the plain Frobenius norm.
+        axis: whether the importance belongs to rows, columns, or both.
         power: exponent of the importance.
     """
     error = weight.double() - approx.double()

@@ -51,7 +51,6 @@ class KroneckerDecomposer:
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     release: bool = False
-    nested = True
 
     def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""

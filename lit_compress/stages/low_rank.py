@@ -44,10 +44,6 @@ class DecomposedMatrix(Protocol):
 class Decomposer(Protocol):
     """Factorizes the matrices of one model under a weighting; sites are called by their names."""
 
-    @property
-    def nested(self) -> bool:
-        """Whether a smaller rank keeps a part of a larger one's components, so that :meth:`svd` has all ranks."""
-
     def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return left [out, rank] and right [rank, in]."""
 
@@ -77,11 +73,6 @@ class WeightedDecomposer:
     power: float = 0.5
     sigma_side: SigmaSide | None = None
 
-    @property
-    def nested(self) -> bool:
-        """Whether there is one SVD for all ranks: not for element-wise weights."""
-        return self.axis != "element"
-
     def mean(self, name: str) -> Tensor | None:
         """Return None: biases stay."""
         return None
@@ -91,13 +82,7 @@ class WeightedDecomposer:
         return decompose(weight, rank, self._of(name), self.axis, self.power, self.sigma_side, name)
 
     def svd(self, name: str, weight: Tensor, components: int | None = None) -> WeightedSVD:
-        """Return the weighted SVD of the matrix of site ``name`` with all its ranks, or as many as ``components``.
-
-        Raises:
-            UserError: the weighting is element-wise, for which there is no SVD.
-        """
-        if self.axis == "element":
-            raise UserError("axis: 'element' has no singular values, every rank is solved by itself; nearest: both")
+        """Return the weighted SVD of the matrix of site ``name`` with all its ranks, or as many as ``components``."""
         return weighted_svd(weight, self._of(name), self.axis, self.power, self.sigma_side, name, components)
 
     def sigma(self, name: str, weight: Tensor) -> Tensor:
@@ -164,15 +149,10 @@ class Factors(Compression):
                 continue
             weight = stacked_weight(net, sites)
             rank = max(1, largest_rank(*weight.shape)) if even is None else even[name]
-            kept = {}
-            if decomposer.nested or even is None:  # who has no singular values says so
-                svd = decomposer.svd(name, weight, rank)
-                left, right = svd.factors(rank)
-                kept["sigma"] = svd.sigma
-                del svd
-            else:
-                left, right = decomposer.factors(name, weight, rank)
-            kept |= {"left": left, "right": right}
+            svd = decomposer.svd(name, weight, rank)
+            left, right = svd.factors(rank)
+            kept = {"sigma": svd.sigma, "left": left, "right": right}
+            del svd
             if (mean := decomposer.mean(name)) is not None:
                 kept["mean"] = mean
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}

@@ -105,8 +105,6 @@ class WeightedRetraining(LowRankRetraining):
             raise UserError(
                 "retrain.weighting: importance needs a pruning stage's model, give it to factorize; nearest: fisher"
             )
-        if self.rule.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
-            raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
         self.check_shapes(net)
 
     def check_shapes(self, net: PreTrainedModel) -> None:

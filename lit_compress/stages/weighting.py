@@ -53,7 +53,7 @@ class Weighted(Retraining):
             stage wrote next to its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
             Fisher information, moments of inputs and of gradients.
         axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
-            ``both`` = product of the two, ``element`` = none, every weight has its own.
+            ``both`` = product of the two.
         power: exponent of the importance; 0.5 solves Eq. 6.
         estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` of every batch.
         fisher_examples: number of training examples for the Fisher information; None = all.
@@ -181,8 +181,7 @@ def calibration_for(
     """
     first = settings[0]
     if first.weighting == "fisher":
-        elements = any(s.axis == "element" for s in settings)
-        fisher = DiagonalFisher(sites=sites, estimator=first.estimator, elements=elements)
+        fisher = DiagonalFisher(sites=sites, estimator=first.estimator)
         return Calibration(fisher, data.calibration_dataloader(first.fisher_examples))
     if first.weighting not in KRONECKER:
         return None
@@ -278,8 +277,6 @@ class WeightedFactors(Factors):
         settings = self.settings
         if settings.weighting == "importance":
             raise UserError("--by_block: weighting 'importance' reads the scores of the whole model; nearest: fisher")
-        if settings.weighting == "fisher" and settings.axis == "element":
-            raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
         if settings.weighting == "fisher" and settings.estimator != "per_example":
             raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
         super().check_by_block(net)

@@ -12,7 +12,10 @@ REMOVED: dict[str, tuple[Any, str]] = {
 }
 
 # last part of the option, one of its values -> what to do in its place
-VALUES = {("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder"}
+VALUES = {
+    ("axis", "element"): "both is as good, and one SVD",
+    ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
+}
 # command -> what to do in its place
 COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}
 
@@ -33,7 +36,7 @@ def without_removed(values: dict[str, Any]) -> dict[str, Any]:
     """Return stored options without those that were removed.
 
     Raises:
-        UserError: one of them has another value than the one that is always used now.
+        UserError: one of them has another value than the one that is always used now, or an option a removed value.
     """
     kept = {}
     for name, value in values.items():
@@ -41,5 +44,7 @@ def without_removed(values: dict[str, Any]) -> dict[str, Any]:
             if value != REMOVED[name][0]:
                 raise UserError(f"{name}: {value!r} was removed in version 0.3; {REMOVED[name][1]}")
             continue
+        if isinstance(value, str) and (line := removed_value(name, value)):
+            raise UserError(line)
         kept[name] = without_removed(value) if isinstance(value, dict) else value
     return kept

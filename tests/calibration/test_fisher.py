@@ -78,24 +78,19 @@ def check(found, expected, tolerance=1e-10):
         for value, sums in ((found[name].rows, square.sum(1)), (found[name].columns, square.sum(0))):
             assert value.dtype == torch.float64 and value.shape == sums.shape
             torch.testing.assert_close(value, sums.double(), rtol=tolerance, atol=tolerance * float(sums.max()))
-        if found[name].elements is not None:
-            limit = tolerance * float(square.max())
-            torch.testing.assert_close(found[name].elements, square, rtol=tolerance, atol=limit)
 
 
 @pytest.mark.parametrize("variant", ALL)
 def test_equals_the_loop(variant):
-    """Invariants 12, 13: every family, padded texts, batches of 1, 2 and 4; rows, columns, elements."""
+    """Invariants 12, 13: every family, padded texts, batches of 1, 2 and 4; rows and columns, which have one sum."""
     net, sites = make(variant)
     batch = batch_of(net, 4)
     expected, tolerance = loop(net, [batch], sites), 1e-5 if variant in SOFTMAX_IN_FLOAT32 else 1e-10
     for sizes in ((4,), (2, 2), (1, 1, 1, 1)):
-        check(estimate_fisher(net, cut(batch, *sizes), "classification", sites), expected, tolerance)
-    found = estimate_fisher(net, [batch], "classification", sites, elements=True)
-    check(found, expected, tolerance)
+        found = estimate_fisher(net, cut(batch, *sizes), "classification", sites)
+        check(found, expected, tolerance)
     for entry in found.values():  # invariant 13: sum identities
-        total = entry.elements.sum()
-        torch.testing.assert_close(torch.stack([entry.rows.sum(), entry.columns.sum()]), total.expand(2))
+        torch.testing.assert_close(entry.rows.sum(), entry.columns.sum())
 
 
 @pytest.mark.parametrize("limit", [0.0, torch.inf])
@@ -118,7 +113,7 @@ def test_the_cheaper_form_is_taken(tokens, gram):
     x, delta = torch.randn(3, tokens, 64), torch.randn(3, tokens, 32)
     uses = [(x[:, :4], delta[:, :4]), (x[:, 4:], delta[:, 4:])]
     with FlopCounterMode(display=False) as counter:
-        fisher.Squares(part, torch.Size([32, 64]), elements=False).add(uses)
+        fisher.Squares(part, torch.Size([32, 64])).add(uses)
     per_example = 2 * tokens**2 * 96 if gram else tokens * 32 * 64
     assert counter.get_total_flops() == 2 * 3 * per_example
     gradient = torch.einsum("sto,sti->soi", delta, x).double()
@@ -131,7 +126,7 @@ def test_rounding_never_gives_a_negative_sum():
     part = torch.zeros(96, dtype=torch.float64)
     u, v, x = torch.randn(1, 9, 1), torch.randn(1, 1, 32), torch.randn(1, 9, 64)
     x = x - u * (u.mT @ x) / (u.mT @ u)
-    sums = fisher.Squares(part, torch.Size([32, 64]), elements=False)
+    sums = fisher.Squares(part, torch.Size([32, 64]))
     sums.add([(x, u * v)])
     assert part.min() < 0
     found = sums.mean("name", 1.0)
@@ -242,11 +237,8 @@ def _rank(rank, folder):
     net, sites = make()
     batches = cut(batch_of(net), 2, 2, 1)
     mine = batches[:2] if rank == 0 else batches[2:]  # uneven in batches and in examples
-    for elements in (False, True):
-        found = estimate_fisher(
-            net, mine, "classification", sites, elements=elements, reduce=torch.distributed.all_reduce
-        )
-        check(found, loop(net, batches, sites))
+    found = estimate_fisher(net, mine, "classification", sites, reduce=torch.distributed.all_reduce)
+    check(found, loop(net, batches, sites))
     with pytest.raises(UserError, match="no examples"):
         estimate_fisher(net, [], "classification", sites, reduce=torch.distributed.all_reduce)
     estimate_fisher(net, batches[:rank], "classification", sites, reduce=torch.distributed.all_reduce)
@@ -331,23 +323,22 @@ def test_errors():
     ):
         estimate_fisher(net, [batch], "classification", ["bert.encoder.layer.0.output"])
     nn.init.constant_(net.get_submodule(sites[-1]).bias, torch.nan)
-    for elements in (False, True):
-        with pytest.raises(UserError, match=rf"gradients at '{sites[0]}' are inf or NaN"):
-            estimate_fisher(net, [batch], "classification", sites, elements=elements)
+    with pytest.raises(UserError, match=rf"gradients at '{sites[0]}' are inf or NaN"):
+        estimate_fisher(net, [batch], "classification", sites)
 
 
 def test_every_importance_has_the_same_sum_over_the_elements():
     net, sites = make()
-    for entry in estimate_fisher(net, [batch_of(net)], "classification", sites, elements=True).values():
+    for name, entry in estimate_fisher(net, [batch_of(net)], "classification", sites).items():
         rows, columns = entry.importance("both")
+        shape = net.get_submodule(name).weight.shape
         spread = {
-            "in": entry.importance("in").expand(entry.elements.shape),
-            "out": entry.importance("out")[:, None].expand(entry.elements.shape),
+            "in": entry.importance("in").expand(shape),
+            "out": entry.importance("out")[:, None].expand(shape),
             "both": rows[:, None] * columns,
-            "element": entry.importance("element"),
         }
         for values in spread.values():
-            torch.testing.assert_close(values.sum(), entry.elements.sum())
+            torch.testing.assert_close(values.sum(), entry.rows.sum())
         torch.testing.assert_close(spread["both"].sum(1), entry.rows)
         torch.testing.assert_close(spread["both"].sum(0), entry.columns)
         torch.testing.assert_close(spread["in"].sum(0), entry.columns)

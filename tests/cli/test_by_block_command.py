@@ -167,7 +167,6 @@ def test_a_budget_is_searched_on_shapes(llama, options, tmp_path, budget, monkey
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--weighting", "fisher", "--axis", "element"], "--by_block: axis 'element' has no singular values"),
         (["--weighting", "fisher", "--estimator", "batch"], "--by_block: estimator 'batch' needs whole batches"),
         (["--scope", "all"], "nearest: blocks"),
         (["--refine", "0"], "--refine: 0 is below 1, the smallest valid value"),

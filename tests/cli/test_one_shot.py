@@ -244,8 +244,6 @@ def test_fit_refuses_before_training_what_would_fail_after_it(short_run, tmp_pat
     fit = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
     importance = ["--model.retrain.weighting", "importance", "--model.retrain.axis", "out"]
     assert "importance needs a pruning stage's model" in fails(capsys, *fit, *importance)
-    both = ["--model.retrain.axis", "element", "--model.allocation", "global"]
-    assert "'element' has no singular values" in fails(capsys, *fit, *both)
     assert not (tmp_path / "run").exists()
 
 
@@ -266,10 +264,6 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
         (["factorize", *model, out, *data, *fisher, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
         (["factorize", *model, out, *data, "--weighting", "importance", "--axis", "out"], "has no scores"),
-        (
-            ["factorize", *model, out, *data, *fisher, "--axis", "element", "--allocation", "global"],
-            "'element' has no singular",
-        ),
         (
             ["factorize", *model, out, *data, *fisher, "--fisher_examples", "101"],
             "fisher_examples: 101 is more than there are",

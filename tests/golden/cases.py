@@ -89,7 +89,6 @@ IN_MEMORY = {
     "bert kfac pivot": [*HALF, "--pivot"],
     "bert kfac table": [*HALF, "--embeddings", "rank=16"],
     "bert inputs pivot": ["--budget", "params=12K", "--weighting", "inputs", "--pivot"],
-    "bert fisher element": [*HALF, "--weighting", "fisher", "--axis", "element", *ROWS],
     "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
     "bert both": ["--removes", "both", "--density", "0.3"],
     "bert sliced": [*SLICED, "--density", "0.7"],

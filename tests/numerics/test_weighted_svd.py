@@ -11,7 +11,7 @@ from decompositions import AXES, SHAPES, importance_of, nested, positive
 from moments import draw
 
 from lit_compress.numerics import decompose as module
-from lit_compress.numerics.decompose import Nested, component_groups, decompose, weighted_error, weighted_svd
+from lit_compress.numerics.decompose import Axis, component_groups, decompose, weighted_error, weighted_svd
 from lit_compress.utils.errors import UserError
 
 
@@ -34,7 +34,7 @@ def test_one_svd_serves_every_rank(shape: tuple[int, int], axis: str, power: flo
 
 
 @pytest.mark.parametrize("axis", ["out", "in", "both"])
-def test_sigma_keeps_the_scale_of_the_importance(axis: Nested) -> None:
+def test_sigma_keeps_the_scale_of_the_importance(axis: Axis) -> None:
     """Spec 2.3: a global budget compares sigma over matrices, so no normalisation may be left in it."""
     weight = draw(6, 9)
     importance = importance_of(weight, axis)

@@ -27,3 +27,5 @@ def test_a_value_that_was_removed_has_a_line():
     line = "export.format 'torch': this value was removed in version 0.3; --format onnx writes a program, "
     assert str(removed_value("export.format", "torch")).startswith(line) and removed_value("--format", "torch")
     assert removed_value("export.format", "onnx") is None is removed_value("model.format", "x")
+    with pytest.raises(UserError, match=r"axis 'element': this value was removed in version 0\.3; both is as good"):
+        without_removed({"retrain": {"axis": "element"}})
