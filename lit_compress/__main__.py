@@ -20,7 +20,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
-  export RUN OUT [--format hf|onnx|openvino] [--pivot] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
+  export RUN OUT [--format hf|onnx|openvino] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without lit_compress; also as one program
   report RUN|FOLDER [--out DIR]
                          the page of a run, or of all runs in a folder: tables, Pareto fronts, curves, changed answers

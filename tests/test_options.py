@@ -7,10 +7,11 @@ from golden import options
 from mistakes import fails
 from quick import quick_runs
 
+from lit_compress.utils.files import yaml_text
 from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
 FROZEN = options.frozen()
-POSITIONS = {"factorize": ("model", "out")}
+POSITIONS = {"export": ("run", "out"), "factorize": ("model", "out")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +47,22 @@ def test_a_removed_value_is_refused_in_a_line_that_says_what_to_do(name, value, 
 @pytest.mark.parametrize("method", FROZEN["methods"])
 def test_a_method_has_its_defaults(method):
     assert changed(FROZEN["methods"][method], options.of_method(method)) == {}
+
+
+def test_a_config_of_version_0_2_loads(tmp_path):
+    """Options that were removed are there with the values that are always used now."""
+    config = {}
+    for name, value in FROZEN["methods"]["SecondOrder"].items():
+        if name.startswith(("model.", "export.")) and not name.endswith(("class_path", "task")):
+            *path, last = name.split(".")
+            place = config
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = value
+    config["model"] = {"class_path": "SecondOrder", "init_args": config["model"]}
+    (tmp_path / "old.yaml").write_text(yaml_text(config))
+    now = options.config_of("--config", str(tmp_path / "old.yaml"), "--data.task", "sst2")
+    assert changed(FROZEN["methods"]["SecondOrder"], now) == {}
 
 
 @pytest.mark.slow

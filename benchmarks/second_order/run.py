@@ -46,7 +46,6 @@ CELLS: dict[str, list[str]] = {
     "kfac-separate-uniform": [*KFAC, "--stacked", "false", "--allocation", "uniform"],
     "kfac-not-centred": [*KFAC, "--centred", "false"],
     "kfac-true": ["--weighting", "kfac", "--labels", "true"],
-    "kfac-pivot": [*KFAC, "--pivot"],
     "kfac-damping-0.001": [*KFAC, "--gradient_damping", "0.001"],
     "kfac-gradients-only": [*KFAC, "--input_damping", "1000000"],  # A is as good as a multiple of I
     "kfac-examples-64": [*KFAC, "--calibration_examples", "64"],

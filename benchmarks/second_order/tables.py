@@ -108,7 +108,6 @@ ABLATIONS = {
     "kfac-separate-uniform": "not stacked, the same share for all",
     "kfac-not-centred": "not centred",
     "kfac-refit": "refit",
-    "kfac-pivot": "pivot form, more components at the same density",
     "kfac-damping-0.001": "gradient damping 0.001",
     "kfac-gradients-only": "gradients only",
     "inputs-global": "inputs only",

@@ -86,7 +86,7 @@ def factorize(
         with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
             inputs = Inputs(model, tokenizer, data, columns, Path(brought))
             own = {"density": density, "rank": rank, "budget": budget, **_placed(device)} | options
-            words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_one_shot(own)]
+            words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_words(own)]
             _, report = run_factorize(words, factorize.__doc__)
         warn_missed(report)
         return with_export(Path(place.name) / "export", place)
@@ -304,13 +304,6 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 def _placed(device: str | torch.device | None) -> dict[str, str]:
     """Return the option that names the device; none without one."""
     return {} if device is None else {"trainer.accelerator": str(device)}
-
-
-def _one_shot(options: Mapping[str, Any]) -> list[str]:
-    """Return options of ``factorize`` as words; ``pivot`` has no value there."""
-    given = dict(options)
-    pivot = given.pop("pivot", None)
-    return [*([] if pivot is None else ["--pivot" if pivot else "--no-pivot"]), *_words(given)]
 
 
 def _method_words(method: Any) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.choices import Choices, Dtype
-from lit_compress.export.report import pivot_line
 from lit_compress.run.trials import trial_line
 from lit_compress.utils.tables import print
 
@@ -29,10 +28,6 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
             "--round_to", type=int, metavar="N",
             help="SP3, SliceGPT: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
         )  # fmt: skip
-    parser.add_argument(
-        "--pivot", action=argparse.BooleanOptionalAction,
-        help=f"store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k{kept}",
-    )  # fmt: skip
     parser.add_argument(
         "--merge", choices=("large", "slower", "never"),
         help="slower: store a matrix dense where its factors are slower on this machine (measured once, one thread, "
@@ -71,8 +66,6 @@ def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen besides the folder itself."""
     for trial in report.get("tried") or ():
         print(trial_line(trial))
-    if report["pivot"] is not None:
-        print(pivot_line(report))
     if (merged := report["merged"])["by"] == "slower":
         print(
             f"merge: {len(merged['matrices'])} of {merged['sites']} matrices are stored dense, as factors and rows "

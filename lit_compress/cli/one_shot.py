@@ -77,12 +77,10 @@ def factorize_model(
         timed: as :class:`Export`.
 
     Raises:
-        UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
+        UserError: the model, the data or ``out`` cannot be used.
     """
     check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
-    if choices.pivot and stage.rule is None:
-        raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     outline = without_values(lambda: empty_net(shapes))

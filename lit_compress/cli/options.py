@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 from functools import reduce
-from itertools import pairwise
 from operator import or_
 from typing import Any, NoReturn, Union, get_args, get_origin
 
@@ -38,6 +37,8 @@ from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers -
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import yaml_text
+from lit_compress.utils.removed import without_removed
 from lit_compress.utils.tables import print
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
@@ -172,8 +173,11 @@ class CommandLine(LightningCLI):
             own = parameters_of(_Parser.method)
             resolved = after_configs(resolved, [f"--model.{n}=null" for n in _SIZES if n in own and not own[n].default])
         resolved += _place_of_logger(resolved)
-        for config in (value for option, value in pairwise(resolved) if option == "--config"):
-            _check_groups(content_of(config))
+        for i in [i for i, option in enumerate(resolved[:-1], 1) if option == "--config"]:
+            content = content_of(resolved[i])
+            _check_groups(content)
+            if (kept := without_removed(content, strict=True)) != content:
+                resolved[i] = yaml_text(kept)
         if given & {"-h", "--help"}:
             shown = f"{_Parser.method.__module__}.{_Parser.method.__qualname__}" if _Parser.method else None
             print(fit_help(parser, self.command, shown, method_names(), "trainer" in given))

@@ -49,7 +49,7 @@ def check_choices_by_block(choices: Choices) -> None:
         UserError: names the first.
     """
     usual = Choices()
-    for name in ("format", "round_to", "vocabulary", "embeddings", "pivot", "merge"):
+    for name in ("format", "round_to", "vocabulary", "embeddings", "merge"):
         if getattr(choices, name) != getattr(usual, name):
             raise UserError(
                 f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "
@@ -232,7 +232,7 @@ def write_report(
     key = f"val/{task.metrics[0]}"
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
-        "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
+        "export_difference": None, "round_to": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": refuses(form),
         "certificate": [], "budget": budget and budget[0].check(report, budget[1]), "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},

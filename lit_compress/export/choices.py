@@ -37,7 +37,6 @@ class Choices:
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
-        pivot: low-rank matrices are stored in pivot form (pivot.py).
         merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: with a budget of speed, rows
             and factors of a matrix if more than 70 % is left; ``slower``: all that are slower so on this machine,
             although the file then has more weights than were asked for; ``never``: none.
@@ -50,7 +49,6 @@ class Choices:
     vocabulary: Vocabulary = "all"
     embeddings: str | None = None
     dtype: Dtype = "float32"
-    pivot: bool = False
     merge: Merge = "large"
     max_drop: float | None = None
 

@@ -21,7 +21,6 @@ from lit_compress.export.fuse import MERGE, compact, fuse, merged, slower
 from lit_compress.export.modelling import MODULE, refuses, write_model
 from lit_compress.export.narrow import pad_widths
 from lit_compress.export.number_format import cast, quantize_program
-from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
@@ -166,9 +165,6 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
 def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedModel, _Fused]:
     """Return the model as its export computes it, and the rest; ``length``: tokens at which layers are timed."""
     small, data, merges = compact(source.net), source.data, {}
-    if choices.pivot:
-        check_pivot(small)
-    saved = to_pivot_form(small) if choices.pivot else {}
     # an ordinary export of fewer blocks has a configuration of its own
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
     for_speed = source.budget is not None and source.budget[0].merges
@@ -184,8 +180,7 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
         steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
     if choices.embeddings:
         embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
-    pivots = {name: count for name, count in saved.items() if name not in merges} if choices.pivot else None
-    fields = {"pivot": pivots, "vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
+    fields = {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
     return net, _Fused(data, kept, merges, fields)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, PivotLinear, SizedLinear
+from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.constant_units import remove_constant_units
 from lit_compress.models.prices import factor_prices
@@ -42,14 +42,11 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
 
 
 def merged(net: PreTrainedModel) -> dict[str, float]:
-    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}.
-
-    In pivot form (pivot.py) a matrix has fewer parameters, and may be below the limit that it is above as factors.
-    """
+    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
     shares = {
         name: _share(module)
         for name, module in net.named_modules()
-        if isinstance(module, LowRankRowsLinear | PivotLinear) and module.rows
+        if isinstance(module, LowRankRowsLinear) and module.rows
     }
     return {name: share for name, share in shares.items() if share > MERGE}
 

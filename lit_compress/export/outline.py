@@ -8,7 +8,6 @@ import torch
 
 from lit_compress.export.choices import Choices
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.export.pivot import check_pivot, pivot_shapes
 from lit_compress.models.embeddings import shrink_shapes
 from lit_compress.models.vocabulary import cut_rows
 from lit_compress.utils.devices import move
@@ -34,9 +33,6 @@ def outline_export(
         UserError: ``net`` cannot have these choices.
     """
     small = compact(net)
-    if choices.pivot:
-        check_pivot(small)
-        pivot_shapes(small)
     if merge:
         small = fuse(small)
     if tokens_left is not None:

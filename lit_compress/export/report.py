@@ -242,12 +242,6 @@ def points_lost(report: dict[str, Any]) -> float:
     return 100 * lost if report["metric"]["mode"] == "max" else -lost
 
 
-def pivot_line(report: dict[str, Any]) -> str:
-    """Return the savings of the pivot form, for the screen."""
-    saved = report["pivot"]
-    return f"pivot form: {len(saved)} products of factors have {sum(saved.values()):,} parameters fewer"
-
-
 def _error(entry: dict[str, Any]) -> str:
     """Return the standard error of a model's metric; empty where it is not known."""
     ends: Interval | None = entry.get("interval")

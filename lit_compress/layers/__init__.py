@@ -17,7 +17,6 @@ from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.deployed.low_rank_embedding import LowRankEmbedding
 from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
 from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
-from lit_compress.layers.deployed.pivot import PivotLinear
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
@@ -36,14 +35,14 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
-    NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
+    NarrowEmbedding, NarrowLinear, NarrowNorm, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
     SizedLinear, SizedNorm, SomeHeads, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
     "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
     "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
-    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "PivotLinear",
+    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm",
     "ProjectedLinear", "ProjectedNorm", "Removed", "ReplacedBlock", "SizedEmbedding", "SizedLinear", "SizedNorm",
     "SomeHeads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
 ]  # fmt: skip

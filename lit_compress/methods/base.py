@@ -80,7 +80,6 @@ class Method(MicroBatches, Checkpointed):
         stores_zeros: True if the exported file keeps removed weights as zeros: the density counts the removed weights,
             but bytes, stored parameters and FLOPs are the dense model's.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
-        pivot: factors are exported in pivot form, and the density counts them so.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
@@ -89,7 +88,6 @@ class Method(MicroBatches, Checkpointed):
     stage: Stage  # from prepare() to release()
     stores_zeros = False
     rule: RankRule | None = None
-    pivot = False
     usual_density: float | None = 0.25
 
     def __init__(

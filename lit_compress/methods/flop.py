@@ -80,19 +80,16 @@ def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:
     return gates
 
 
-def gated_size(shapes: dict[str, Shape], whole: int, pivot: bool = False) -> Size:
+def gated_size(shapes: dict[str, Shape], whole: int) -> Size:
     """Return the size of the factors as a function of the open ranks of every matrix.
 
     Args:
         shapes: (out, in) by site.
         whole: number of weights of the dense matrices.
-        pivot: k ranks have k^2 weights fewer, in pivot form; expected is the square of the expected k.
     """
     gates = grouped(shapes)
     places = {name: (gate, group) for gate, names in gates.items() for group, name in enumerate(names)}
     parts = [Weights(sum(shapes[name]), place) for name, place in places.items()]
-    if pivot:
-        parts += [Weights(-1, place, place) for place in places.values()]
     return Size(parts, {gate: (len(names), min(shapes[names[0]])) for gate, names in gates.items()}, whole)
 
 
@@ -122,7 +119,7 @@ class RankPruning(GatedStage):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the same share of ranks in every matrix; which stay is decided by training."""
         with torch.device("meta"):
-            rule = RankRule(self.density, fill=True, round_to=self.round_to, pivot=self.pivot)
+            rule = RankRule(self.density, fill=True, round_to=self.round_to)
             return factorize(net, rule.allocate(net), None)
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
@@ -134,7 +131,7 @@ class RankPruning(GatedStage):
         """Put gates on the ranks of the decomposed matrices."""
         net = super().build(method, previous, structure)
         self.shapes = site_shapes(net)
-        size = gated_size(self.shapes, dense_site_params(net), self.pivot)
+        size = gated_size(self.shapes, dense_site_params(net))
         self.sites = grouped(self.shapes)
         self.finest = min(self.sites, key=lambda gate: min(sum(self.shapes[name]) for name in self.sites[gate]))
         self.rounds = frozenset(self.sites)
@@ -164,7 +161,7 @@ class RankPruning(GatedStage):
                 break
             low, high = (max(low, budget), high) if size < goal else (low, min(high, budget))
             budget += goal - size
-            if not low < budget < high:  # in pivot form a step can go too far
+            if not low < budget < high:  # a step can go too far
                 budget = (low + high) // 2
             if budget == low:
                 break
@@ -173,7 +170,7 @@ class RankPruning(GatedStage):
     def stored(self, masks: dict[str, Tensor]) -> int:
         """Return the number of weights that the file has with these ranks."""
         return sum(
-            stored(*self.shapes[name], int(ranks.sum()), self.pivot)
+            stored(*self.shapes[name], int(ranks.sum()))
             for gate, names in self.sites.items()
             for name, ranks in zip(names, masks[gate], strict=True)
         )
@@ -199,5 +196,5 @@ class FLOP(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        prune = RankPruning(self.prune, self.density).rounded(self.round_to, self.pivot)
+        prune = RankPruning(self.prune, self.density).rounded(self.round_to)
         return [*self.dense_stage(), prune.or_plain()]

@@ -118,7 +118,7 @@ class LoSparse(Method):
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
         prune = RowSparsePruning(self.prune, self.density, share, self.prune.ratio, *kfac)
-        return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]
+        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
 
 
 @dataclass(frozen=True)
@@ -200,4 +200,4 @@ class LowRankII(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
         prune = RowSparsePruning(self.prune, self.density, self.density)
-        return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]
+        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]

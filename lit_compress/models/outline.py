@@ -123,16 +123,13 @@ def _spread(share: float, counts: list[int]) -> list[int]:
     return kept
 
 
-def keep_rows_evenly(
-    net: PreTrainedModel, ranks: Mapping[str, int], budget: int, pivot: bool = False
-) -> PreTrainedModel:
+def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
     """Give every site factors of its rank and the same share of its rows, so that ``budget`` weights are stored.
 
     Args:
         net: without values; changed in place.
         ranks: by site; 0 for rows alone.
         budget: weights of the sites, factors included.
-        pivot: factors and rows are counted in pivot form.
 
     Returns:
         ``net``.
@@ -144,7 +141,7 @@ def keep_rows_evenly(
         return {name: min(out, int(share * out + phases[name])) for name, (out, _) in sizes.items()}
 
     def size(kept: Mapping[str, int]) -> int:
-        return sum(stored(*shape, ranks.get(name, 0), pivot, kept[name]) for name, shape in sizes.items())
+        return sum(stored(*shape, ranks.get(name, 0), kept[name]) for name, shape in sizes.items())
 
     kept = rows(largest(lambda share: size(rows(share)) <= budget, 0.0, 1.0))
     if size(kept) > budget:

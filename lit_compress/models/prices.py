@@ -33,24 +33,19 @@ REPEATS = 40  # of every timing; the variants take turns
 RANKS = (0.25, 0.5, 0.75, 1.0)  # shares of the largest rank that makes a matrix smaller, at which factors are timed
 
 
-def prices_of(
-    shapes: Mapping[str, StackSize], tokens: Mapping[str, int], unit: Unit, pivot: bool = False
-) -> dict[str, Price]:
+def prices_of(shapes: Mapping[str, StackSize], tokens: Mapping[str, int], unit: Unit) -> dict[str, Price]:
     """Return the price of every matrix or stack.
 
     Args:
         shapes: by name.
         tokens: how many tokens each reads in a forward.
         unit: what is counted. ``flops``: 2 per multiply-add. ``milliseconds``: measured on one thread, of factors.
-        pivot: factors are stored in pivot form.
     """
     if unit == "milliseconds":
         return {name: measured(outs, inner, tokens[name]) for name, (outs, inner) in shapes.items()}
     each = {name: 1 if unit == "parameters" else 2 * tokens[name] for name in shapes}
     return {
-        name: Price(
-            each[name] * (sum(outs) + inner), each[name] * sum(outs) * inner, pivot=each[name] if pivot else 0.0
-        )
+        name: Price(each[name] * (sum(outs) + inner), each[name] * sum(outs) * inner)
         for name, (outs, inner) in shapes.items()
     }
 

@@ -44,14 +44,11 @@ class RowSizes:
     Args:
         net: with all rows; only shapes are read.
         ranks: of the factors by site, which are stored in any case and keep heads and neurons; {} for rows alone.
-        pivot: factors and rows are stored in pivot form.
         biases_go: a removed row loses its bias too, so a gated neuron is nothing without one of its two rows.
     """
 
-    def __init__(
-        self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, pivot: bool = False, biases_go: bool = False
-    ) -> None:
-        self.pivot, self.matrices, end = pivot, dict[str, _Matrix](), 0
+    def __init__(self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, biases_go: bool = False) -> None:
+        self.matrices, end = dict[str, _Matrix](), 0
         for site in find_sites(net):
             out, inner = size_at(net, site.name)
             self.matrices[site.name] = _Matrix(slice(end, end + out), inner, ranks.get(site.name, 0))
@@ -87,9 +84,7 @@ class RowSizes:
             rows = _so_far(counted[matrix.rows], self.rows)
             kept = rows * (_so_far(columns[name], self.rows) if name in columns else matrix.columns)
             if rank := matrix.rank:
-                whole, factors = matrix.size[0] * matrix.size[1], rank * sum(matrix.size)
-                saved = rank * (rank + rows) if self.pivot else 0
-                kept = torch.where(factors + kept < whole, factors + kept - saved, whole)
+                kept = (rank * sum(matrix.size) + kept).clamp(max=matrix.size[0] * matrix.size[1])
             stored += kept
         return stored, counted
 
@@ -153,8 +148,7 @@ class RowSizes:
     def stored(self, keep: Tensor) -> Tensor:
         """Return the weights that are stored for the rows ``keep``, bool [rows]; 0-dim."""
         if not keep.any():
-            return keep.new_full((), sum(m.rank * (sum(m.size) - m.rank * self.pivot) for m in self.matrices.values()),
-                                 dtype=torch.int64)  # fmt: skip
+            return keep.new_full((), sum(m.rank * sum(m.size) for m in self.matrices.values()), dtype=torch.int64)
         order = keep.int().argsort(descending=True, stable=True)
         return self.along(order)[keep.sum() - 1]
 

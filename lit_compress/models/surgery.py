@@ -32,6 +32,7 @@ from lit_compress.models.transposed import in_form_of_files
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
+from lit_compress.utils.removed import REMOVED_LAYERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,6 +203,9 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
     if len(structure) > 2 * len(modules):
         raise UserError(f"structure.json has {len(structure):,} modules, the model {len(modules):,}")
     for name, spec in structure.items():
+        kind = spec.get("kind") if isinstance(spec, dict) else None
+        if isinstance(kind, str) and (advice := REMOVED_LAYERS.get(kind)):
+            raise UserError(f"structure.json: layers of kind '{kind}' were removed in version 0.3; {advice}")
         if not isinstance(spec, dict) or not (spec.get("kind") == "attributes" or spec.get("kind") in set(LAYERS)):
             raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
         if name not in modules and name.rpartition(".")[0] not in modules:  # layers may be added to a block

@@ -53,28 +53,12 @@ def largest_rank(out: int, inner: int) -> int:
     return ceil(out * inner / (out + inner)) - 1
 
 
-def stored(out: int, inner: int, rank: int, pivot: bool = False, rows: int = 0) -> int:
-    """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if factors are larger.
+def stored(out: int, inner: int, rank: int, rows: int = 0) -> int:
+    """Return the number of stored parameters of an out x inner matrix at ``rank``, with ``rows`` next to the factors.
 
-    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer, and with kept ``rows`` next to them k
-    fewer for each: these have no row in the left factor.
+    A matrix whose factors are larger is stored dense.
     """
-    factors = rank * (out + inner) + rows * inner
-    if factors >= out * inner:
-        return out * inner
-    return factors - (rank * (rank + rows) if pivot else 0)
-
-
-def pivot_rank(density: float, out: int, inner: int) -> int:
-    """Return the largest rank whose pivot form has at most ``density`` of the parameters; at least 1.
-
-    The factors are also smaller than the matrix, so that nothing is larger before the pivot form is made.
-    """
-
-    def fits(rank: int) -> bool:
-        return stored(out, inner, rank, pivot=True) <= density * out * inner + 1e-6
-
-    return largest(fits, 1, max(1, largest_rank(out, inner)))
+    return min(out * inner, rank * (out + inner) + rows * inner)
 
 
 def rounded(number: int, multiple: int) -> int:
@@ -94,22 +78,15 @@ class Price:
         component: of one more rank, above 0.
         dense: of the whole matrix, or of all stacked matrices.
         fixed: of factors at any rank, e.g. of a second kernel.
-        pivot: factors of rank k are cheaper by k^2 of it, as they are stored in pivot form.
     """
 
     component: float
     dense: float
     fixed: float = 0.0
-    pivot: float = 0.0
 
     def at(self, rank: int) -> float:
         """Return the price at a rank; dense where factors would not be cheaper."""
-        return self.fixed + rank * (self.component - rank * self.pivot) if self.saves(rank) else self.dense
-
-    def each(self, ranks: int) -> Tensor:
-        """Return the price of every component, from the first on, float64 [ranks]."""
-        more = self.component - self.pivot * (2 * torch.arange(ranks, dtype=torch.float64) + 1)
-        return more.clamp_min(self.component / 4) if self.pivot else more  # never free, at ranks that save nothing
+        return self.fixed + rank * self.component if self.saves(rank) else self.dense
 
     def saves(self, rank: int) -> bool:
         """Return whether factors of this rank are cheaper than the dense matrix."""
@@ -120,9 +97,8 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     """Spend a budget on the components of all matrices that are worth most for their price.
 
     One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
-    keeps at least one component. In pivot form later components are cheaper; each is worth at most as much as the one
-    before it. With the singular values of a Fisher-weighted matrix the sum over dropped components is the second-order
-    estimate of the loss it costs (second-order compression, section 3).
+    keeps at least one component. With the singular values of a Fisher-weighted matrix the sum over dropped components
+    is the second-order estimate of the loss it costs (second-order compression, section 3).
 
     Args:
         sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
@@ -132,10 +108,7 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     Returns:
         rank by matrix; a matrix whose factors would not be cheaper is left out and stays dense.
     """
-    worth = {
-        name: (values.double() ** 2 / prices[name].each(len(values)).to(values.device)).cummin(0).values
-        for name, values in sigma.items()
-    }
+    worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}
     thresholds = torch.cat(list(worth.values())).sort(descending=True).values
     thresholds = torch.cat([thresholds.new_full((1,), torch.inf), thresholds])  # at the first, one component each
 
@@ -174,6 +147,6 @@ def allocate_in_steps(
         energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
         groups[name] = energy.view(-1, step).sum(1).sqrt()
         price = prices[name]
-        coarse[name] = Price(step * price.component, price.dense, price.fixed, step**2 * price.pivot)
+        coarse[name] = Price(step * price.component, price.dense, price.fixed)
     counts = allocate(groups, coarse, budget)
     return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}

@@ -71,11 +71,12 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def checked_groups(what: str, stored: Any) -> dict[str, Any]:
+def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, Any]:
     """Return a stored config as this version writes it, with all that it names.
 
     Raises:
-        UserError: it has no method, or something else where groups of options belong; begins with ``what``.
+        UserError: it has no method, or something else where groups of options belong; begins with ``what``. With
+            ``strict`` also if an option had an effect that this version lacks.
     """
     model = stored.get("model") if isinstance(stored, dict) else None
     if not (isinstance(model, dict) and isinstance(model.get("class_path"), str) and model.get("init_args")):
@@ -87,7 +88,7 @@ def checked_groups(what: str, stored: Any) -> dict[str, Any]:
     groups |= {"model.prune": model["init_args"].get("prune") or {}} if isinstance(model["init_args"], dict) else {}
     if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
         raise UserError(f"{what} has no options in {broken}; it is broken")
-    return bring_up_to_date(stored)
+    return bring_up_to_date(stored, strict)
 
 
 def _usual(method: type[Any], name: str) -> Any:
@@ -99,17 +100,19 @@ def _usual(method: type[Any], name: str) -> Any:
 _NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters
 
 
-def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
+def bring_up_to_date(config: dict[str, Any], strict: bool = False) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
     Exports had no choices; a single file was split by the seed of the run; gates had other names; a rank was allowed
     with any density; distances of hidden states were relative in one method; a retraining trained all parameters.
+    Options that were removed are left out, or refused if ``strict`` and they had an effect.
     """
     config.setdefault("export", asdict(Choices()))
     if isinstance(config.get("data"), dict) and "seed_everything" in config:
         config["data"].setdefault("split_seed", config["seed_everything"])
     model = config["model"]
-    model["init_args"] = without_removed(model["init_args"])
+    model["init_args"] = without_removed(model["init_args"], strict)
+    config["export"] = without_removed(config["export"], strict)
     method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
     former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")
     if gates:

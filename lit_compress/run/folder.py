@@ -129,17 +129,18 @@ class Run:
         """
         return plain_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded(), strict)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self, strict: bool = False) -> dict[str, Any]:
         """Return the whole config with which the run was started, to compare it or to show it, never to build from it.
 
         Raises:
-            UserError: the folder is not a run folder, or its config is unreadable.
+            UserError: the folder is not a run folder, or its config is unreadable. With ``strict`` also if an option
+                had an effect that this version lacks.
         """
         path = self.folder / "config.yaml"
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         self.check("config.yaml")
-        return checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path))
+        return checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path), strict)
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
@@ -239,7 +240,7 @@ class Run:
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
-        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.recorded(), config))
+        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.recorded(strict=True), config))
         changed = []
         for key in sorted({*old, *new} - _FREE):
             name = key.replace(".init_args", "")

@@ -116,9 +116,7 @@ def check_stages(parts: Components) -> RunPlan:
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
     density = target_density(method, net)
     of = method.rule.counted if method.rule else "sites"
-    checked = method.budget or parts.storage.choices.pivot  # the outline refuses a model without factors
-    outline = outline_of(parts) if checked else None
-    asked = budget_plan(method.budget, method.density, outline) if method.budget and outline else None
+    asked = budget_plan(method.budget, method.density, outline_of(parts)) if method.budget else None
     return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 

@@ -127,10 +127,9 @@ class Storage:
     tokens: int | None = None
 
     def tell(self, method: Method) -> None:
-        """Let ``method``, and its rule for ranks if it has one, count the stored bytes of factors and of the table."""
-        method.pivot = self.choices.pivot
+        """Let the rule for ranks of ``method``, if it has one, count the stored rows of the table."""
         if method.rule is not None:
-            method.rule = replace(method.rule, pivot=self.choices.pivot, tokens_left=self.tokens)
+            method.rule = replace(method.rule, tokens_left=self.tokens)
 
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
@@ -210,9 +209,9 @@ def solve(
             f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}; "
             "nearest: a smaller one"
         )
-    kept, plain = whole, replace(storage.choices, pivot=False)  # the dense model has no factors
+    kept, choices = whole, storage.choices
     if storage != Storage():
-        kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False, choices=plain)
+        kept = Outline(outline_export(dense, choices, storage.tokens), dense, length, False, choices=choices)
 
     def outlined(density: float) -> Outline:
         return kept if density == 1 else outline(build(density), dense, length, storage)

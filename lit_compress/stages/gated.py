@@ -99,19 +99,17 @@ class GatedStage(Stage):
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
     rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
     round_to = 1
-    pivot = False
     tolerance = 0.01  # without exact_target: largest distance of the expected density from the final one at the budget
 
     def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
         super().__init__(name, settings)
         self.density = density
 
-    def rounded(self, round_to: int | None, pivot: bool = False) -> Self:
+    def rounded(self, round_to: int | None) -> Self:
         """Return this stage, whose gates of dimensions and neurons keep multiples of a number.
 
         Args:
             round_to: the number; None: 1.
-            pivot: factors, if the stage has any, are exported in pivot form, and counted so.
 
         Raises:
             UserError: it is left to the gates how many they keep.
@@ -120,7 +118,7 @@ class GatedStage(Stage):
             raise UserError(
                 f"model.round_to: {round_to} needs prune.exact_target true; with false the gates alone say what is kept"
             )
-        self.round_to, self.pivot = round_to or 1, pivot
+        self.round_to = round_to or 1
         return self
 
     def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:

@@ -18,7 +18,6 @@ from lit_compress.numerics.ranks import (
     Shape,
     allocate_in_steps,
     largest_rank,
-    pivot_rank,
     rank_for_density,
     rank_for_ratio,
     rounded,
@@ -55,7 +54,6 @@ class RankRule:
         tokens: of a text, for FLOPs and milliseconds.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
-        pivot: factors are exported in pivot form, and counted so (not in milliseconds).
         tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
             None: all.
         round_to: ranks are multiples of it, within the same density: rounded down, and the rest is spent in such steps,
@@ -72,7 +70,6 @@ class RankRule:
     price: Unit = "parameters"
     tokens: int = 128
     fill: bool = False
-    pivot: bool = False
     tokens_left: int | None = None
     round_to: int = 1
     uniform: bool = False
@@ -163,7 +160,7 @@ class RankRule:
         if self.by_density:
             budget = self._budget(net, prices)
         else:
-            budget = sum(self._stored(shape, ranks[name]) for name, shape in shapes.items())
+            budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         chosen = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
         return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in chosen.items()}
 
@@ -171,12 +168,12 @@ class RankRule:
         """Return the ranks with one step more in matrices from the first on, while the density is not exceeded."""
         whole = sum(out * inner for out, inner in shapes.values())
         left = floor(self.density * whole + 1e-6) - sum(
-            self._stored(shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
+            stored(*shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
         )
         filled = dict(ranks)
         for name, rank in ranks.items():
             step = self.round_to if rank >= self.round_to else self.round_to - rank
-            more = self._stored(shapes[name], rank + step) - self._stored(shapes[name], rank)
+            more = stored(*shapes[name], rank + step) - stored(*shapes[name], rank)
             if rank + step <= largest_rank(*shapes[name]) and more <= left:
                 filled[name], left = rank + step, left - more
         return filled
@@ -195,7 +192,7 @@ class RankRule:
         def sigma(name: str, weight: Tensor) -> Tensor:
             most = min(weight.shape)
             worth = 1 - (torch.arange(most, dtype=torch.float64) + place[name]) / most
-            return (prices[name].each(most) * worth).sqrt()
+            return (prices[name].component * worth).sqrt()
 
         return self.allocate(net, sigma)
 
@@ -234,12 +231,12 @@ class RankRule:
         members = self.members(net)
         sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        prices = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
+        prices = prices_of(shapes, tokens_read(net, self.tokens), self.price)
         if (table := self.table(net)) is None:
             return prices
         ((width,), rows) = shapes[table]
         rows = self.tokens_left or rows
-        return prices | {table: Price(width + rows, width * rows)}  # it has no pivot form
+        return prices | {table: Price(width + rows, width * rows)}
 
     def unit_price(self, net: PreTrainedModel, part: SubLayer) -> float:
         """Return the cost of one head or neuron of a sub-layer, in the units of ``price``."""
@@ -262,7 +259,7 @@ class RankRule:
         sizes = {name: (layer.out_features, layer.in_features) for name, layer in dense_layers(net).items()}
         members = self.members(net) if self.stacked else {name: (name,) for name in sizes}
         shapes = _shapes(sizes, members).values()
-        left = sum(self._stored(shape, self._uniform(*shape)) for shape in shapes)
+        left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
     def left_of(self, net: PreTrainedModel) -> float:
@@ -289,11 +286,7 @@ class RankRule:
             return rounded(self.rank, self.round_to)
         if self.rank_ratio is not None:
             return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
-        rank = (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
-        return rounded(rank, self.round_to)
-
-    def _stored(self, shape: Shape, rank: int) -> int:
-        return stored(*shape, rank, self.pivot)
+        return rounded(rank_for_density(self.density, out, inner), self.round_to)
 
 
 def _shapes(sizes: Mapping[str, Shape], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:

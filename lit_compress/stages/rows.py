@@ -40,7 +40,7 @@ from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
-from lit_compress.numerics.ranks import break_even_rank, pivot_rank, rank_for_density, rounded
+from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.weighting import Weighted, kronecker_decomposer
@@ -139,7 +139,6 @@ class RowSparsePruning(Stage):
     settings: RowPruning
     density: float
     decided_by_data = True
-    pivot = False
     round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
     def __init__(
@@ -158,13 +157,9 @@ class RowSparsePruning(Stage):
         self.from_backbone = settings.init == "pretrained"
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
-    def rounded(self, round_to: int | None, pivot: bool = False) -> RowSparsePruning:
-        """Return this stage, with ranks of the factors that are multiples of a number, rounded down.
-
-        In ``pivot`` form a matrix of rank k has k^2 parameters fewer, and k fewer for every kept row. It is counted so,
-        also if nearly all of its rows are kept, and it is stored whole.
-        """
-        self.round_to, self.pivot = round_to or 1, pivot
+    def rounded(self, round_to: int | None) -> RowSparsePruning:
+        """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
+        self.round_to = round_to or 1
         return self
 
     @property
@@ -176,7 +171,7 @@ class RowSparsePruning(Stage):
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
         budget = self.budget_of(net)
         total = budget.factors + round(budget.final * budget.total)
-        return keep_rows_evenly(net, budget.ranks, total, self.pivot)
+        return keep_rows_evenly(net, budget.ranks, total)
 
     def budget_of(self, net: PreTrainedModel) -> RowBudget:
         """Return the budget of factors and rows of the dense ``net``; only shapes are read."""
@@ -185,12 +180,11 @@ class RowSparsePruning(Stage):
         budget = keep_count(self.density, total)
 
         def size(ranks: dict[str, int]) -> int:
-            return sum(rank * (sum(shapes[name]) - rank * self.pivot) for name, rank in ranks.items())
+            return sum(rank * sum(shapes[name]) for name, rank in ranks.items())
 
         ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
-        if self.pivot or (self.ratio == "exact" and size(ranks) > budget):  # no room to round up
-            most = pivot_rank if self.pivot else rank_for_density
-            ranks = {name: most(self.low_rank, *shape) for name, shape in shapes.items()}
+        if self.ratio == "exact" and size(ranks) > budget:  # no room to round up
+            ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
         ranks = {name: rounded(rank, self.round_to or 1) for name, rank in ranks.items()}
         low_rank = size(ranks) if self.ratio == "exact" else round(self.low_rank * total)
         final = max(0, budget - low_rank) / total if self.low_rank < self.density else 0.0
@@ -201,7 +195,7 @@ class RowSparsePruning(Stage):
         if not self.settings.dropout:
             without_dropout(net)
         self.budget = self.budget_of(net)
-        self.row_sizes = RowSizes(net, self.budget.ranks, self.pivot)
+        self.row_sizes = RowSizes(net, self.budget.ranks)
         weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if values and self.kfac else None
         factors = weighted.factors if weighted else balanced
         factorize(net, self.budget.ranks, factors if values and self.low_rank else None, LowRankSparseLinear)

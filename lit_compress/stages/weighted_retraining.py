@@ -48,8 +48,6 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
         )
     if settings.removal == "components":
         return
-    if rule.pivot and settings.removal == "structures":
-        raise UserError("export: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     if rule.scope == "all":
         raise UserError(f"retrain.removes: '{settings.removal}' counts the blocks' matrices; nearest with scope all: "
                         "components")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Options and commands that earlier versions had: each is refused in one line that says what to do."""
+"""What earlier versions had: options, values, commands, layers. Each is refused in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from lit_compress.utils.errors import UserError
 # last part of the option -> the value that is always used now, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
+    "pivot": (False, "factors are stored as they are, which is as fast"),
+}
+# kind of a layer in exports of earlier versions -> what to do
+REMOVED_LAYERS: dict[str, str] = {
+    "pivot": "export its run again, or load it with transformers, by its own code",
 }
 
 # last part of the option, one of its values -> what to do in its place
@@ -32,8 +37,12 @@ def removed_value(option: str, value: str) -> str | None:
     return advice and f"{option} '{value}': this value was removed in version 0.3; {advice}"
 
 
-def without_removed(values: dict[str, Any]) -> dict[str, Any]:
-    """Return stored options without those that were removed.
+def without_removed(values: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """Return stored options without those that were removed, and without values that were.
+
+    Args:
+        values: by name, in groups.
+        strict: refuse what had an effect; an existing model is read without it.
 
     Raises:
         UserError: one of them has another value than the one that is always used now, or an option a removed value.
@@ -41,10 +50,11 @@ def without_removed(values: dict[str, Any]) -> dict[str, Any]:
     kept = {}
     for name, value in values.items():
         if name in REMOVED:
-            if value != REMOVED[name][0]:
-                raise UserError(f"{name}: {value!r} was removed in version 0.3; {REMOVED[name][1]}")
+            usual, advice = REMOVED[name]
+            line = None if value == usual else f"{name}: {value!r} was removed in version 0.3; {advice}"
+        elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
+            kept[name] = without_removed(value, strict) if isinstance(value, dict) else value
             continue
-        if isinstance(value, str) and (line := removed_value(name, value)):
+        if line and strict:
             raise UserError(line)
-        kept[name] = without_removed(value) if isinstance(value, dict) else value
     return kept

@@ -32,7 +32,7 @@ def report_of(folder):
     [
         ("SVD", "size=32kB", ("--export.dtype", "bfloat16")),
         ("LPAF", "flops=0.5", ()),
-        ("SecondOrder", "params=11k", ("--export.vocabulary", "data", "--export.pivot", "true")),
+        ("SecondOrder", "params=11k", ("--export.vocabulary", "data")),
         ("LoSparse", "params=14k", ()),
         ("CoFi", "params=14k", ("--model.prune.gates", "[heads,neurons]")),
         ("SP3", "flops=0.5", ("--model.prune.tokens", "200", "--model.prune.gates", "[neurons,qk,vo]")),
@@ -76,7 +76,7 @@ def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbon
 def test_factorize_meets_a_budget_of_the_whole_file(run, tiny_data, tmp_path, capsys):
     words = ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
              str(tiny_data), "--data.batch_size", "8", "--calibration_examples", "24"]  # fmt: skip
-    small = ["--vocabulary", "data", "--dtype", "bfloat16", "--pivot"]
+    small = ["--vocabulary", "data", "--dtype", "bfloat16"]
     for size, options in ((40e3, []), (20e3, small)):
         asked = f"size={size / 1e3:g}kB"
         main([*words, "--scope", "all", "--budget", asked, *options])

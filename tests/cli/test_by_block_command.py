@@ -171,7 +171,7 @@ def test_a_budget_is_searched_on_shapes(llama, options, tmp_path, budget, monkey
         (["--scope", "all"], "nearest: blocks"),
         (["--refine", "0"], "--refine: 0 is below 1, the smallest valid value"),
         (["--refine", "5", "--method", "SliceGPT"], "--refine: SliceGPT leaves no dense hidden states"),
-        (["--pivot"], "--by_block: --pivot True needs the whole model"),
+        (["--merge", "never"], "--by_block: --merge never needs the whole model"),
         (
             ["--budget", "speedup=2x"],
             "--by_block: budget 'speedup=2x' is measured on the whole model; nearest: flops=0.5",

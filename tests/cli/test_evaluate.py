@@ -138,10 +138,6 @@ def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
     pieces = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"]
     assert pieces["max_length"] == 64  # a longer text ends there, also for who reads the file alone
     assert "--round_to 8 is for models with narrow" in fails(capsys, "export", run, tmp_path / "x", "--round_to", "8")
-    main(["export", str(run), "pivot", "--pivot"])
-    said, report = capsys.readouterr().out, json.loads((tmp_path / "pivot" / "report.json").read_text())
-    assert f"density {report['compressed']['density']:.4f}\n" in said
-    assert f"\npivot form: {len(report['pivot'])} products" in said
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
     assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")

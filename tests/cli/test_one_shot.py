@@ -117,41 +117,6 @@ def test_whole_sublayers_go(words, tmp_path):
     assert 0 < report["compressed"]["density"] <= 0.1 and report["export_difference"] <= 1e-5
 
 
-def test_factors_in_pivot_form(words, tmp_path, capsys):
-    """The same answers with rank^2 parameters fewer for every product; what has no factors is refused at once.
-
-    A density is that of the pivot form, and is used up.
-    """
-    model, data = words
-    for out, options in (("plain", []), ("pivot", ["--pivot"])):
-        ranks = ["--rank", "7", "--allocation", "uniform"]
-        main(["factorize", *model, str(tmp_path / out), *data, *ranks, *options])
-    plain, pivot = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("plain", "pivot"))
-    sizes = json.loads((tmp_path / "plain" / "structure.json").read_text())
-    saved = {name: spec["rank"] ** 2 for name, spec in sizes.items() if not spec.get("first")}
-    assert pivot["pivot"] == saved and plain["pivot"] is None
-    total = sum(saved.values())
-    assert f"pivot form: {len(saved)} products of factors have {total:,} parameters fewer\n" in capsys.readouterr().out
-    assert plain["compressed"]["params"]["sites"] - pivot["compressed"]["params"]["sites"] == total
-    assert pivot["compressed"]["density"] < plain["compressed"]["density"] <= 0.5
-    assert pivot["compressed"]["density"] == pivot["compressed"]["kept"] == pivot["compressed"]["stored"]
-    assert "`<site>.rest`" in (tmp_path / "pivot" / "README.md").read_text()
-    main(["predict", str(tmp_path / "plain"), "--output", str(tmp_path / "a")])
-    main(["predict", str(tmp_path / "pivot"), "--output", str(tmp_path / "b")])
-    answers = [[json.loads(row) for row in (tmp_path / out).read_text().splitlines()] for out in "ab"]
-    for one, other in zip(*answers, strict=True):
-        assert one["label"] == other["label"] and one["probability"] == pytest.approx(other["probability"], abs=1e-5)
-    main(["factorize", *model, str(tmp_path / "full"), *data, "--density", "0.5", "--pivot"])
-    found = json.loads((tmp_path / "full" / "report.json").read_text())
-    most = max(spec["rank"] * 2 for spec in json.loads((tmp_path / "full" / "structure.json").read_text()).values())
-    file = load_file(tmp_path / "full" / "model.safetensors")
-    stored = sum(v.numel() for n, v in file.items() if n.endswith((".rest", ".right")))
-    dense = sum(v.numel() for n, v in file.items() if n.endswith(".weight") and "encoder" in n and v.ndim == 2)
-    assert stored + dense == found["compressed"]["params"]["sites"] and 8192 - 128 - most < stored + dense <= 8192
-    line = fails(capsys, "factorize", *model, tmp_path / "c", *data, "--pivot", "--removes", "structures")
-    assert "--pivot is for factors, and retrain.removes structures makes none; nearest: both" in line
-
-
 @pytest.mark.parametrize("price", ["flops", "milliseconds"])
 def test_a_density_of_another_price(words, tmp_path, price, monkeypatch):
     """Of an encoder's FLOPs the matrices keep what they keep of their weights; milliseconds are the machine's."""
@@ -274,14 +239,10 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--refit", "true"], "refit: this option was removed in version 0.3; factor"),
         (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
         (
-            ["factorize", *model, out, *data, "--method", "LLMPruner", "--pivot"],
-            "--pivot is for factors, and LLMPruner",
-        ),
-        (
             ["factorize", *model, out, *data, "--method", "LLMPrunr"],
             "unknown method 'LLMPrunr'; did you mean 'LLMPruner'?",
         ),
-        (["factorize", *model, out, *data, "--method", "SliceGPT", "--pivot"], "--pivot is for factors, and SliceGPT"),
+        (["factorize", *model, out, *data, "--pivot"], "pivot: this option was removed in version 0.3; factors are"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--model.prune.examples", "101"],

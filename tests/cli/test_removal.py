@@ -100,13 +100,6 @@ def test_auto_at_a_density(words, tmp_path):
     assert sum(trial["chosen"] for trial in tried) == 1 and all(trial["speed"] is None for trial in tried)
 
 
-def test_a_kind_that_cannot_be_exported_so_is_not_chosen(words, tmp_path):
-    """Before, the trials chose it, and factorize ended with an error after them."""
-    main([*words, "--removes", "auto", "--density", "0.4", "--pivot"])
-    first, *others = report_of(tmp_path / "out")["tried"]
-    assert "--pivot is for factors" in first["why"] and not any(trial["why"] for trial in others)
-
-
 def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkeypatch):
     folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
     args = ["fit", "--model", "SecondOrder", *short_run, "--model.budget", asked, "--run_dir", str(folder),

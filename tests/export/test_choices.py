@@ -159,7 +159,7 @@ def test_sixteen_bits(dtype, export, data):
 @pytest.mark.parametrize(
     "choices",
     [
-        {"vocabulary": "data", "embeddings": "int8", "dtype": "bfloat16", "pivot": True},
+        {"vocabulary": "data", "embeddings": "int8", "dtype": "bfloat16"},
         {"vocabulary": "data", "embeddings": "rank=6", "dtype": "float16"},
     ],
 )

@@ -9,7 +9,6 @@ from tiny import make_net
 from torch import nn
 
 from lit_compress.export.fuse import fuse
-from lit_compress.export.pivot import to_pivot_form
 from lit_compress.layers import GatedRankLinear, LowRankLinear
 from lit_compress.methods import FLOP
 from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped
@@ -45,34 +44,26 @@ def test_the_layer_is_the_sum_over_ranks():
     assert layer.fuse().rank == 2
 
 
-@pytest.mark.parametrize("pivot", [False, True])
-def test_the_expected_size_is_the_double_sum(pivot):
-    """s = sum over matrices of (out + in) sum_k P(z_k > 0), over the weights of the matrices; full ranks may differ.
-
-    In pivot form a matrix has the square of its expected rank fewer.
-    """
+def test_the_expected_size_is_the_double_sum():
+    """s = sum over matrices of (out + in) sum_k P(z_k > 0), over the weights of the matrices; full ranks may differ."""
     net = make_net("llama", "wikitext2")
     shapes = site_shapes(net)
     assert set(grouped(shapes)) == {"ranks_32", "ranks_16"}  # keys and values have fewer heads
     whole = sum(out * inner for out, inner in shapes.values())
-    size = gated_size(shapes, whole, pivot)
+    size = gated_size(shapes, whole)
     log_alphas = {name: torch.randn(shape) for name, shape in size.shapes.items()}
     expected = 0.0
     for gate, names in grouped(shapes).items():
         for group, name in enumerate(names):
             for k in range(min(shapes[name])):
                 expected += sum(shapes[name]) * float(probability(log_alphas[gate][group, k]))
-            expected -= pivot * float(probability(log_alphas[gate][group]).sum()) ** 2
     assert float(size.density(log_alphas)) == pytest.approx(expected / whole, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("target", "round_to", "pivot"), [(0.3, None, False), (0.85, None, False), (0.5, 4, False), (0.5, None, True)]
-)
-def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, pivot, dense):
+@pytest.mark.parametrize(("target", "round_to"), [(0.3, None), (0.85, None), (0.5, 4)])
+def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, dense):
     """With gates that differ by matrix: never above the budget, and below by less than a rank of every matrix."""
     method = FLOP(backbone="unused", density=target, round_to=round_to, prune=FLOPPruning(init="finetuned"))
-    method.pivot = pivot
     torch.manual_seed(0)
     method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
@@ -86,10 +77,7 @@ def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, 
     layers = [small.get_submodule(site.name) for site in find_sites(small)]
     whole = [layer for layer in layers if isinstance(layer, nn.Linear)]
     ranks = [layer.rank for layer in layers if isinstance(layer, LowRankLinear)]
-    if pivot:
-        to_pivot_form(small)
-    # in pivot form the last rank of a matrix, which is stored whole then, costs a hundredth of this net
-    below = 0.03 if pivot else 0.01 if round_to is None else 0.04
+    below = 0.01 if round_to is None else 0.04
     assert target - below < stored_density(small) == density(small) <= target
     assert (target < 0.5) or whole
     assert all(rank >= 1 and (round_to is None or rank < 4 or rank % 4 == 0) for rank in ranks)

@@ -12,6 +12,7 @@ import torch
 from mistakes import fails
 
 from lit_compress.models.backbones import load_net, load_tokenizer
+from lit_compress.models.storage import load_net as stored_net
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -52,6 +53,14 @@ def test_a_pickle_with_code_is_refused_without_advice_to_run_it(backbone, tmp_pa
     with pytest.raises(UserError, match="save the model as safetensors"):
         load_net(str(backbone), TASK)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("kind", "words"), [("pivot", "export its run again"), ("pivott", "no layer of this package")])
+def test_a_layer_that_is_not_here_is_refused(kind, words, backbone):
+    spec = {"kind": kind, "in_features": 32, "out_features": 32, "rank": 4}
+    (backbone / "structure.json").write_text(json.dumps({"bert.encoder.layer.0.attention.self.query": spec}))
+    with pytest.raises(UserError, match=rf"structure.json: .*{kind}.*{words}"):
+        stored_net(backbone)
 
 
 @pytest.mark.parametrize("name", ["callbacks", "logger", "profiler", "plugins"])

@@ -13,7 +13,6 @@ from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.search import TRIES
 from lit_compress.run.solve import GRAPH, Outline, Storage, cost, outline, solve, solve_speed
@@ -95,34 +94,6 @@ def test_the_program_that_is_written_has_the_size(form, dtype):
     density = solve(budget, build, dense, LENGTH, storage, written)
     assert 1 <= len(writes[1:]) <= 3
     assert 0.99 * budget.value < written(outline(build(density), dense, LENGTH, storage).net) <= budget.value
-
-
-@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI", "SecondOrder", "FLOP", "LoSparse"])
-def test_a_density_in_pivot_form_is_that_of_the_file(name, dense):
-    """The ranks use it up: less than one component of a matrix is left."""
-    storage = Storage(Choices(pivot=True))
-    for density in (0.2, 0.37, 0.7):
-        method = builder(name, "params=12345")(density)
-        storage.tell(method)
-        found, plain = outline(method, dense, LENGTH, storage), outline(method, dense, LENGTH)
-        assert 0 <= density * 16384 - found.params.sites < 128, (found.params.sites, plain.params.sites)
-        assert plain.params.sites > found.params.sites
-
-
-@pytest.mark.parametrize("density", [0.1, 0.2, 0.37])
-def test_so_are_ranks_that_are_rounded_down_and_rows_between_gates(density, dense):
-    """LowRankII takes the largest rank of each matrix; CoFi x LoSparse the nearest number of weights."""
-    sites = {}
-    for name in ("LowRankII", "CoFiLoSparse"):
-        method, storage = builder(name, "params=12345")(density), Storage(Choices(pivot=True))
-        storage.tell(method)
-        sites[name] = outline(method, dense, LENGTH, storage).params.sites
-    shapes = site_shapes(dense).values()
-    assert sites["LowRankII"] == sum(
-        max(k * (out + inner - k) for k in range(inner) if k <= 1 or k * (out + inner - k) <= density * out * inner)
-        for out, inner in shapes
-    )
-    assert 0 <= round(density * 16384) - sites["CoFiLoSparse"] < 64
 
 
 def test_scope_all_makes_a_small_file_possible(dense):

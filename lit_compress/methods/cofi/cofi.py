@@ -311,6 +311,6 @@ class CoFi(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
         distil = [MatchedStage("distil", self.distil, self.matched)] if self.prune.init == "pretrained" else []
-        prune = self.pruning(self.prune, self.density, self.matched).rounded(self.round_to, self.pivot)
+        prune = self.pruning(self.prune, self.density, self.matched).rounded(self.round_to)
         retrain = MatchedStage("retrain", self.retrain, self.matched)
         return [*self.dense_stage(), *distil, prune.or_plain(), retrain]

@@ -222,8 +222,7 @@ class OpenRows(RowSparsePruning):
             count = int(rows.sum())
             rank, whole_ = self.budget.ranks[name], count * cost
             factor, kept = rank * (count + cost) if count else 0, torch.arange(len(rows) + 1).clamp(max=count)
-            stored, saved = factor + kept * cost, rank * (rank + kept) if self.pivot else 0
-            stored = torch.where(stored < whole_, stored - saved, whole_)
+            stored = (factor + kept * cost).clamp(max=whole_)
             added.append(stored.diff())
             dense, factors, least = dense + whole_, factors + factor, least + int(stored[0])
         return _Read(columns, dense, factors, least, joined(added).to(self.columns.device))
@@ -261,16 +260,16 @@ class RowsAndGates(GatedPruning):
         """The gates, then the rows, which read them."""
         return self, self.rows
 
-    def rounded(self, round_to: int | None, pivot: bool = False) -> Self:
+    def rounded(self, round_to: int | None) -> Self:
         """Also round the ranks of the factors."""
-        self.rows.rounded(round_to, pivot)
-        return super().rounded(round_to, pivot)
+        self.rows.rounded(round_to)
+        return super().rounded(round_to)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads, and with factors and some rows of the remaining matrices."""
         budget = self.rows.budget_of(net)
         total = keep_count(self.rows.whole, budget.total)
-        return keep_rows_evenly(super().outline(net), budget.ranks, total, self.pivot)
+        return keep_rows_evenly(super().outline(net), budget.ranks, total)
 
     @property
     def keeps_all(self) -> bool:
