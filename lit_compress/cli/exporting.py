@@ -41,8 +41,8 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--embeddings", metavar="FORM",
-        help="rank=64 (any number): store the table of token embeddings as two factors, weighted by how often the "
-        f"tokens occur; int8: as 8-bit integers with one scale per row; none: as it is{kept}",
+        help="int8: store the table of token embeddings as 8-bit integers with one scale per row; none: as it is"
+        + kept,
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=get_args(Dtype),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,8 +31,8 @@ class Choices:
         format: ``onnx`` and ``openvino`` also write the model as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
-        embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
-            with a scale per row (embeddings.py); None or ``none`` leaves it.
+        embeddings: ``int8``: the table of token embeddings as integers with a scale per row (embeddings.py); None or
+            ``none`` leaves it.
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
@@ -55,16 +54,6 @@ class Choices:
     def __post_init__(self) -> None:
         if self.embeddings == "none":
             object.__setattr__(self, "embeddings", None)
-
-    @property
-    def rank(self) -> int | None:
-        """The rank of the table of embeddings; None if it gets none.
-
-        >>> Choices(embeddings="rank=64").rank
-        64
-        """
-        match = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
-        return int(match[1]) if match else None
 
     @property
     def half(self) -> bool:
@@ -97,8 +86,10 @@ class Choices:
         check_format(self.format)
         if self.max_drop is not None and not self.max_drop >= 0:
             raise UserError(f"export: --max_drop {self.max_drop:g} is not a number of points; the smallest is 0")
-        if self.embeddings not in (None, "int8") and self.rank is None:
-            raise UserError(f"export: --embeddings '{self.embeddings}' is not valid; rank=64 (any number) or int8")
+        if self.embeddings not in (None, "int8"):
+            raise UserError(
+                f"export: --embeddings '{self.embeddings}' is not valid; int8 or none (version 0.3 removed rank=)"
+            )
         if self.embeddings and self.round_to is not None:
             raise UserError(
                 f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
@@ -152,7 +143,7 @@ class Choices:
                 writes no text, and the program is to be of 4.
         """
         if self.embeddings:
-            check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
+            check_table(net)
         if self.integers and task_type_of_net(net.config).name == "summarization":
             raise UserError(
                 f"export: --dtype {self.dtype} cannot measure a model that writes summaries; nearest: bfloat16"

@@ -16,7 +16,6 @@ from lit_compress.export.card import write_report_and_card
 from lit_compress.export.certificate import Certificate
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.embeddings import shrink_embeddings, table_bytes
 from lit_compress.export.fuse import MERGE, compact, fuse, merged, slower
 from lit_compress.export.modelling import MODULE, refuses, write_model
 from lit_compress.export.narrow import pad_widths
@@ -29,6 +28,7 @@ from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
+from lit_compress.models.embeddings import shrink_table, table_bytes
 from lit_compress.models.own_code import forget_code
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
@@ -179,7 +179,8 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
     if not choices.keeps_logits:
         steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
     if choices.embeddings:
-        embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
+        whole = table_bytes(net)
+        embeddings = {"form": "int8", "error": shrink_table(net), "bytes": table_bytes(net), "of": whole}
     fields = {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
     return net, _Fused(data, kept, merges, fields)
 

@@ -38,5 +38,5 @@ def outline_export(
     if tokens_left is not None:
         cut_rows(small, range(tokens_left))
     if choices.embeddings:
-        shrink_shapes(small, choices.rank, f"export: --embeddings {choices.embeddings}")
+        shrink_shapes(small)
     return move(small, getattr(torch, choices.dtype)) if choices.half else small

@@ -175,8 +175,8 @@ def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
     said, report = capsys.readouterr().out, json.loads((tmp_path / "out" / "report.json").read_text())
     assert "vocabulary: 26 of 100 pieces are left" in said and "embeddings: int8, 936 of 3,328 bytes" in said
     assert report["compressed"]["density"] <= 0.5 and report["export_difference"] <= 1e-5
-    said = fails(capsys, *line, "--embeddings", "rank=6", "--scope", "all")
-    assert "--embeddings: 'rank=6' and scope all both make the table of embeddings smaller" in said
+    said = fails(capsys, *line, "--embeddings", "int8", "--scope", "all")
+    assert "--embeddings: 'int8' and scope all both make the table of embeddings smaller" in said
 
 
 def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):

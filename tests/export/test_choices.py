@@ -17,7 +17,6 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.data.tokens import changed_inputs, pieces_missed, token_counts, with_tokenizer
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
-from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.number_format import Program, cast
 from lit_compress.export.outline import outline_export
@@ -109,32 +108,22 @@ def test_the_vocabulary_of_the_data(export, data):
     assert report["compressed"]["metric"] == before["compressed"]["metric"]
 
 
-@pytest.mark.parametrize("form", ["int8", "rank=6"])
-def test_a_smaller_table(form, export, data):
+def test_a_smaller_table(export, data):
     """After the cut of the vocabulary: bytes, parameters, report and card; the folder loads elsewhere."""
     _, before, _ = export(vocabulary="data")
-    out, report, card = export(vocabulary="data", embeddings=form)
+    out, report, card = export(vocabulary="data", embeddings="int8")
     rows, found = report["vocabulary"]["rows"], report["embeddings"]
-    size = {"int8": rows * (32 + 4), "rank=6": 4 * 6 * (rows + 32)}[form]
-    assert found["form"] == form and (found["bytes"], found["of"]) == (size, 4 * 32 * rows)
-    assert found["weighted"] == (form != "int8") and 0 < found["error"] < 1
+    size = rows * (32 + 4)
+    assert found["form"] == "int8" and (found["bytes"], found["of"]) == (size, 4 * 32 * rows) and 0 < found["error"] < 1
     saved = before["compressed"]["bytes"] - report["compressed"]["bytes"]
     assert abs(saved - (found["of"] - found["bytes"])) < 500  # names and shapes
     left = report["compressed"]["params"]["total"] - report["compressed"]["params"]["non_embedding"]
-    assert left == {"int8": rows * 33, "rank=6": 6 * (rows + 32)}[form] + 32 * (64 + 2 + 2)
-    assert f"in {size:,} bytes of {found['of']:,}" in card
-    assert ("8-bit integers" if form == "int8" else "two factors") in card
+    assert left == rows * 33 + 32 * (64 + 2 + 2)
+    assert f"in {size:,} bytes of {found['of']:,}" in card and "8-bit integers" in card
     net, texts = load_net(out), data.validation_rows[0]["sentence"][:8]
     inputs = AutoTokenizer.from_pretrained(out)(texts, return_tensors="pt", padding=True)
     with torch.no_grad():
         assert torch.allclose(net(**inputs).logits, logits(out, texts), atol=1e-6)
-
-
-def test_without_training_data_all_rows_weigh_the_same(data, tiny_data, tmp_path, capsys):
-    (tmp_path / "validation.jsonl").write_text((tiny_data / "validation.jsonl").read_text())
-    alone = DataModule("sst2", data.backbone, str(tmp_path))
-    found = shrink_embeddings(load_backbone(data.backbone, data.record), alone, "rank=6", 6)
-    assert not found["weighted"] and "all tokens weigh the same" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -160,7 +149,7 @@ def test_sixteen_bits(dtype, export, data):
     "choices",
     [
         {"vocabulary": "data", "embeddings": "int8", "dtype": "bfloat16"},
-        {"vocabulary": "data", "embeddings": "rank=6", "dtype": "float16"},
+        {"vocabulary": "data", "dtype": "float16"},
     ],
 )
 def test_the_file_is_as_large_as_was_said_before(choices, export, data, backbone):
@@ -216,10 +205,9 @@ def test_a_program_of_eight_bits(export, data):
         ({"dtype": "int4", "format": "onnx"}, "--format onnx has no --dtype int4; give --format openvino"),
         ({"max_drop": -0.5}, "--max_drop -0.5 is not a number of points; the smallest is 0"),
         ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
-        ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
-        ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
+        ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; int8 or none"),
+        ({"embeddings": "rank=6"}, "--embeddings 'rank=6' is not valid; int8 or none"),
         ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),
-        ({"embeddings": "rank=99"}, "rank 99 makes no table of"),
     ],
 )
 def test_choices_that_are_refused(choices, text, export):

@@ -32,7 +32,7 @@ def factors(net):
             net.get_submodule(name).sparse[::2] = 0
     factorize(net, dict.fromkeys(shared, 9), lambda _, w, r: decompose(w, r), stacks=shared)
     net = as_deployed(net)
-    shrink_table(net, None)
+    shrink_table(net)
     return net
 
 

@@ -86,7 +86,6 @@ IN_MEMORY = {
     "bert kfac price": [*HALF, "--price", "flops"],
     "bert kfac flops": ["--budget", "flops=0.6", "--merge", "never"],
     "bert kfac all": [*HALF, "--scope", "all"],
-    "bert kfac table": [*HALF, "--embeddings", "rank=16"],
     "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
     "bert both": ["--removes", "both", "--density", "0.3"],
     "bert sliced": [*SLICED, "--density", "0.7"],
