@@ -32,7 +32,7 @@ TRAIN = ["fwsvd", "sp3/decoders", "tasks", "architectures", "second_order", "sec
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
            "device", "device/accelerator", "device/gpu", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
            "speed/smollm2", "speed/vocabulary", "threads", "scaling",
-           "second_order/divergence", "second_order/price", "second_order/untrained", "second_order/estimates",
+           "second_order/divergence", "second_order/untrained", "second_order/estimates",
            "comparison", "comparison/claims", "comparison/front", "base_size", "base_size/coding",
            "reliability", "decoder", "decoder/integers", "decoder/serve",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),

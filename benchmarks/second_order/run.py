@@ -25,10 +25,9 @@ DENSITIES = (0.5, 0.25, 0.16, 0.1)
 RATES = (3e-4, 1e-4)
 EXAMPLES, EPOCHS = 8000, 4  # 1,000 steps: what LPAF spends on pruning and retraining there
 TRAINED_DENSITIES = (0.16, 0.25)
-MILLISECONDS = (0.4, 0.3)  # of the time of the matrices
 WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
-TARGETS = {"structures": STRUCTURED, "whole": WHOLE, "milliseconds": MILLISECONDS}
+TARGETS = {"structures": STRUCTURED, "whole": WHOLE}
 KFAC = ["--weighting", "kfac", "--labels", "drawn"]  # the default for two classes when the study was run
 CELLS: dict[str, list[str]] = {
     "kfac": KFAC,
@@ -36,7 +35,6 @@ CELLS: dict[str, list[str]] = {
     "both": [*KFAC, "--removes", "both"],
     "structures": [*KFAC, "--removes", "structures"],
     "whole": [*KFAC, "--scope", "all"],
-    "milliseconds": [*KFAC, "--price", "milliseconds"],
     "none": ["--weighting", "none"],
     "fisher-in": ["--weighting", "fisher", "--axis", "in", "--fisher_examples", "1024"],
     "fisher-both": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "1024"],

@@ -35,18 +35,6 @@ The density is of all weights; the table of token embeddings (52 % of them) is f
 of dense. Rank: of the table, of 384.
 """
 
-MILLISECONDS = """### By milliseconds: `--price milliseconds`
-
-The budget is a share of the time of the matrices, one thread and a text of the task's length, measured on this machine.
-"""
-
-PRICE = """### Milliseconds and parameters as price, at the same estimated loss
-
-Exports of several budgets took turns in one process: one text of {length} tokens, one thread, {rounds} rounds, processor time. The dense
-model takes {eager:.1f} ms in PyTorch, {onnx:.1f} in ONNX Runtime. Faster: the time by parameters at the same estimated loss, between two
-budgets linear in logarithms, over the time by milliseconds.
-"""
-
 DIVERGENCE = """### Estimated and measured loss
 
 Every cell with an estimate: what the compression adds to the loss of an example by the estimate, and as measured: the mean KL
@@ -99,7 +87,7 @@ NAMES = {
     "none": "none (SVD)",
 }
 REMOVED = {"kfac": "components", "both": "components, heads, neurons", "structures": "heads, neurons",
-           "whole": "components, embeddings", "milliseconds": "components, by milliseconds"}  # fmt: skip
+           "whole": "components, embeddings"}  # fmt: skip
 ABLATIONS = {
     "kfac": "drawn labels",
     "kfac-exact": "exact labels",
@@ -129,7 +117,7 @@ def both(result: dict[str, Any]) -> str:
 def sections() -> Iterator[str]:
     """Yield the tables, if there are results."""
     results = with_gains(load(STUDY))
-    found = {(r["cell"], r["target"]): r for r in results if not r["cell"].startswith(("trained", "whole", "milli"))}
+    found = {(r["cell"], r["target"]): r for r in results if not r["cell"].startswith(("trained", "whole"))}
     if not found:
         return
     first = next(iter(found.values()))
@@ -177,20 +165,6 @@ def sections() -> Iterator[str]:
                 for r in sorted(whole, key=lambda r: -r["target"])
             ],
         )  # fmt: skip
-    if timed := [r for r in results if r["cell"] == "milliseconds"]:
-        yield MILLISECONDS
-        near = [*timed, *(found[cell] for cell in (("kfac", 0.25), ("kfac", 0.16)) if cell in found)]
-        yield table(
-            ["budget", "accuracy", "density", "FLOPs", "time"],
-            [
-                [
-                    f"{r['target']:g} of the {'milliseconds' if r in timed else 'weights'}", both(r), f"{file_density(r):.3f}",
-                    f"{1 / r['ratios']['flops']:.2f}x", str(r["gain"]),
-                ]
-                for r in near
-            ],
-        )  # fmt: skip
-    yield from prices()
     for made in load(f"{STUDY}/divergence"):
         yield DIVERGENCE
         cells = sorted(made["cells"].values(), key=lambda cell: cell["estimated"])
@@ -233,25 +207,6 @@ def _on_tasks(folder: str, head: str) -> Iterator[str]:
                 rows.append(["", "", name, *(percent(r["compressed"]["metric"]) if r else "" for r in shown)])
     yield table(["task", "metric", "weighting", *(f"{target:g}" for target in densities)], rows)
     yield origin(next(iter(some.values())), f"{STUDY}/tasks", 1)
-
-
-def prices() -> Iterator[str]:
-    """Yield the table of exports by milliseconds next to those by parameters."""
-    for made in load(f"{STUDY}/price"):
-        yield PRICE.format(length=made["length"], rounds=made["rounds"], **made["dense"])
-        rows = []
-        for cell in sorted(made["cells"], key=lambda cell: cell["estimated"]):
-            faster = (cell.get("faster") or {}).values()
-            rows.append(
-                [
-                    f"{cell['budget']:g} of the {cell['price']}", f"{percent(cell['metric'])} / {percent(cell['held_out'][KEY])}",
-                    f"{cell['density']:.3f}", f"{cell['estimated']:.4f}", *(f"{cell['milliseconds'][r]:.2f}" for r in ("eager", "onnx")),
-                    " / ".join(f"{ratio:.2f}x" if ratio else "" for ratio in faster),
-                ]
-            )  # fmt: skip
-        header = ["budget", "accuracy", "density", "estimate", "PyTorch, ms", "ONNX Runtime, ms", "faster"]
-        yield table(header, rows)
-        yield origin(made, f"{STUDY}/price", made["threads"])
 
 
 METHODS = {

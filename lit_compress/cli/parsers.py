@@ -42,7 +42,7 @@ SHORT = {
     ),
     "price": (
         "model.price",
-        "what the density is a share of: parameters (default), flops, or milliseconds measured on this machine",
+        "what the density is a share of: parameters (default) or flops",
     ),
     "weighting": (
         "model.retrain.weighting",

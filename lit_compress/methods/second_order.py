@@ -86,8 +86,8 @@ class SecondOrder(Method):
             largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
             model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-        price: the unit of the budget: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
-            machine with one thread and a text of the task's length. The density is then the share of these that stays.
+        price: the unit of the budget: ``parameters``, or ``flops`` of a forward. The density is then the share of these
+            that stays.
         through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The model is factorized and trained at
             each, from the one before; all share ``retrain.epochs``, the last gets the remainder.
         retrain: the weighting, and training of the factors.

@@ -1,4 +1,4 @@
-"""Costs of matrices at every rank, of heads and neurons: parameters, FLOPs, or milliseconds measured on this machine.
+"""Costs of matrices at every rank, of heads and neurons: parameters or FLOPs; milliseconds of factors on this machine.
 
 Times of a shape are measured once and kept in the cache, unless the machine was too busy for them to be trusted.
 """
@@ -26,7 +26,7 @@ from lit_compress.utils.timing import in_turns, is_steady, pinned, processor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Unit = Literal["parameters", "flops", "milliseconds"]
+Unit = Literal["parameters", "flops"]
 StackSize = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
 
 REPEATS = 40  # of every timing; the variants take turns
@@ -39,10 +39,8 @@ def prices_of(shapes: Mapping[str, StackSize], tokens: Mapping[str, int], unit: 
     Args:
         shapes: by name.
         tokens: how many tokens each reads in a forward.
-        unit: what is counted. ``flops``: 2 per multiply-add. ``milliseconds``: measured on one thread, of factors.
+        unit: what is counted. ``flops``: 2 per multiply-add.
     """
-    if unit == "milliseconds":
-        return {name: measured(outs, inner, tokens[name]) for name, (outs, inner) in shapes.items()}
     each = {name: 1 if unit == "parameters" else 2 * tokens[name] for name in shapes}
     return {
         name: Price(each[name] * (sum(outs) + inner), each[name] * sum(outs) * inner)
@@ -132,19 +130,13 @@ class UnitPrice:
     def at(self, unit: Unit, tokens: Mapping[str, int]) -> float:
         """Return the cost of one unit.
 
-        In milliseconds it is the difference of the matrices with all and with half of their units, per unit; the
-        products of an attention's scores and values do not count.
-
         Args:
             unit: what is counted.
             tokens: how many tokens each site reads.
         """
         if unit == "parameters":
             return self.weights
-        sizes = tuple((*size, tokens[name]) for name, size in self.sizes.items())
-        if unit == "milliseconds":
-            return _measured_unit(sizes, self.count)
-        return 2 * sum(out * inner * read for out, inner, read in sizes) // self.count
+        return 2 * sum(out * inner * tokens[name] for name, (out, inner) in self.sizes.items()) // self.count
 
 
 def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:
@@ -156,18 +148,6 @@ def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:
 def unit_prices(net: PreTrainedModel, parts: Sequence[SubLayer]) -> dict[str, UnitPrice]:
     """Return :func:`unit_price` of every sub-layer, by the matrix that reads its units."""
     return {part.last: unit_price(net, part) for part in parts}
-
-
-@lru_cache(maxsize=256)
-def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float:
-    def products(share: int) -> Callable[[], object]:  # half of the inputs: as many as with half of the outputs
-        pairs = [
-            (torch.randn(tokens, inner // share), torch.randn(out, inner // share)) for out, inner, tokens in sizes
-        ]
-        return lambda: [F.linear(*pair) for pair in pairs]
-
-    whole, half = timed([products(1), products(2)])
-    return max(whole - half, 1e-3 * whole) / (units / 2)
 
 
 @dataclass(frozen=True)

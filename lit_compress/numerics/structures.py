@@ -205,7 +205,7 @@ def cheapest_first(
 
     Args:
         costs: by path, each step's addition to the loss, in the order of the steps.
-        prices: by path, each step's saving: parameters, FLOPs or milliseconds, above 0.
+        prices: by path, each step's saving: parameters or FLOPs, above 0.
         saving: to reach in all.
 
     Raises:

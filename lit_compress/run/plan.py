@@ -42,7 +42,7 @@ class RunPlan:
         total: all weights of the dense model.
         density: fraction of the weights of the sites that is asked for, or of the total that ``of`` names.
         stores_zeros: the removed weights stay in the exported file.
-        of: the density's total: ``sites``, ``model`` (all weights), ``flops`` or ``milliseconds``
+        of: the density's total: ``sites``, ``model`` (all weights) or ``flops``
             of the sites.
         budget: the budget of the export in place of a density, and its expected value; None without a budget.
     """

@@ -49,9 +49,9 @@ class RankRule:
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
         scope: ``blocks``: the density counts the matrices of the transformer blocks. ``all``: it counts all weights of
             the model, and the table of token embeddings is factorized with the matrices.
-        price: the unit of the budget of ``global``: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
-            measured on this machine with one thread. The density is then in this unit.
-        tokens: of a text, for FLOPs and milliseconds.
+        price: the unit of the budget of ``global``: ``parameters`` or ``flops`` of a forward. The density is then in
+            this unit.
+        tokens: of a text, for FLOPs.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
         tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;

@@ -48,7 +48,7 @@ class Units:
     Attributes:
         part: the sub-layer.
         path: the steps, with their costs.
-        price: the saving of one unit, in all matrices of the sub-layer: weights, FLOPs or milliseconds.
+        price: the saving of one unit, in all matrices of the sub-layer: weights or FLOPs.
         count: number of units.
     """
 

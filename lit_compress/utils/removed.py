@@ -20,6 +20,7 @@ REMOVED_LAYERS: dict[str, str] = {
 VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
+    ("price", "milliseconds"): "parameters is as fast; --budget speedup=2x measures the whole model",
 }
 # command -> what to do in its place
 COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}

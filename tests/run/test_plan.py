@@ -72,8 +72,8 @@ def test_the_target_is_that_of_the_last_stage(name, options, density):
 def test_a_density_of_the_whole_net():
     plan = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "model")
     assert list(plan_lines(plan))[1] == "weights of the model 1,500 -> about 450 (density 0.3), embeddings included"
-    other = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "milliseconds")
-    assert list(plan_lines(other))[1].startswith("the sites keep 0.3 of their milliseconds; of their 1,000 weights")
+    other = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "flops")
+    assert list(plan_lines(other))[1].startswith("the sites keep 0.3 of their flops; of their 1,000 weights")
     method = methods.SecondOrder(task="sst2", density=0.4, scope="all")
     assert target_density(method, make_net("bert")) == 0.4
 
