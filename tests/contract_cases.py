@@ -54,7 +54,6 @@ VARIANTS = {
         "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
         "true": ["--model.retrain.labels", "true", "--model.retrain.centred", "false"],
         "structures": ["--model.retrain.removes", "structures"],
-        "both": ["--model.retrain.removes", "both"],
         "stages": ["--model.through", "[0.9, 0.8]", "--model.retrain.epochs", "3"],
     },
     "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},

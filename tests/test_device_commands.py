@@ -24,7 +24,7 @@ from lit_compress.utils.errors import UserError
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
 LINES = {
     "kfac": KFAC,
-    "exact": [*KFAC, "--labels", "exact", "--removes", "both"],
+    "exact": [*KFAC, "--labels", "exact"],
     "inputs": ["--weighting", "inputs", *KFAC],
     "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
     "none": ["--weighting", "none"],

@@ -40,7 +40,6 @@ OWN = {
     "PLATON": ["--model.prune.interval=2", "--model.prune.start=0.2"],
     "SP3": ["--model.prune.start=0.2", "--model.prune.target_warmup=0.3", "--model.prune.structure_start=0.5",
             "--model.prune.tokens=200"],
-    "SecondOrder": ["--model.retrain.removes=both"],
     "Theseus": ["--model.replace.epochs=3", "--model.replace.learning_rate=1e-4"],
 }  # fmt: skip
 

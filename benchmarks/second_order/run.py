@@ -32,7 +32,6 @@ KFAC = ["--weighting", "kfac", "--labels", "drawn"]  # the default for two class
 CELLS: dict[str, list[str]] = {
     "kfac": KFAC,
     "kfac-exact": ["--weighting", "kfac", "--labels", "exact"],
-    "both": [*KFAC, "--removes", "both"],
     "structures": [*KFAC, "--removes", "structures"],
     "whole": [*KFAC, "--scope", "all"],
     "none": ["--weighting", "none"],

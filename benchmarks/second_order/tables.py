@@ -78,7 +78,6 @@ NAMES = {
     "kfac": "K-FAC",
     "kfac-exact": "K-FAC, exact labels",
     "kfac-separate": "K-FAC, not stacked",
-    "both": "K-FAC, components and structures",
     "structures": "K-FAC, heads and neurons",
     "inputs": "inputs, the same share for all",
     "inputs-global": "inputs, one budget",
@@ -139,7 +138,7 @@ def sections() -> Iterator[str]:
     yield from untrained_tables.estimates()
     yield EXPORTS
     rows = []
-    for cell in ("kfac", "both", "structures"):
+    for cell in ("kfac", "structures"):
         for target in densities:
             if result := found.get((cell, target)):
                 ratios = result["ratios"]

@@ -20,7 +20,6 @@ Shown = dict[str, tuple[str, str, str]]  # cell or case -> label, the method who
 UNTRAINED: Shown = {
     "kfac": ("second-order: components", "SecondOrder", "-"),
     "structures": ("second-order: heads, neurons", "SecondOrder", "--"),
-    "both": ("second-order: both", "SecondOrder", ":"),
     "inputs-global": ("inputs (DRONE, SVD-LLM)", "inputs", "-"),
     "fisher-both": ("diagonal Fisher", "FWSVD", "-"),
     "none": ("SVD", "SVD", "-"),

@@ -62,8 +62,8 @@ SHORT = {
     "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
     "removes": (
         "model.retrain.removes",
-        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), both, or auto: "
-        "tries the three and keeps that with the least divergence on held-out training rows (default for a speed-up)",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or auto: "
+        "tries both and keeps that with the least divergence on held-out training rows (default for a speed-up)",
     ),
     "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both"),
     "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),

@@ -200,8 +200,7 @@ def cheapest_first(
 ) -> dict[str, int]:
     """Return how many steps every path goes, so that at least ``saving`` is saved: least cost per price first.
 
-    Paths may be of neurons, of heads, or of the components of a matrix from its last to its first (costs sigma_j^2),
-    all on the scale of (M).
+    Paths are of neurons or of heads, all on the scale of (M).
 
     Args:
         costs: by path, each step's addition to the loss, in the order of the steps.
@@ -250,18 +249,13 @@ class ConvexPath:
 def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
     """Join steps of a path so that cost / price never falls; then the cheapest steps first is the best order.
 
-    A step that saves nothing (a component of a matrix whose factors are still larger than the matrix) is joined with
-    the next one that does.
-
     Args:
         costs: float64 [steps], each step's addition to the loss, not negative.
-        prices: float64 [steps], each step's saving, not negative.
+        prices: float64 [steps], each step's saving, above 0.
     """
     cost, price = [0.0, *costs.cumsum(0).tolist()], [0.0, *prices.cumsum(0).tolist()]
     corners = [0]
     for point in range(1, len(cost)):
-        if price[point] <= price[corners[-1]]:
-            continue
         while len(corners) > 1 and _slope(cost, price, corners[-1], point) <= _slope(
             cost, price, corners[-2], corners[-1]
         ):

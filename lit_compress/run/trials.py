@@ -1,4 +1,4 @@
-"""Choosing the kind of removal for SecondOrder by trials: heads and neurons, components, or both.
+"""Choosing the kind of removal for SecondOrder by trials: heads and neurons, or components.
 
 The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
 seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
@@ -176,9 +176,9 @@ def _stage(build: Build, removes: Removes, net: PreTrainedModel, density: float 
 def trial_line(trial: Mapping[str, Any]) -> str:
     """Return a trial as a report stores it.
 
-    >>> trial_line({"removes": "both", "density": 0.25, "divergence": 0.03, "speed": None, "why": None,
+    >>> trial_line({"removes": "components", "density": 0.25, "divergence": 0.03, "speed": None, "why": None,
     ...             "chosen": True})
-    'removes both: density 0.25, divergence 0.03, chosen'
+    'removes components: density 0.25, divergence 0.03, chosen'
     """
     parts = [trial["why"]] if trial["why"] else []
     if trial["density"] is None:

@@ -24,7 +24,7 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.utils.memory import trim
-from lit_compress.utils.sharding import from_first, is_first, send_from_first
+from lit_compress.utils.sharding import from_first, is_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,10 +123,6 @@ class Compression(ABC):
         """
         raise NotImplementedError
 
-    def then(self, net: PreTrainedModel) -> Compression | None:
-        """Return a function that finishes the changed ``net`` afterwards; None for nothing."""
-        return None
-
     @abstractmethod
     def told(self, net: PreTrainedModel, chosen: Chosen) -> dict[str, Any]:
         """Return the report's field on the choice; only shapes of the dense ``net`` are read."""
@@ -156,18 +152,15 @@ def compress(
         keep: leave ``net`` unchanged, and compress a copy, which is made when the statistics are gone.
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """
-    total = 0.0
-    while compression is not None:
-        measured = measure(net, compression, task, data, device, shared) if measured is None else measured
-        chosen, loss = from_first(partial(compression.choose, net, measured))
-        net, keep = copy.deepcopy(net) if keep else net, False
-        compression.apply(net, chosen, measured if is_first() else None)
-        total, compression = total + loss, compression.then(net)
-        if compression is not None and shared:
-            send_from_first(net, device)
-        measured = None
-        trim()
-    return copy.deepcopy(net) if keep else net, total
+    if compression is None:
+        return copy.deepcopy(net) if keep else net, 0.0
+    measured = measure(net, compression, task, data, device, shared) if measured is None else measured
+    chosen, loss = from_first(partial(compression.choose, net, measured))
+    net = copy.deepcopy(net) if keep else net
+    compression.apply(net, chosen, measured if is_first() else None)
+    del measured
+    trim()
+    return net, loss
 
 
 def measure(
@@ -189,12 +182,11 @@ def shape(net: PreTrainedModel, compression: Compression | None, measured: Measu
     Args:
         net: as before the compression.
         compression: what is done; None for nothing.
-        measured: of all matrices; None: they matter alike. The same holds for the steps after the compression.
+        measured: of all matrices; None: they matter alike.
     """
-    while compression is not None:
+    if compression is not None:
         chosen = compression.plan(net) if measured is None else compression.choose(net, measured)[0]
         compression.apply(net, chosen, None)
-        compression, measured = compression.then(net), None
     return net
 
 
@@ -211,7 +203,7 @@ class CompressedStage(Stage):
     """A stage that compresses the model of the stage before in one shot, and then trains it.
 
     Attributes:
-        dense_states: whether the states behind the blocks are to be those of the dense model.
+        dense_states: whether the states behind the blocks are to equal the dense model's.
         behind: behind how many dense blocks those of each block are, in forward order; None: no block is missing.
     """
 

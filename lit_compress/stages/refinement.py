@@ -198,7 +198,7 @@ def check_refinement(net: PreTrainedModel, dense_states: bool, method: str) -> N
 
     Args:
         net: dense.
-        dense_states: whether those behind its blocks are to be those of the dense model.
+        dense_states: whether the states behind its blocks are to equal the dense model's.
         method: name of the method.
 
     Raises:

@@ -8,8 +8,6 @@ also kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,16 +18,13 @@ from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
-from lit_compress.models.surgery import stacked_weight
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import Units, choose_uniform, choose_units, cut_removed, find_units, update_rest
-from lit_compress.stages.weighting import Weighted, WeightedFactors, calibration_for, weigh
-from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import from_first
+from lit_compress.stages.weighting import Weighted, calibration_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class UnitRemoval(Compression):
-    """Removes heads, neurons and sub-layers; then, if the settings remove both, components of the remaining matrices.
+    """Removes heads, neurons and sub-layers.
 
     Args:
         settings: the weighting.
@@ -49,20 +44,11 @@ class UnitRemoval(Compression):
     name = "units"
 
     def __init__(self, settings: Weighted, rule: RankRule) -> None:
-        self.settings, self.rule, self.both = settings, rule, settings.removal == "both"
-        self._whole = 0.0  # what the dense matrices cost, where the choice is made
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse to remove both."""
-        if self.both:
-            raise UserError(
-                "--by_block: retrain.removes 'both' calibrates the whole model twice; nearest: structures or components"
-            )
+        self.settings, self.rule = settings, rule
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return the moments of the last matrices of the sub-layers, or of all if components also count."""
-        last = [part.last for part in sublayers(net, removable=False)]
-        return calibration_for([self.settings], data, None if self.both else last)
+        """Return the moments of the last matrices of the sub-layers."""
+        return calibration_for([self.settings], data, [part.last for part in sublayers(net, removable=False)])
 
     def bytes(self, net: PreTrainedModel) -> int:
         """Return the size of the moments."""
@@ -79,25 +65,17 @@ class UnitRemoval(Compression):
             (settings.input_damping, settings.gradient_damping), lambda *_: 0.0, settings.weighting == "kfac",
             rule.round_to, rule.uniform,
         )  # fmt: skip
-        if self.both:
-            decomposer = weigh(settings, net, statistics, stacks=rule.stacks(net))
-            members = {name: sites for name, sites in rule.members(net).items() if name in names}
-            for name, sites in members.items():
-                yield (), {f"{name}.sigma": decomposer.sigma(name, stacked_weight(net, sites))}
         for name, unit in units.items():
             kept = statistics.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
             kept["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *unit.path.steps])
             yield (name,), {f"{name}.{key}": value for key, value in kept.items()}
 
     def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the removed units by last matrix: the same share everywhere; none if components are also removed."""
-        self._whole, density = self.rule.total(net), self.rule.density
-        if self.both:
-            return {}
+        """Return the removed units by last matrix: the same share everywhere."""
         if self.rule.uniform:
-            left = even_counts(net, density, self.rule.round_to)
+            left = even_counts(net, self.rule.density, self.rule.round_to)
         else:
-            left = spread_evenly(net, density, whole=True)
+            left = spread_evenly(net, self.rule.density, whole=True)
         prices = unit_prices(net, sublayers(net, removable=False))
         return {name: torch.arange(kept, prices[name].count) for name, kept in left.items()}
 
@@ -109,13 +87,10 @@ class UnitRemoval(Compression):
                 order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
                 path = RemovalPath(order.split(sizes.tolist()), costs)
                 units[part.last] = Units(part, path, rule.unit_price(net, part), unit_price(net, part).count)
-        self._whole = rule.total(net)
-        saving = self._whole * (1 - rule.density)
+        saving = rule.total(net) * (1 - rule.density)
         if rule.uniform:
             return choose_uniform(net, units, saving, rule.round_to)
-        if not self.both:
-            return choose_units(units, saving, {}, {}, rule.round_to)
-        return choose_units(units, saving, {n: measured[f"{n}.sigma"] for n in rule.members(net)}, rule.prices(net))
+        return choose_units(units, saving, rule.round_to)
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Tensor], measured: Measured | None) -> None:
         """Remove heads and neurons, and the sub-layers that have none left."""
@@ -127,14 +102,6 @@ class UnitRemoval(Compression):
             update_rest(net, {name: moments}, {name: gone}, frozenset([name] if biased else ()),
                         self.settings.input_damping)  # fmt: skip
         cut_removed(net, chosen, self.rule.uniform)
-
-    def then(self, net: PreTrainedModel) -> Compression | None:
-        """Return the factorization of the remaining matrices, if the settings remove both."""
-        if not self.both:
-            return None
-        rule, whole = self.rule, self._whole
-        rest = replace(rule, density=from_first(lambda: min(1.0, rule.density * whole / rule.total(net))))
-        return None if rest.keeps_all else WeightedFactors(self.settings, rest, Path())
 
     def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:
         """Return how many heads or neurons are left."""

@@ -1,10 +1,9 @@
 """Removal of heads and neurons at once, without gates, by their cost under the Kronecker-factored Fisher information.
 
 The equations are in numerics/structures.py: the cost of removing a unit after the best update of the rest (C), and this
-update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition, so that units and components
-of matrices are in one queue, in order of the cost per saved parameter (second-order compression, section 5). The result
-has ordinary, narrower Linears. A sub-layer that loses all of its units goes as a whole: it adds the mean of its
-outputs, which the last bias carries, and its matrices are gone.
+update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition (second-order compression,
+section 5). The result has ordinary, narrower Linears. A sub-layer that loses all of its units goes as a whole: it adds
+the mean of its outputs, which the last bias carries, and its matrices are gone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
 from lit_compress.models.uniform_shape import kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
-from lit_compress.numerics.ranks import Price
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
@@ -124,27 +122,15 @@ def find_units(
     return units
 
 
-def choose_units(
-    units: Mapping[str, Units],
-    saving: float,
-    sigma: Mapping[str, Tensor],
-    prices: Mapping[str, Price],
-    round_to: int = 1,
-) -> tuple[dict[str, Tensor], float]:
-    """Choose the units to remove; with ``sigma``, those that go before components of matrices do.
+def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> tuple[dict[str, Tensor], float]:
+    """Choose the units to remove, in order of the cost per saved parameter.
 
     The last step of the queue saves more than is left to save: a head, or many neurons. So the most expensive removed
     units come back, as far as the saving allows; a sub-layer that is gone stays gone.
 
-    With components in the queue, a saved weight may be counted twice, once with a unit and once with a component of
-    the same matrix. So fewer weights than ``saving`` go: the ranks that are chosen afterwards on the narrower model
-    fill the budget exactly.
-
     Args:
         units: as :func:`find_units` returns them.
         saving: what to save in all, in the units of the prices.
-        sigma: singular values of the decomposed matrices (or stacks), falling; {} to remove units only.
-        prices: of these matrices.
         round_to: numbers of neurons are multiples of it.
 
     Returns:
@@ -155,16 +141,13 @@ def choose_units(
     """
     costs = {name: unit.path.costs for name, unit in units.items()}
     saved = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
-    for name, values in sigma.items():
-        costs[f"components {name}"], saved[f"components {name}"] = component_path(values, prices[name])
     hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
     taken = cheapest_first({n: h.costs for n, h in hulls.items()}, {n: h.prices for n, h in hulls.items()}, saving)
-    steps = {name: hulls[name].steps_until(count) for name, count in taken.items() if name in units}
+    steps = {name: hulls[name].steps_until(count) for name, count in taken.items()}
     numbers = {name: int(units[name].path.sizes()[:count].sum()) for name, count in steps.items()}
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
-    if not sigma:
-        _give_back(units, steps, numbers, saving, round_to)
+    _give_back(units, steps, numbers, saving, round_to)
     removed = {name: first_removed(units[name].path, number) for name, number in numbers.items()}
     losses = [loss_of_removal(units[name].path, torch.tensor([number])) for name, number in numbers.items() if number]
     return removed, sum(float(loss) for loss in losses) / 2
@@ -217,19 +200,6 @@ def choose_uniform(
     left = kept_by_part(groups, options)
     removed = {name: first_removed(unit.path, unit.count - left[name]) for name, unit in units.items()}
     return removed, sum(float(loss[option]) for loss, option in zip(losses, options, strict=True)) / 2
-
-
-def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
-    """Return costs and savings of dropping components of one matrix, from the last to the second.
-
-    The first steps save nothing: two factors of many ranks are larger than the matrix.
-
-    Returns:
-        Costs and savings of every step, float64 [components - 1].
-    """
-    costs = sigma.double().square().flip(0)[:-1]
-    sizes = torch.tensor([price.at(rank) for rank in range(len(sigma), 0, -1)], dtype=torch.float64)
-    return costs, sizes[:-1] - sizes[1:]
 
 
 @torch.no_grad()

@@ -34,35 +34,28 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
         UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
             cannot be cut; or, as at least one unit stays, the density cannot be reached.
     """
-    if settings.removal != "structures":
+    if settings.removal == "components":
         rule.check(net)
     if rule.scope == "all" and settings.weighting not in KRONECKER:
         raise UserError(
             f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
             "blocks"
         )
-    if rule.uniform and settings.removal != "structures":
-        raise UserError(
-            f"model.shape: 'uniform' is for heads and neurons, and retrain.removes '{settings.removal}' makes factors; "
-            "nearest: structures"
-        )
     if settings.removal == "components":
+        if rule.uniform:
+            raise UserError(
+                "model.shape: 'uniform' is for heads and neurons, and retrain.removes 'components' makes factors; "
+                "nearest: structures"
+            )
         return
     if rule.scope == "all":
-        raise UserError(f"retrain.removes: '{settings.removal}' counts the blocks' matrices; nearest with scope all: "
-                        "components")  # fmt: skip
+        raise UserError("retrain.removes: 'structures' counts the blocks' matrices; nearest with scope all: components")
     if not rule.by_density:
-        raise UserError(f"retrain.removes: '{settings.removal}' needs a density; give model.density")
+        raise UserError("retrain.removes: 'structures' needs a density; give model.density")
     if rule.uniform:
         even_counts(net, rule.density, rule.round_to)
         return
-    try:
-        least = least_density(net)
-    except UserError as error:  # its sub-layers cannot go whole
-        if settings.removal == "structures":  # it names the uniform shape
-            raise
-        raise UserError(f"{error}; nearest here: retrain.removes components") from error
-    if settings.removal == "structures" and rule.density < least:
+    if rule.density < (least := least_density(net)):
         raise UserError(
             f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "
             f"one head or neuron; the smallest is {least + 5e-4:.3f}"
@@ -120,7 +113,7 @@ class WeightedRetraining(LowRankRetraining):
         return super().reads_examples or self.settings.weighting == "fisher"
 
     def compression(self, previous: Path | None) -> Compression:
-        """Return the factorization, the removal of heads and neurons, or both."""
+        """Return the factorization, or the removal of heads and neurons."""
         folder = previous or Path()
         if self.settings.removal == "components":
             return WeightedFactors(self.settings, self.rule, folder)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
-Removes = Literal["auto", "structures", "components", "both"]
-KINDS: tuple[Removes, ...] = ("structures", "components", "both")  # that ``auto`` tries
+Removes = Literal["auto", "structures", "components"]
+KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
 Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 CALIBRATION_EXAMPLES = 1024
@@ -68,9 +68,9 @@ class Weighted(Retraining):
         stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get
             one right factor.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
-            sub-layers without any, which leaves ordinary narrower matrices; ``both``, cheapest per weight first; or
-            ``auto``, the one of the three after which the answers on held-out training rows differ least from the dense
-            model's. None = auto for SecondOrder with a budget of a speed-up, else components.
+            sub-layers without any, which leaves ordinary narrower matrices; or ``auto``, the one of the two after which
+            the answers on held-out training rows differ least from the dense model's. None = auto for SecondOrder with
+            a budget of a speed-up, else components.
     """
 
     weighting: Weighting = "fisher"

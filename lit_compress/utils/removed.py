@@ -21,6 +21,7 @@ VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("price", "milliseconds"): "parameters is as fast; --budget speedup=2x measures the whole model",
+    ("removes", "both"): "auto tries structures and components, which are as good",
 }
 # command -> what to do in its place
 COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}

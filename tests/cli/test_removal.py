@@ -19,7 +19,7 @@ from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
 from lit_compress.run.trials import Trial, trial_line
 
-WAYS = ["structures", "components", "both"]
+WAYS = ["structures", "components"]
 
 
 class ByWeights:
@@ -256,4 +256,4 @@ def test_held_out_rows_are_training_rows_that_the_calibration_does_not_read(tiny
 
 
 def test_the_lines():
-    assert trial_line(asdict(Trial("both", why="reaches 2x of 3x"))) == "removes both: reaches 2x of 3x"
+    assert trial_line(asdict(Trial("components", why="reaches 2x of 3x"))) == "removes components: reaches 2x of 3x"

@@ -199,7 +199,6 @@ def test_slices_by_blocks_in_half_precision(made, data, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--removes", "both"], "--by_block: retrain.removes 'both' calibrates the whole model twice; nearest: struct"),
         (["--removes", "structures", "--density", "0.001"], "0.001 cannot be reached with retrain.removes structures"),
         ([*PRUNED, "--density", "1"], "--by_block: at density 1 nothing is compressed; nearest: 0.9"),
         ([*PRUNED, "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),

@@ -87,7 +87,6 @@ IN_MEMORY = {
     "bert kfac flops": ["--budget", "flops=0.6", "--merge", "never"],
     "bert kfac all": [*HALF, "--scope", "all"],
     "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
-    "bert both": ["--removes", "both", "--density", "0.3"],
     "bert sliced": [*SLICED, "--density", "0.7"],
     "modernbert fewer": [*FEWER, *HALF],
     "llama fewer": [*FEWER, "--budget", "params=25K"],

@@ -107,8 +107,10 @@ def test_densities_on_the_way_have_to_fall(dense):
             SecondOrder(backbone="x", density=0.25, through=through)
     with pytest.raises(UserError, match=r"model\.through: needs a density"):
         SecondOrder(backbone="x", rank=4, through=[0.5])
-    with pytest.raises(UserError, match=r"model\.through: ranks .* retrain\.removes 'both' takes; nearest: components"):
-        SecondOrder(backbone="x", through=[0.5], retrain=KroneckerWeighted(removes="both"))
+    with pytest.raises(
+        UserError, match=r"model\.through: ranks .* retrain\.removes 'structures' takes; nearest: components"
+    ):
+        SecondOrder(backbone="x", through=[0.5], retrain=KroneckerWeighted(removes="structures"))
     searched = SecondOrder(backbone="x", budget="size=1MB", density=0.7, through=[0.8, 0.5])
     assert [stage.name for stage in searched.stages()] == ["dense", "retrain_1", "retrain"]
 
@@ -121,7 +123,10 @@ def test_scope_all_is_refused_where_it_cannot_be(dense):
         SecondOrder(backbone="x", scope="all", allocation="uniform")
     for changes, message in (
         ({"weighting": "fisher"}, r"needs whole second moments.*'fisher'.*nearest: blocks"),
-        ({"removes": "both"}, r"retrain\.removes: 'both' counts the blocks' matrices; nearest with scope all: comp"),
+        (
+            {"removes": "structures"},
+            r"retrain\.removes: 'structures' counts the blocks' matrices; nearest with scope all: comp",
+        ),
     ):
         method = SecondOrder(backbone="x", scope="all", retrain=KroneckerWeighted(**changes))
         with pytest.raises(UserError, match=message):

@@ -24,7 +24,7 @@ from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.numerics.uniform import loss_of_removal
-from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
+from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
     choose_uniform,
@@ -73,10 +73,10 @@ def logits(net):
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
-def chosen(net, moments, density, sigma=None):
+def chosen(net, moments, density):
     units = find_units(net, moments, biased_sites(net), DAMPING, partial(RankRule().unit_price, net))
     saving = dense_site_params(net) * (1 - density)
-    return choose_units(units, saving, sigma or {}, RankRule(stacked=True).prices(net))
+    return choose_units(units, saving)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -269,27 +269,6 @@ def test_nothing_left_is_one_line():
         chosen(net, moments_of(net), 1e-4)
 
 
-def test_with_components_in_the_queue_fewer_units_go():
-    net = make()
-    moments, rule = moments_of(net), RankRule(0.4, allocation="global", stacked=True)
-    decomposer = KroneckerDecomposer(moments, stacks=rule.stacks(net))
-    alone, loss = chosen(net, moments, 0.4)
-    mixed, less = chosen(net, moments, 0.4, rule.sigmas(net, decomposer.sigma))
-    assert 0 < sum(map(len, mixed.values())) < sum(map(len, alone.values()))
-    assert 0 < less < loss
-
-
-def test_cheap_components_are_taken_instead_of_units():
-    """Matrices of rank 1 lose all other components for nothing, before any head or neuron goes."""
-    net = make()
-    moments, prices = moments_of(net), RankRule().prices(net)
-    sigma = {name: torch.zeros(min(net.get_submodule(name).weight.shape)).index_fill(0, torch.tensor(0), 1e6)
-             for name in prices}  # fmt: skip
-    units = find_units(net, moments, biased_sites(net), DAMPING, partial(RankRule().unit_price, net))
-    removed, loss = choose_units(units, dense_site_params(net) * 0.5, sigma, prices)
-    assert loss == 0 and not any(map(len, removed.values()))
-
-
 def test_costs_of_units_and_components_are_on_one_scale():
     """A head's cost is (M) of the matrix without it; so is a component's squared singular value."""
     net = make()
@@ -310,16 +289,18 @@ def test_costs_of_units_and_components_are_on_one_scale():
     assert float(lost) == pytest.approx(float(svd.sigma[31].square()), rel=1e-3)
 
 
-@pytest.mark.parametrize(("removes", "density"), [("structures", 0.4), ("both", 0.4), ("structures", 0.1)])
-def test_as_a_stage(fit, dense, removes, density):
+@pytest.mark.parametrize("density", [0.4, 0.1])
+def test_as_a_stage(fit, dense, density):
     """The net that is trained has the density; a checkpoint's structure gives its shapes back."""
     seen = {}
-    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, removes=removes)
+    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, removes="structures")
     method = SecondOrder(backbone="unused", density=density, retrain=retrain)
     look = lambda _, m: seen.update(net=m.net, notes=m.stage.notes)  # noqa: E731
     fit(method, "retrain", dense, max_steps=1, teacher=dense, look=look)
     net = seen["net"]
-    assert seen["notes"]["calibration"]["removes"] == removes and seen["notes"]["calibration"]["estimated_loss"] > 0
+    assert (
+        seen["notes"]["calibration"]["removes"] == "structures" and seen["notes"]["calibration"]["estimated_loss"] > 0
+    )
     assert density - 0.1 < stored_density(net) <= density
     assert (density == 0.1) == any(spec["kind"] == "nothing" for spec in describe(net).values())
     again = SecondOrder(backbone="unused", density=density, retrain=retrain)
@@ -331,9 +312,9 @@ def test_as_a_stage(fit, dense, removes, density):
 
 def test_mistakes_are_one_line():
     with pytest.raises(
-        UserError, match=r"retrain\.removes: 'both' needs whole second moments, .* nearest: weighting kfac"
+        UserError, match=r"retrain\.removes: 'structures' needs whole second moments, .* nearest: weighting kfac"
     ):
-        KroneckerWeighted(weighting="none", removes="both")
+        KroneckerWeighted(weighting="none", removes="structures")
     with pytest.raises(UserError, match=r"retrain\.removes: 'structures' needs a density"):
         check_removal(KroneckerWeighted(removes="structures"), RankRule(rank=3), make())
     least = least_density(make())
@@ -345,6 +326,5 @@ def test_mistakes_are_one_line():
     check_removal(KroneckerWeighted(removes="structures"), few, make())
     with pytest.raises(UserError, match=r"model\.density"):
         check_removal(KroneckerWeighted(), few, make())
-    for removes, near in (("both", "nearest here: retrain.removes components"), ("structures", "--shape uniform")):
-        with pytest.raises(UserError, match=f"sub-layers of 'llama' cannot be gated; .* {near}"):
-            check_removal(KroneckerWeighted(removes=removes), RankRule(0.5), make_net("llama"))
+    with pytest.raises(UserError, match=r"sub-layers of 'llama' cannot be gated; .* --shape uniform"):
+        check_removal(KroneckerWeighted(removes="structures"), RankRule(0.5), make_net("llama"))
