@@ -52,7 +52,7 @@ VARIANTS = {
     "SecondOrder": {
         "": [],
         "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
-        "true": ["--model.retrain.labels", "true", "--model.retrain.centred", "false"],
+        "true": ["--model.retrain.labels", "true"],
         "structures": ["--model.retrain.removes", "structures"],
         "stages": ["--model.through", "[0.9, 0.8]", "--model.retrain.epochs", "3"],
     },

@@ -63,7 +63,7 @@ def weighting_of(label: str, like: Weighted) -> Weighted:
         raise UserError(f"weightings: unknown '{label}'; {nearest(label, WEIGHTINGS)}")
     weighting, _, axis = label.partition("-")
     named: dict[str, Any] = {"weighting": weighting, "axis": axis or "in"}
-    return replace(like, **named, stacked=False)
+    return replace(like, **named)
 
 
 def decomposers(
@@ -76,7 +76,7 @@ def decomposers(
         ((_, sums),) = collected(net, calibration_for(same, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, statistics.get(s.weighting, {}), folder, s.rule(method.rule).stacks(net)) for s in settings]
+    return [weigh(s, net, statistics.get(s.weighting, {}), folder) for s in settings]
 
 
 def named(models: Sequence[str]) -> dict[str, tuple[Path, str]]:

@@ -77,7 +77,6 @@ OF_TASKS = {"tasks": ON_TASKS, "densities": AT_DENSITIES}
 NAMES = {
     "kfac": "K-FAC",
     "kfac-exact": "K-FAC, exact labels",
-    "kfac-separate": "K-FAC, not stacked",
     "structures": "K-FAC, heads and neurons",
     "inputs": "inputs, the same share for all",
     "inputs-global": "inputs, one budget",
@@ -91,12 +90,7 @@ ABLATIONS = {
     "kfac": "drawn labels",
     "kfac-exact": "exact labels",
     "kfac-true": "true labels",
-    "kfac-separate": "not stacked",
-    "kfac-separate-uniform": "not stacked, the same share for all",
-    "kfac-not-centred": "not centred",
     "kfac-refit": "refit",
-    "kfac-damping-0.001": "gradient damping 0.001",
-    "kfac-gradients-only": "gradients only",
     "inputs-global": "inputs only",
     "kfac-examples-64": "64 examples",
     "kfac-examples-256": "256 examples",
@@ -280,8 +274,7 @@ def after(result: dict[str, Any]) -> str:
 def estimate(result: dict[str, Any]) -> str:
     """Return the estimated loss of a K-FAC cell."""
     value = (result.get("calibration") or {}).get("estimated_loss")
-    damped = result["cell"] == "kfac-gradients-only"  # by a damping that is no part of the loss
-    return "" if value is None or damped else f"{value:.3f}"
+    return "" if value is None else f"{value:.3f}"
 
 
 def figures() -> Iterator[tuple[str, Any]]:

@@ -54,12 +54,8 @@ SHORT = {
         "kfac: exact, the expectation over the classes (default for two), drawn from the model (default otherwise), or "
         "true",
     ),
-    "centred": ("model.retrain.centred", "inputs, kfac: biases take over the mean of the inputs (default true)"),
-    "input_damping": ("model.retrain.input_damping", "inputs, kfac: share of the mean second moment (default 0.001)"),
-    "gradient_damping": ("model.retrain.gradient_damping", "kfac: the same for gradients (default 0.01)"),
     "calibration_examples": ("model.retrain.calibration_examples", "inputs, kfac: training examples (default 1,024)"),
     "calibration_seed": ("model.retrain.calibration_seed", "inputs, kfac: of the choice of examples and of labels"),
-    "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
     "removes": (
         "model.retrain.removes",
         "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or auto: "

@@ -182,7 +182,7 @@ class MixedRankRetraining(LowRankRetraining):
         if previous is None:
             return Factors(self.rule, None)
         if self.settings.weighting == "kfac":
-            return WeightedFactors(Weighted(weighting="kfac", centred=False), self.rule, previous, self.layer)
+            return WeightedFactors(Weighted(weighting="kfac"), self.rule, previous, self.layer, centred=False)
         rows = load_row_importance(previous, self.settings.weighting)
         return Factors(self.rule, WeightedDecomposer(rows, axis="out", power=self.settings.power), self.layer)
 

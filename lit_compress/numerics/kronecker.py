@@ -104,8 +104,7 @@ def damped_root(
         factor, failed = by_columns, bool(info)
     if failed:
         raise UserError(
-            f"{name}: the second moments of its {what} are singular with damping {damping}; give more, e.g. "
-            f"{max(10 * damping, 1e-6):g}, or more examples"
+            f"{name}: the second moments of its {what} are singular with damping {damping}; give more examples"
         )
     return Root(factor, added)
 

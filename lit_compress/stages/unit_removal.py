@@ -19,6 +19,7 @@ from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.models.uniform_shape import even_counts
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.kronecker import biased_sites
@@ -61,9 +62,8 @@ class UnitRemoval(Compression):
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         settings, rule = self.settings, self.rule
         units = find_units(
-            net, statistics, biased_sites(net) if settings.centred else frozenset(),
-            (settings.input_damping, settings.gradient_damping), lambda *_: 0.0, settings.weighting == "kfac",
-            rule.round_to, rule.uniform,
+            net, statistics, biased_sites(net), (INPUT_DAMPING, GRADIENT_DAMPING), lambda *_: 0.0,
+            settings.weighting == "kfac", rule.round_to, rule.uniform,
         )  # fmt: skip
         for name, unit in units.items():
             kept = statistics.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
@@ -98,9 +98,8 @@ class UnitRemoval(Compression):
             moments = KroneckerFactors.of_stored_inputs(
                 {key: measured[f"{name}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore[index]
             )
-            biased = self.settings.centred and net.get_submodule(name).bias is not None
-            update_rest(net, {name: moments}, {name: gone}, frozenset([name] if biased else ()),
-                        self.settings.input_damping)  # fmt: skip
+            biased = frozenset() if net.get_submodule(name).bias is None else frozenset([name])
+            update_rest(net, {name: moments}, {name: gone}, biased, INPUT_DAMPING)
         cut_removed(net, chosen, self.rule.uniform)
 
     def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:

@@ -75,9 +75,6 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
         "weighting": settings.weighting,
         "labels": settings.labels_of(data.record) if gradients else None,
         "examples": settings.examples(data.train_size()),
-        "centred": settings.centred,
-        "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
-        "stacked": settings.stacked,
         "removes": settings.removal,
         "estimated_loss": loss if gradients else None,
     }

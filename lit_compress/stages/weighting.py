@@ -18,7 +18,6 @@ from lit_compress.calibration.kronecker import Moments
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.calibration import Calibration, collected
@@ -59,14 +58,9 @@ class Weighted(Retraining):
         fisher_examples: number of training examples for the Fisher information; None = all.
         labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
             over few classes, ``true`` = the data's; None = exact for two classes, where it costs no more, else drawn.
-        centred: ``inputs`` and ``kfac``: the bias takes over the mean of the inputs, which then needs no rank.
-        input_damping: ``inputs`` and ``kfac``: share of the mean of a diagonal added to the inputs' second moments.
-        gradient_damping: ``kfac``: the same for the gradients.
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
-        stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get
-            one right factor.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
             sub-layers without any, which leaves ordinary narrower matrices; or ``auto``, the one of the two after which
             the answers on held-out training rows differ least from the dense model's. None = auto for SecondOrder with
@@ -79,20 +73,14 @@ class Weighted(Retraining):
     estimator: Estimator = "per_example"
     fisher_examples: int | None = None
     labels: Labels | None = None
-    centred: bool = True
-    input_damping: float = INPUT_DAMPING
-    gradient_damping: float = GRADIENT_DAMPING
     calibration_examples: int | None = None
     calibration_seed: int | None = None
-    stacked: bool = True
     removes: Removes | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "retrain.power", above=0, hint="0.5 solves Eq. 6, 1.0 squares the importance")
         require(self, "retrain.fisher_examples", low=1)
-        require(self, "retrain.input_damping", low=0)
-        require(self, "retrain.gradient_damping", low=0)
         require(self, "retrain.calibration_examples", low=1)
         if self.removal != "components" and self.weighting not in KRONECKER:
             raise UserError(
@@ -141,8 +129,8 @@ class Weighted(Retraining):
         return kind.reads_labels or not drawn
 
     def rule(self, ranks: RankRule) -> RankRule:
-        """Return the rule with stacks, if this weighting has them."""
-        return replace(ranks, stacked=self.stacked and self.weighting in KRONECKER)
+        """Return the rule with stacks, if this weighting has them: matrices that read the same input."""
+        return replace(ranks, stacked=self.weighting in KRONECKER)
 
     def examples(self, there: int) -> int:
         """Return how many calibration examples are taken of those that are ``there``."""
@@ -217,6 +205,7 @@ def weigh(
     folder: Path = Path(),
     stacks: Mapping[str, tuple[str, ...]] | None = None,
     release: bool = False,
+    centred: bool = True,
 ) -> Decomposer:
     """Return the decomposer with the weighting of ``settings``.
 
@@ -227,6 +216,7 @@ def weigh(
         folder: folder of the model, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: release the moments of a matrix with its decomposition; nothing else needs them.
+        centred: for weightings ``inputs`` and ``kfac``: biases take over the inputs' mean, which then needs no rank.
 
     Raises:
         UserError: there are no scores.
@@ -237,8 +227,7 @@ def weigh(
         return KroneckerDecomposer(
             statistics,
             gradients=settings.weighting == "kfac",
-            centred=biased_sites(net, stacks) if settings.centred else frozenset(),
-            damping=(settings.input_damping, settings.gradient_damping),
+            centred=biased_sites(net, stacks) if centred else frozenset(),
             stacks=stacks or {},
             release=release,
         )
@@ -256,13 +245,19 @@ class WeightedFactors(Factors):
         rule: for the ranks.
         folder: of the model, with the scores of a pruning stage for weighting ``importance``.
         layer: class of the layer that replaces a Linear.
+        centred: as :func:`weigh`.
     """
 
     def __init__(
-        self, settings: Weighted, rule: RankRule, folder: Path, layer: type[LowRankLinear] = LowRankLinear
+        self,
+        settings: Weighted,
+        rule: RankRule,
+        folder: Path,
+        layer: type[LowRankLinear] = LowRankLinear,
+        centred: bool = True,
     ) -> None:
         super().__init__(rule, None, layer)
-        self.settings, self.folder = settings, folder
+        self.settings, self.folder, self.centred = settings, folder, centred
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
@@ -270,7 +265,7 @@ class WeightedFactors(Factors):
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""
-        return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), release=True)
+        return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), True, self.centred)
 
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Also refuse scores of the whole model and whole batches."""

@@ -9,6 +9,10 @@ from lit_compress.utils.errors import UserError
 # last part of the option -> the value that is always used now, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
+    "centred": (True, "biases always take over the mean of the inputs"),
+    "gradient_damping": (0.01, "it is always 0.01"),
+    "input_damping": (0.001, "it is always 0.001"),
+    "stacked": (True, "matrices that read the same input always share one right factor"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
 }
 # kind of a layer in exports of earlier versions -> what to do

@@ -19,24 +19,23 @@ from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.utils.errors import UserError
 
 
-def started(fit, dense, stacked=True, **settings):
+def started(fit, dense, **settings):
     """Return the net right after the factorization."""
     seen = {}
-    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, stacked=stacked)
+    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60)
     method = SecondOrder(backbone="unused", retrain=retrain, **settings)
     fit(method, "retrain", dense, max_steps=1, teacher=dense, look=lambda _, m: seen.setdefault("net", m.net))
     return seen["net"]
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data, stacked):
+def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data):
     """The literal way: moments of the same examples, one decomposition per matrix or stack, the bias of (C)."""
-    net = started(fit, dense, density=0.4, stacked=stacked)
+    net = started(fit, dense, density=0.4)
     reference = load_net(dense)
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8, seed=7)
     moments = collect_kronecker(reference, data.calibration_dataloader(60, 7), "classification", labels="exact")
     ranks = {}
-    groups = shared_inputs(reference) if stacked else [(site.name,) for site in find_sites(net)]
+    groups = shared_inputs(reference)
     for names in groups:
         layers, old = ([some.get_submodule(name) for name in names] for some in (net, reference))
         if isinstance(layers[0], torch.nn.Linear):
@@ -53,7 +52,7 @@ def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data
         assert torch.allclose(biases[0], biases[1] + (svd.weight - left @ right) @ found.mean.to(left), atol=1e-5)
         ranks[names[0]] = layers[0].rank
     assert len(set(ranks.values())) > 1
-    assert stacked == any(len(names) > 1 and names[0] in ranks for names in groups)
+    assert any(len(names) > 1 and names[0] in ranks for names in groups)
 
 
 def test_scope_all_meets_the_density_of_the_whole_net(fit, dense):

@@ -206,7 +206,10 @@ def test_fewer_components() -> None:
     [
         ({"inputs": torch.full((6, 6), torch.nan)}, "key: the second moments of its inputs are inf or NaN"),
         ({"gradients": torch.zeros(5, 5)}, "key: all its gradients are zero"),
-        ({"inputs": torch.ones(6, 6), "damping": NONE}, "key: .* inputs are singular with damping 0.0; give .*1e-06"),
+        (
+            {"inputs": torch.ones(6, 6), "damping": NONE},
+            "key: .* inputs are singular with damping 0.0; give more examples",
+        ),
         ({"inputs": torch.tensor([1.0, 1, 1, 1, 1, 0]), "damping": NONE}, "inputs are singular with damping 0.0"),
         ({"weight": torch.full((5, 6), torch.inf)}, "key: holds inf or NaN"),
     ],
