@@ -34,6 +34,7 @@ from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, read_yaml, remove, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
+from lit_compress.utils.removed import removed_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -176,8 +177,13 @@ class Run:
 
         Returns:
             None if it has not been chosen yet, or was for something else.
+
+        Raises:
+            UserError: an earlier version chose a kind that this one lacks, for a run that is ``asked`` to go on.
         """
         chosen = self._read("removal.json", dict)
+        if asked and chosen and (line := removed_value("removes", str(chosen["removes"]))):
+            raise UserError(f"run_dir: '{self.folder}' cannot go on: {line}")
         return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
 
     def keep_removal(self, chosen: dict[str, Any]) -> None:

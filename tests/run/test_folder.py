@@ -128,3 +128,17 @@ def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
 def test_older_configs_say_whether_distances_were_relative(method, relative):
     config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"distillation": {"alpha": 0.5}}}}
     assert bring_up_to_date(config)["model"]["init_args"]["distillation"] == {"alpha": 0.5, "relative": relative}
+
+
+def test_a_run_with_an_option_that_is_gone_is_read_and_does_not_go_on(tmp_path):
+    old, run = CONFIG | {"export": CONFIG["export"] | {"pivot": True}}, Run(tmp_path)
+    run.begin(old)
+    assert run.recorded() == run.config() | {"run_dir": "a"} == CONFIG
+    with pytest.raises(UserError, match=r"pivot: True was removed in version 0\.3; factors are stored"):
+        run.check_same(CONFIG)
+    run.begin(CONFIG | {"export": CONFIG["export"] | {"pivot": False}})
+    assert run.check_same(CONFIG) == []
+    run.keep_removal({"removes": "both", "density": 0.5, "tried": [], "asked": ["speedup=2x", "structures", "both"]})
+    assert run.density("speedup=2x") == 0.5
+    with pytest.raises(UserError, match=r"cannot go on: removes 'both': this value was removed in version 0\.3; auto"):
+        run.removal(["speedup=2x", "structures", "components"])
