@@ -33,6 +33,8 @@ $(TESTED): $(READY)
 quickstart: $(READY)
 	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
 	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.task docstrings
+	@echo "Next: $(BIN)/python -m lit_compress report runs/quickstart (a page), then your own model:"
+	@echo "  $(BIN)/python -m lit_compress fit --model.backbone MODEL --data.path FILE.csv --data.custom.text COLUMN --data.custom.label COLUMN"
 
 test: $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -31,6 +31,11 @@ def test_the_version_is_one():
     )
 
 
+def test_a_version_of_the_changelog_is_short():
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1:]
+    assert all(len(section.strip().splitlines()) <= 40 for section in sections)
+
+
 def test_every_section_of_the_changelog_has_a_version_and_a_date():
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert sections and len(sections) == len(set(sections))
