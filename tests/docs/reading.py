@@ -47,7 +47,7 @@ SHORT = {  # a schedule for a few steps
 }
 OF_TINY = {  # values for which the tiny net is too small
     "5M": "8K", "8000": "48", "60": "6", "256": "16", "300": "30",
-    "size=150MB": "size=60kB", "size=60MB": "size=45kB", "size=8MB": "size=40kB",
+    "size=150MB": "size=60kB", "size=200MB": "size=60kB", "size=60MB": "size=45kB", "size=8MB": "size=40kB",
     "speedup=2x@eager,32x64": "speedup=1x@eager,32x64",
 }  # fmt: skip
 LIKE_TINY = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
