@@ -1,4 +1,9 @@
-"""Adds to the site of mkdocs.yml: the options from the parsers, the notebook, and the pages outside of docs/."""
+"""Adds to the site of mkdocs.yml the notebook and the pages outside of docs/, and writes the lists of options.
+
+    python docs/site_hooks.py
+
+writes the options from the parsers into the pages that have a mark for them; tests/docs/test_form.py compares them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +53,7 @@ def cell_text(cell: dict[str, Any]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page with the options in place of their mark, and with links to pages of the site."""
+    """Return the page with links to pages of the site."""
     here = page.file.src_uri
     source = here if here.startswith(("benchmarks/", *OUTSIDE[:3])) else f"docs/{here}"
 
@@ -64,18 +69,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{text} (`{target}`)"  # a file of the repository that is no page
         return f"{image}[{text}]({os.path.relpath(uri, os.path.dirname(here) or '.')}{anchor})"
 
-    for name, text in GENERATED.items():
-        if (mark := f"<!--{name}-->") in markdown:
-            markdown = markdown.replace(mark, text())
     return LINK.sub(linked, markdown)
 
 
 def help_of(*words: str) -> str:
     """Return the help of a command as a block of text."""
     said = io.StringIO()
+    os.environ["COLUMNS"] = "100"
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         main([*words, "--help"])
-    return f"```text\n{said.getvalue().strip()}\n```"
+    shown = said.getvalue().strip().replace(" \\u0008", "")
+    return f"```text\n{shown}\n```"
 
 
 def commands() -> str:
@@ -95,4 +99,20 @@ def own_part(text: str) -> str:
     return "```text\n" + "\n\n".join(group for group in groups if "\n  --model." in group) + "\n```"
 
 
-GENERATED = {"options of every command": commands, "options of every method": of_methods}
+GENERATED = {"commands": commands, "methods": of_methods}
+
+
+def written(name: str) -> str:
+    """Return a page of reference/ with its options written again, between its marks."""
+    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    return re.sub(
+        r"(<!--options-->\n).*(<!--end-->)",
+        lambda found: f"{found[1]}\n{GENERATED[name]()}\n\n{found[2]}",
+        page,
+        flags=re.S,
+    )
+
+
+if __name__ == "__main__":
+    for name in GENERATED:
+        (ROOT / "docs" / "reference" / f"{name}.md").write_text(written(name), encoding="utf-8")

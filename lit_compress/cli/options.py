@@ -155,7 +155,7 @@ class CommandLine(LightningCLI):
             "--trust_remote_code",
             type=bool,
             default=False,
-            help="true: run the code that models bring, with all rights of the user; a run and its export keep it.",
+            help="true: run the code that models bring, with all rights of the user; give it to each command.",
         )
         parser.add_class_arguments(Choices, "export")
         parser.set_defaults({"export.dtype": "auto"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -166,3 +167,13 @@ def test_errors_of_the_troubleshooting_page_are_those_of_the_code():
     quoted = re.findall(r"^\| `(.+?)` \|", text[text.index("| the line contains") :], flags=re.M)
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "lit_compress").rglob("*.py"))
     assert quoted and not [part for part in quoted if part not in re.sub(r'"\s*\n\s*f?"', "", code)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["commands", "methods"])
+def test_the_lists_of_options_are_those_of_the_parsers(name):
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert hooks.written(name) == page, "stale: python docs/site_hooks.py"
