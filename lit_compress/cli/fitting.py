@@ -263,7 +263,8 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         return cli.build()
     if budget.kind == "speedup":
         place = speed_place(parts, shapes_of(parts.method))
-        note(f"budget {budget.asked}: measured in {place}, one thread")
+        where = "one thread" if place.device == "cpu" else "bfloat16"
+        note(f"budget {budget.asked}: measured in {place}, {where}")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
     if run is not None:
         if not is_first_process() and (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lit_compress.export import runtimes
 from lit_compress.export.benched import BenchedNet, Settings, Texts
@@ -43,6 +44,7 @@ class OpenedProgram:
     path: Path
     run: Runner
     difference: float  # of its results from PyTorch's
+    answers: Runner  # gives the same, for texts of many shapes
 
     @property
     def far(self) -> bool:
@@ -115,7 +117,11 @@ def bench(
             for batch, length in track(
                 shapes, "time"
             ):  # their times are not alike: nothing says how long all will take
-                result["shapes"].append(_measure_shape(programs, batch, length, settings))
+                try:
+                    result["shapes"].append(_measure_shape(programs, batch, length, settings))
+                except torch.OutOfMemoryError:
+                    left_out.append({"what": f"{batch} x {length} and larger", "why": "not enough memory"})
+                    break
                 keep(result)
         except KeyboardInterrupt:
             result["stopped"] = True
@@ -145,7 +151,8 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (integers or difference <= most):
                     raise LookupError(f"its results differ from PyTorch's by {difference:.1e}, more than {most:.0e}")
-                opened.append(OpenedProgram(source, runtime, path, run, difference))
+                answers = reference if runtime.reads is None and runtime.dtype == "float32" else run
+                opened.append(OpenedProgram(source, runtime, path, run, difference, answers))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 reason = {"what": f"{runtime.name} of the {source.label} model", "why": lines[0][:160]}
@@ -165,7 +172,7 @@ def _scored(programs: Sequence[OpenedProgram], score: Score) -> dict[tuple[str, 
         label, runtime = program.source.label, program.runtime
         key = label, program.dtype if runtime.dtype == "float32" else runtime.name
         if key not in known:
-            known[key] = score(program.source, program.run)
+            known[key] = score(program.source, program.answers)
         known[label, runtime.name] = known[key]
     return known
 

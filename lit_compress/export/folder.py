@@ -147,7 +147,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         if report["odd_widths"] and accelerator_name():
             note(
                 f"export: {report['odd_widths']} layers have widths or ranks that are no multiple of 8, slow on "
-                "a GPU; --round_to 8 gives multiples, 64 is better"
+                "a GPU; compress with --model.round_to 8 (factorize: --round_to 8), 64 is better"
             )
         if report["embeddings"]:
             report["embeddings"]["bytes"] = table_bytes(load_net(folder, as_stored=True))
@@ -242,7 +242,15 @@ def _speed(
         gains = timed.gains_of_export(net, made)
     place = timed.place
     clock = "processor" if place.device == "cpu" else place.device
-    return {"runtime": place.runtime, "threads": 1, "clock": clock, "shapes": gains}
+    dtype = place.choices.dtype if place.device == "cpu" else "bfloat16"
+    return {
+        "runtime": place.runtime,
+        "device": place.device,
+        "dtype": dtype,
+        "threads": 1,
+        "clock": clock,
+        "shapes": gains,
+    }
 
 
 def write_programs(

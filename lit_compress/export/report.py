@@ -337,7 +337,8 @@ def program_speed_lines(report: dict[str, Any]) -> list[str]:
     """Return how much faster the program of the budget's runtime is than the dense model's, for the screen."""
     if not (speed := report.get("speed")):
         return []
-    return [f"speed-up in {speed['runtime']}, one thread: {gain_words(speed['shapes'])}"]
+    where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"
+    return [f"speed-up in {speed['runtime']}, {where}: {gain_words(speed['shapes'])}"]
 
 
 def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:

@@ -81,12 +81,17 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     """
     import torch
 
-    net = net.to(setting.device, getattr(torch, setting.dtype)).eval()
+    net = net.to(setting.device).eval()
+    for value in net.state_dict(keep_vars=True).values():  # what a file would have; other buffers stay in float32
+        if value.is_floating_point():
+            value.data = value.data.to(getattr(torch, setting.dtype))
     call = net
     if way == "compiled":
-        # models of one class count as one function, which would not be compiled any more after some of them
-        torch._dynamo.config.recompile_limit = 64
+        # models of one class count as one function, which would not be compiled any more after some of them; on CUDA
+        # each width of a block counts, at each shape
+        torch._dynamo.config.recompile_limit = 10_000 if setting.device == "cuda" else 64
         if setting.device == "cuda":
+            torch._dynamo.config.accumulated_recompile_limit = 10_000
             for block in _blocks(net):
                 block.compile(dynamic=False)
         else:  # one form for all shapes: else what is timed at a shape would depend on the shapes before it
@@ -94,7 +99,7 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     if way == "graphs" and setting.device != "cuda":
         raise LookupError("CUDA graphs need --device cuda")
     if way != "eager" and setting.device == "cuda":
-        call = _Graphs(net)
+        call = _Graphs(net, setting.results)
 
     def run(inputs: Inputs) -> list[Any]:
         with torch.inference_mode():
@@ -113,16 +118,26 @@ def _blocks(net: Any) -> list[Any]:
 
 
 class _Graphs:
-    """A model whose calls are replayed as CUDA graphs: for each shape of the inputs, its operations as one launch."""
+    """A model whose calls are replayed as CUDA graphs: for each shape of the inputs, its operations as one launch.
 
-    def __init__(self, net: Any) -> None:
+    Args:
+        net: the model.
+        results: names of the outputs that are kept.
+    """
+
+    kept = 8  # shapes, the last ones; a graph holds its results
+
+    def __init__(self, net: Any, results: tuple[str, ...]) -> None:
         import torch
 
+        self._results = results
         self._net, self._made, self._pool = net, dict[Any, Any](), torch.cuda.graph_pool_handle()
 
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         key = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
         if key not in self._made:
+            while len(self._made) >= self.kept:
+                self._made.pop(next(iter(self._made)))
             self._made[key] = self._capture(inputs)
         graph, given, output = self._made[key]
         for name, value in inputs.items():
@@ -143,7 +158,7 @@ class _Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             output = self._net(**given)
-        return graph, given, {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+        return graph, given, {name: output[name] for name in self._results}
 
 
 def _torch(way: str) -> Callable[[Path, Setting], Runner]:

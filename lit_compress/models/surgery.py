@@ -88,10 +88,13 @@ def describe(net: nn.Module) -> Structure:
     return structure
 
 
+_WIDTHS, _LABELS = ("in_features", "out_features", "rank", "width"), ("out_features", "narrow")  # of a head, maybe
+
+
 def odd_widths(net: nn.Module) -> int:
     """Return how many replaced layers of ``net`` have a width or a rank that is no multiple of 8: slow on a GPU."""
     return sum(
-        any(spec.get(size, 0) % 8 for size in ("in_features", "out_features", "rank", "width"))
+        any(value % 8 for size, value in spec.items() if size in _WIDTHS and (size, spec["kind"]) != _LABELS)
         for spec in describe(net).values()
     )
 

@@ -122,7 +122,10 @@ def free_bytes(device: torch.device) -> float:
     It cannot on MPS, and on no device before PyTorch 2.10.
     """
     free = _ask("get_memory_info", device)
-    return inf if free is None else float(free[0])
+    if free is None:
+        return inf
+    kept = (_ask("memory_reserved", device) or 0) - (_ask("memory_allocated", device) or 0)  # by PyTorch, for reuse
+    return float(free[0] + max(0, kept))
 
 
 def place_within(device: torch.device, size: int, what: str) -> torch.device:

@@ -57,7 +57,7 @@ def without_removed(values: dict[str, Any], strict: bool) -> dict[str, Any]:
     for name, value in values.items():
         if name in REMOVED:
             usual, advice = REMOVED[name]
-            line = None if value == usual else f"{name}: {value!r} was removed in version 0.3; {advice}"
+            line = None if value in (usual, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
             kept[name] = without_removed(value, strict) if isinstance(value, dict) else value
             continue

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tiny import make_net
 
 from lit_compress.export import bench as module
@@ -19,7 +20,7 @@ from lit_compress.export.bench import bench, shape_entry
 from lit_compress.export.benched import BenchedNet, Settings
 from lit_compress.export.modelling import write_model
 from lit_compress.export.program import write_program
-from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh
+from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh, torch_runner
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import replace as replace_module
@@ -273,3 +274,28 @@ def test_onnx_in_float32_and_int8_in_processes_of_their_own(monkeypatch):
     for entry in (full, small):
         assert entry["fresh"]["load_seconds"] > 0 and 10 < entry["fresh"]["peak_mib"] < 400  # without PyTorch
     assert "onnxruntime" in result["versions"]
+
+
+def test_in_16_bits_a_model_has_what_its_file_would_have():
+    net = make_net("llama")
+    run = torch_runner(net, Setting("", ("logits",), dtype="bfloat16"))
+    assert net.score.weight.dtype == torch.bfloat16
+    assert net.model.rotary_emb.inv_freq.dtype == torch.float32, "no file has it, and loading leaves it"
+    ids = np.arange(12).reshape(2, 6)
+    assert run({"input_ids": ids, "attention_mask": np.ones_like(ids)})[0].dtype == torch.bfloat16
+
+
+def test_a_shape_that_does_not_fit_ends_the_measurement(monkeypatch):
+    inner, shapes = module._measure_shape, []
+
+    def measure(programs, batch, length, settings):
+        shapes.append((batch, length))
+        if len(shapes) == 2:
+            raise torch.OutOfMemoryError("too much")
+        return inner(programs, batch, length, settings)
+
+    monkeypatch.setattr(module, "_measure_shape", measure)
+    result = bench(NETS, FEW)
+    batch, length = shapes[1]
+    assert len(result["shapes"]) == 1 and len(shapes) == 2 < result["asked"]
+    assert {"what": f"{batch} x {length} and larger", "why": "not enough memory"} in result["left_out"]
