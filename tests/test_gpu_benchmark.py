@@ -35,7 +35,7 @@ def measure(results: Path, *words: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_path_on_the_second_device(tmp_path, capfd):
+def test_the_whole_path_on_the_second_device(tmp_path):
     processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
     (file,) = tmp_path.iterdir()
     found = json.loads(file.read_text())
@@ -48,7 +48,7 @@ def test_the_whole_path_on_the_second_device(tmp_path, capfd):
     assert stages[:3] == [("dense", "dense"), (gpu.LABELS, "prune"), (gpu.LABELS, "retrain")]
     assert "failed" in found["training"][3], "0.25 of two blocks is none: the others are measured all the same"
     assert ("LPAF", "retrain") in stages and all(row["ms"] > 0 < row["peak_mb"] for row in found["training"][:3])
-    said = capfd.readouterr().out
+    said = "\n".join(gpu_tables.tables(found))
     assert "| even, multiples of 8, 0.10 | " in said and "| LPAF, labels alone | retrain |" in said
     assert "Not measured: training Theseus: SystemExit" in said
     processes.on_second_device(measure, tmp_path, "--only", "answers", "training")

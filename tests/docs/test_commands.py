@@ -109,10 +109,11 @@ def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_outputs_names_every_field_and_file(reader):
+def test_outputs_names_every_field_and_file(reader, tmp_path):
     text = named("files").read_text(encoding="utf-8")
     words = set(re.findall(r"[\w.]+", text))
-    run, out = reader.base / "runs" / "lpaf-sst2", reader.base / "small_torch"
+    run, out = reader.base / "runs" / "lpaf-sst2", tmp_path / "small_onnx"
+    main(["export", str(run), str(out), "--format", "onnx"])
     main(["predict", str(out)])
     report = json.loads((out / "report.json").read_text())
     names = field_names(report, ("config", "matrices"))  # one has the options, the other names of matrices
