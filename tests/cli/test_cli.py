@@ -273,7 +273,7 @@ def test_a_whole_number_is_no_fraction(given, kind):
 def test_a_limit_of_batches_counts_the_steps_of_a_plan():
     words = ("plan", "--config", "quickstart.yaml", "--trainer.limit_train_batches", "2")
     made = subprocess.run([sys.executable, "-m", "lit_compress", *words], capture_output=True, text=True, check=True)
-    assert "dense 2 epochs = 4 steps, prune 1 epochs = 2 steps, retrain 1 epochs = 2 steps" in made.stdout
+    assert "dense 3 epochs = 6 steps, prune 1 epochs = 2 steps, retrain 1 epochs = 2 steps" in made.stdout
 
 
 @pytest.mark.parametrize(("own", "used"), [(None, "64"), ("500", "500")])
