@@ -75,7 +75,7 @@ def be(log: Path, words: Sequence[str]) -> NoReturn:
         main(list(words))
         code = 0
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
