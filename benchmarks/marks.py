@@ -1,17 +1,18 @@
 """Write the numbers and tables of a Markdown page from stored results.
 
-A comment behind a number names its source, and ``python -m benchmarks.tables`` writes the number again, with as many
-decimals as it has::
+numbers.yaml lists the measured numbers of each page with their sources, in the order of the page. ``python -m
+benchmarks.tables`` writes a number again, with as many decimals as it has, in the page and in the list::
 
-    84.5<!--fwsvd/retrain-sst2-none-in-*-->
-    4.6<!--max sp3/*-pca-0.06-*:ratios:speedup-->
-    1.2<!--error size/trained-int8-8-->
+    docs/how_to/smaller_file.md:
+    - "84.5": "fwsvd/retrain-sst2-none-in-*"
+    - "4.6": "max sp3/*-pca-0.06-*:ratios:speedup"
+    - "1.2": "error size/trained-int8-8"
 
-The first part names files below the study's ``results/``, without ``.json``. Several files give their mean, or their
-``min`` or ``max``. The keys of the JSON follow after colons; without them they are ``compressed:metric%``. In a list a
-key is a position, the values of the rows to take (``rows:weighting=none,rank_ratio=0.3:metric%``) or ``*``. A percent
-sign at the end multiplies by 100, ``MB`` divides by a million. ``error`` gives the standard error in points of the
-model at the keys, from its 95 % interval. A number from a paper has ``<!--paper-->`` behind it.
+The first part of a source names files below the study's ``results/``, without ``.json``. Several files give their mean,
+or their ``min`` or ``max``. The keys of the JSON follow after colons; without them they are ``compressed:metric%``. In
+a list a key is a position, the values of the rows to take (``rows:weighting=none,rank_ratio=0.3:metric%``) or ``*``. A
+percent sign at the end multiplies by 100, ``MB`` divides by a million. ``error`` gives the standard error in points of
+the model at the keys, from its 95 % interval. A number from a paper has the source ``paper``.
 
 A table is between ``<!--study.function-->`` and ``<!--end-->``. The function is one of the study's tables.py.
 """
@@ -25,28 +26,56 @@ from importlib import import_module
 from statistics import mean
 from typing import Any
 
+import yaml
+
 from benchmarks.common import HERE
 
-NUMBER = re.compile(r"(\d[\d,]*(?:\.(\d+))?)<!--([^<>]*/[^<>]*)-->")
+NUMBERS = HERE / "numbers.yaml"
 TABLE = re.compile(r"(<!--(\w+)\.(\w+)-->\n).*?(<!--end-->)", flags=re.S)
 OF_SEVERAL: dict[str, Callable[[list[float]], float]] = {"": mean, "min": min, "max": max}
+HEAD = "# The measured numbers of the pages with their sources, in the order of each page (benchmarks/marks.py).\n"
+Numbers = list[tuple[str, str]]  # a number as it is printed, and its source
 
 
-def filled(page: str) -> str:
-    """Return a page with its numbers and tables written again.
+def numbers() -> dict[str, Numbers]:
+    """Return the measured numbers of every page, by its path below the root."""
+    listed = yaml.safe_load(NUMBERS.read_text(encoding="utf-8"))
+    return {page: [pair for entry in entries for pair in entry.items()] for page, entries in listed.items()}
 
-    Raises:
-        ValueError: a name leads to no result, or to no number in it.
-    """
 
-    def number(found: re.Match[str]) -> str:
-        return f"{measured(found[3]):,.{len(found[2] or '')}f}<!--{found[3]}-->"
+def as_yaml(listed: dict[str, Numbers]) -> str:
+    """Return the text of numbers.yaml."""
+    pages = ("".join([f"{page}:\n", *(f'- "{n}": "{source}"\n' for n, source in listed[page])]) for page in listed)
+    return HEAD + "".join(pages)
+
+
+def with_tables(page: str) -> str:
+    """Return a page with its tables written again."""
 
     def table(found: re.Match[str]) -> str:
         made = getattr(import_module(f"benchmarks.{found[2]}.tables"), found[3])()
         return f"{found[1]}\n{made.rstrip()}\n\n{found[4]}"
 
-    return NUMBER.sub(number, TABLE.sub(table, page))
+    return TABLE.sub(table, page)
+
+
+def filled(page: str, listed: Numbers) -> tuple[str, Numbers]:
+    """Return a page and its list with the numbers written again.
+
+    Raises:
+        ValueError: the page has a number not, or not in this place of the order; a source leads to no number.
+    """
+    parts, again, position = [], [], 0
+    for number, source in listed:
+        found = re.compile(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)").search(page, position)
+        if not found:
+            raise ValueError(f"{number} ({source}) is not behind {again[-1][0] if again else 'the start'} on the page")
+        decimals = len(number.partition(".")[2])
+        new = number if source == "paper" else f"{measured(source):,.{decimals}f}"
+        parts += [page[position : found.start()], new]
+        again.append((new, source))
+        position = found.end()
+    return "".join(parts) + page[position:], again
 
 
 def measured(name: str) -> float:
@@ -70,7 +99,7 @@ def measured(name: str) -> float:
             return 100 * (high - low) / (2 * 1.96)
         return OF_SEVERAL[reduction]([value_at(result, keys or ["compressed", "metric"]) for result in results]) * scale
     except (LookupError, ValueError, TypeError) as error:
-        raise ValueError(f"<!--{name}-->: {len(paths)} results, {error!r}") from error
+        raise ValueError(f"{name}: {len(paths)} results, {error!r}") from error
 
 
 def value_at(value: Any, keys: list[str]) -> float:

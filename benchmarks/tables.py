@@ -22,7 +22,7 @@ from benchmarks.common import (
     updates,
     with_gains,
 )
-from benchmarks.marks import filled
+from benchmarks.marks import NUMBERS, as_yaml, filled, numbers, with_tables
 
 STUDIES = (
     "comparison", "base_size", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "decoder", "embedding", "data", "speed", "device", "threads",
@@ -163,12 +163,17 @@ def deeper(folder: Path) -> list[dict[str, Any]]:
 
 def pages() -> dict[Path, str]:
     """Return every page by its file."""
-    written = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]
+    root, listed, texts = HERE.parent, numbers(), {}
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        texts[path] = with_tables(path.read_text())
+    for name in listed:
+        texts[root / name], listed[name] = filled(texts[root / name], listed[name])
     return {
         HERE / "README.md": summary(),
         HERE / "studies.md": studies(),
         **{HERE / study / "README.md": page(study) for study in STUDIES},
-        **{path: filled(path.read_text()) for path in written},
+        **texts,
+        NUMBERS: as_yaml(listed),
     }
 
 
