@@ -73,6 +73,10 @@ CASES = [
 ]
 
 
+# one method of every class of stages: kills, other devices and several processes meet the others' code in these
+OF_STAGES = ("BlockMovement", "CoFi", "LLMPruner", "LPAF", "LoSparse", "PLATON", "SP3", "SecondOrder", "SliceGPT",
+             "Theseus")  # fmt: skip
+CLASSES = [GIVEN] if GIVEN else OF_STAGES
 WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; both are the same for all methods
 WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
 # methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two

@@ -12,7 +12,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from contract_cases import CASES, COMPARED, GIVEN, LEAN, METHODS, STEPS, UNIT, WHOLE, class_of, options
+from contract_cases import CASES, CLASSES, COMPARED, GIVEN, LEAN, METHODS, STEPS, UNIT, WHOLE, class_of, options
 from safetensors.torch import load_file
 from tiny import make_batch, make_net
 
@@ -25,6 +25,9 @@ from lit_compress.methods.block_movement import BlockMovementSettings
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.masks import keep_count
+
+OF_CLASSES = [case for case in CASES if not case.marks and case.values[0][0] in CLASSES]
+ON_TWO = [name for name in CLASSES if name not in COMPARED]
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +223,7 @@ def difference(first: Path, second: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [case for case in CASES if not case.marks], indirect=True)
+@pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_second_device_equals_the_cpu(run, short_run, tmp_path):
     """All stages, the export and the report, on a device that refuses CPU tensors and float64; SP3 after a kill, too.
 
@@ -242,9 +245,9 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [case for case in CASES if not case.marks], indirect=True)
+@pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
-    """kill -9 in mid-epoch, between stages, and at 27 events of all methods, drawn by their names: a file, a step, a
+    """kill -9 in mid-epoch, between stages, and at events drawn by the methods' names: a file, a step, a
     batch of training, of calibration, of evaluation. Through the command line; the exports are bit for bit the same.
 
     A teacher takes the place of the dense stage, with the same export; one method goes through that stage, too.
@@ -262,7 +265,7 @@ def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
         process.join()
         assert process.exitcode == -signal.SIGKILL, (act.at, errors.read_text()[-3000:])
 
-    if method in METHODS[::3]:
+    if method in CLASSES[::2]:
         kill_at_an_event()
     if method == WHOLE:
         processes.kill_when(processes.fork(args, errors), errors, killed / "dense" / "last.ckpt")
@@ -292,13 +295,12 @@ def check_budget(method: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in COMPARED])
+@pytest.mark.parametrize(("method", "strategy"), [(name, ("ddp", "fsdp2")[i % 2]) for i, name in enumerate(ON_TWO)])
 def test_two_processes(method, strategy, teacher, short_run, tmp_path):
     """DDP and FSDP2 on two processes, as torchrun starts them, or Slurm: the whole job, budget met exactly."""
     args = [*options(method, [*short_run, "--model.retrain.epochs", "1"]), "--run_dir", str(tmp_path / "run"),
             "--trainer.strategy", strategy, "--trainer.devices", "2"]  # fmt: skip
-    told = {"told": processes.slurm} if method == "SVD" else {}
+    told = {"told": processes.slurm} if method == ON_TWO[0] else {}
     processes.fork_ranks(["fit", *args, *LEAN, "--model.teacher", str(teacher)], tmp_path / "errors", **told)
     check_budget(method, tmp_path / "run")
 
