@@ -35,7 +35,7 @@ MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step"
            "second_order/divergence", "second_order/untrained", "second_order/estimates",
            "comparison", "comparison/claims", "comparison/front", "base_size", "base_size/coding",
            "reliability", "decoder", "decoder/integers", "decoder/serve",
-           *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
+           *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement", "mutations")),
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
 
 

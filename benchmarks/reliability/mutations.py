@@ -1,0 +1,175 @@
+"""How many broken places do the tests notice?
+
+    python -m benchmarks.reliability.mutations [--places 100] [--seed 0] [--only TEXT] [--minutes 60] [--list]
+
+Chooses places of ROOMS by the seed alone, as many of each room as its share of the lines. A place is a comparison, an
+operator, a condition or a number of a function, and is broken in a copy of the tree. Then the tests run that import the
+file, the nearest by name first; if they pass, those of its room, and the contract of all methods. The first test that
+fails has noticed it. Writes benchmarks/reliability/results/mutations/all.json, and continues where it was: a place that
+was tried before is not tried again unless its line has changed. Places that change nothing that can be seen (a bound
+of a search, a text) are in EQUAL with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import common
+
+SCRIPT = "reliability/mutations"
+ROOT = common.HERE.parent
+ROOMS = ("numerics", "stages", "export", "run", "data")
+SECONDS = 900  # of the tests of a place; a test that never ends has noticed it
+EQUAL: dict[str, str] = {}  # "file: line as it is -> line as it was made": why nobody can see it
+SWAPPED: dict[type, str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
+    ast.FloorDiv: "*", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """One way to break a file: the text from ``start`` to ``end`` becomes ``new``."""
+
+    path: Path
+    start: int
+    end: int
+    new: str
+
+    def broken(self) -> str:
+        """Return the file's text with the place broken."""
+        text = self.path.read_text(encoding="utf-8")
+        return text[: self.start] + self.new + text[self.end :]
+
+    def __str__(self) -> str:
+        """Return the file and the line before and after; the name of the place."""
+        text = self.path.read_text(encoding="utf-8")
+        number = text.count("\n", 0, self.start)
+        old, new = (source.splitlines()[number].strip() for source in (text, self.broken()))
+        return f"{self.path.relative_to(ROOT)}: {old} -> {new}"
+
+
+def places_of(path: Path) -> list[Place]:
+    """Return every place of a file, in its order.
+
+    Texts, types, imports and what is outside functions are left alone.
+    """
+    text = path.read_text(encoding="utf-8")
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    if not text.isascii():  # columns count bytes
+        return []
+    found: list[Place] = []
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    def between(left: ast.expr, right: ast.expr, kind: ast.AST) -> None:
+        start, end = at(left.end_lineno or 0, left.end_col_offset or 0), at(right.lineno, right.col_offset)
+        if (new := SWAPPED.get(type(kind))) and "(" not in text[start:end] and ")" not in text[start:end]:
+            found.append(Place(path, start, end, f" {new} "))
+
+    def whole(node: ast.expr, new: str) -> None:
+        start = at(node.lineno, node.col_offset)
+        found.append(Place(path, start, at(node.end_lineno or 0, node.end_col_offset or 0), new))
+
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    for node in (node for function in functions for statement in function.body for node in ast.walk(statement)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            between(node.left, node.comparators[0], node.ops[0])
+        elif isinstance(node, ast.BinOp):
+            between(node.left, node.right, node.op)
+        elif isinstance(node, ast.BoolOp):
+            between(node.values[0], node.values[1], node.op)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            whole(node, ast.get_source_segment(text, node.operand) or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            whole(node, str(not node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+            whole(node, str(node.value + 1))
+    unique = {(place.start, place.end): place for place in found}
+    return [unique[key] for key in sorted(unique)]
+
+
+def chosen(count: int, seed: int) -> list[Place]:
+    """Return ``count`` places, of each room as many as its share of the lines."""
+    rooms = {room: sorted((ROOT / "lit_compress" / room).rglob("*.py")) for room in ROOMS}
+    lines = {room: sum(len(path.read_text().splitlines()) for path in paths) for room, paths in rooms.items()}
+    picked = []
+    for room, paths in rooms.items():
+        places = [place for path in paths for place in places_of(path)]
+        share = round(count * lines[room] / sum(lines.values()))
+        picked += random.Random(f"{seed} {room}").sample(places, min(share, len(places)))
+    return picked
+
+
+def looking_at(path: Path) -> list[str]:
+    """Return the test files that import a file, the nearest by name first, and then its room's and the contract."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    package, _, name = module.rpartition(".")
+    importing = []
+    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = test.read_text(encoding="utf-8")
+        if module in text or f"from {package} import {name}" in text:
+            importing.append(str(test.relative_to(ROOT)))
+    room = f"tests/{path.relative_to(ROOT / 'lit_compress').parts[0]}"
+    importing.sort(key=lambda test: (f"test_{name}." not in test, not test.startswith(room), name not in test, test))
+    return [*importing, *([room] if (ROOT / room).is_dir() else []), "tests/test_contract.py"]
+
+
+def first_failure(tree: Path, tests: list[str], threads: int = 1) -> str | None:
+    """Return the test that fails first in a tree, or None if all pass."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *tests]
+    try:
+        done = subprocess.run(
+            words, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)},
+            capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    if done.returncode == 0:
+        return None
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else done.stdout[-200:]
+
+
+def main() -> None:
+    """Break places until all are tried or the time is over, and write what was noticed."""
+    parser = common.parser(SCRIPT, __doc__)
+    parser.add_argument("--places", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="in the name of a place")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--list", action="store_true", help="print the places, and who noticed them")
+    options = parser.parse_args()
+    places = {str(place): place for place in chosen(options.places, options.seed) if options.only in str(place)}
+    file, until = options.results / "all.json", time.monotonic() + 60 * options.minutes
+    known = json.loads(file.read_text())["noticed"] if file.is_file() else {}
+    noticed = {name: known[name] for name in places if name in known}
+    for name, place in places.items():
+        if options.list:
+            print(name, "->", EQUAL.get(name) or noticed.get(name, "not tried"))
+        elif name not in noticed and name not in EQUAL and time.monotonic() < until:
+            with tempfile.TemporaryDirectory() as work:
+                tree = Path(work) / "tree"
+                shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "site", "__pycache__"))
+                (tree / place.path.relative_to(ROOT)).write_text(place.broken(), encoding="utf-8")
+                noticed[name] = first_failure(tree, looking_at(place.path), options.threads)
+            print(name, "->", noticed[name], flush=True)
+            common.write(options, "all", {"noticed": noticed, "equal": EQUAL, **common.frame()})
+
+
+if __name__ == "__main__":
+    main()
