@@ -22,34 +22,21 @@ from lit_compress.utils.devices import current_device, find_device, place_within
 from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
+# a line of every sum that is made on the device, in memory and by block
 LINES = {
-    "kfac": KFAC,
     "exact": [*KFAC, "--labels", "exact"],
     "inputs": ["--weighting", "inputs", *KFAC],
     "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
-    "none": ["--weighting", "none"],
-    "structures": [*KFAC, "--removes", "structures"],
-    "LLMPruner": ["--method", "LLMPruner", "--density", "0.5"],
     "SliceGPT": ["--method", "SliceGPT", "--density", "0.7", "--model.prune.examples", "30"],
     "Layers": ["--method", "Layers", "--density", "0.5", "--model.prune.choice", "measured",
                "--model.prune.examples", "30"],
-    "trained": [*KFAC, "--refine", "5", "--distil", "3", "--data.batch_size", "32"],
-    "block-kfac": [*KFAC, "--by_block", "float32"],
+    "trained": [*KFAC, "--removes", "structures", "--refine", "5", "--distil", "3", "--data.batch_size", "32"],
     "block-refined": [*KFAC, "--refine", "5", "--by_block", "float32"],
     "block-fisher": ["--weighting", "fisher", "--fisher_examples", "20", "--by_block", "float32"],
     "block-LLMPruner": ["--method", "LLMPruner", "--density", "0.5", "--by_block", "float32"],
-    "block-inputs": ["--weighting", "inputs", *KFAC, "--by_block", "float32"],
-    "block-none": ["--weighting", "none", "--density", "0.5", "--by_block", "float32"],
-    "block-structures": [*KFAC, "--removes", "structures", "--by_block", "float32"],
 }  # fmt: skip
 UNIFORM = ["--calibration_examples", "20", "--density", "0.5", "--removes", "structures", "--shape", "uniform"]
-SLICED = ["--method", "SliceGPT", "--density", "0.6", "--model.prune.examples", "20"]
-DECODER_LINES = {
-    "uniform": UNIFORM,
-    "block-uniform": [*UNIFORM, "--by_block", "float32"],
-    "SliceGPT": SLICED,
-    "block-SliceGPT": [*SLICED, "--by_block", "float32"],
-}  # fmt: skip
+DECODER_LINES = {"uniform": UNIFORM, "block-uniform": [*UNIFORM, "--by_block", "float32"]}
 
 
 def said(*args: object) -> str:
@@ -63,23 +50,24 @@ def inputs() -> dict[str, torch.Tensor]:
     return {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
 
 
-def factorize_on_both(line: list[str], model: str, data: list[str], out: Path) -> dict[str, Any]:
-    """Factorize on each device; return the logits of the exports, and the work that the second device did."""
+def factorize_on_both(lines: dict[str, list[str]], model: str, data: list[str], out: Path) -> dict[str, Any]:
+    """Factorize on each device; return by line the logits of the exports, and the work that the second device did."""
     import second_device
 
-    found = {}
-    for device in ("cpu", "second"):
-        second_device.reset()
-        with second_device.without_float64():
-            said("factorize", model, out / device, *data, *line, "--device", device)
-        report = json.loads((out / device / "report.json").read_text())
-        found[device] = {
-            "logits": load_net(out / device)(**inputs()).logits.detach(),
-            "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
-            "metric": report["compressed"]["metric"],
-            "distilled": report.get("distilled"),
-            "calls": second_device.counts()["calls"],
-        }
+    found: dict[str, Any] = {}
+    for name, line in lines.items():
+        for device in ("cpu", "second"):
+            second_device.reset()
+            folder = out / name / device
+            with second_device.without_float64():
+                said("factorize", model, folder, *data, *line, "--device", device)
+            report = json.loads((folder / "report.json").read_text())
+            found.setdefault(name, {})[device] = {
+                "logits": load_net(folder)(**inputs()).logits.detach(),
+                "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
+                "metric": report["compressed"]["metric"],
+                "calls": second_device.counts()["calls"],
+            }
     return found
 
 
@@ -94,23 +82,39 @@ def model(tiny_backbone, tiny_data, tmp_path_factory):
     return folder, data
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_factorize(line, model, tmp_path):
-    cpu, second = processes.on_second_device(
-        factorize_on_both, line, str(model[0] / "dense" / "net"), model[1], tmp_path
-    ).values()
-    check_alike(cpu, second)
+@pytest.fixture(scope="module")
+def both(model, decoder, tmp_path_factory):
+    """What each line makes on both devices: one process makes them all."""
+    found = {}
+    for (folder, data), lines in ((model, LINES), (decoder, DECODER_LINES)):
+        dense = folder / "dense" / "net" if lines is LINES else folder
+        out = tmp_path_factory.mktemp("both")
+        found |= processes.on_second_device(factorize_on_both, lines, str(dense), data, out)
+    return found
+
+
+@pytest.mark.parametrize("name", [*LINES, *DECODER_LINES])
+def test_factorize(name, both):
+    cpu, second = both[name].values()
+    assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
+    assert second["metric"] == pytest.approx(cpu["metric"], rel=1e-5)
+    assert second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
+    assert second["calls"] > 100 > cpu["calls"] == 0
+
+
+def distil_on_both(model: str, data: list[str], out: Path) -> list[dict[str, Any]]:
+    """Return what each device says of a distillation in bfloat16."""
+    line = ["factorize", model, "OUT", *data, *KFAC, "--distil", "3", "--trainer.precision", "bf16-mixed", "--device"]
+    for device in ("cpu", "second"):
+        said(*(out / device if word == "OUT" else word for word in line), device)
+    return [json.loads((out / device / "report.json").read_text())["distilled"] for device in ("cpu", "second")]
 
 
 def test_distil_in_mixed_precision(model, tmp_path):
     """bfloat16 rounds differently on each device, so only the losses are near."""
-    line = [*KFAC, "--distil", "3", "--trainer.precision", "bf16-mixed"]
-    cpu, second = processes.on_second_device(
-        factorize_on_both, line, str(model[0] / "dense" / "net"), model[1], tmp_path
-    ).values()
-    assert cpu["distilled"]["precision"] == second["distilled"]["precision"] == "bf16-mixed"
-    assert second["distilled"]["loss"] == pytest.approx(cpu["distilled"]["loss"], rel=0.05)
-    assert second["calls"] > 100
+    cpu, second = processes.on_second_device(distil_on_both, str(model[0] / "dense" / "net"), model[1], tmp_path)
+    assert cpu["precision"] == second["precision"] == "bf16-mixed"
+    assert second["loss"] == pytest.approx(cpu["loss"], rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -121,22 +125,6 @@ def decoder(tmp_path_factory):
     texts = write_texts(tmp_path_factory.mktemp("texts"))
     more = ["--data.max_length", "16", "--data.batch_size", "4"]
     return folder, ["--data.task", "plain_text", "--data.path", str(texts), *more]
-
-
-@pytest.mark.parametrize("line", DECODER_LINES.values(), ids=DECODER_LINES)
-def test_factorize_a_decoder(line, decoder, tmp_path):
-    cpu, second = processes.on_second_device(
-        factorize_on_both, line, str(decoder[0]), decoder[1], tmp_path
-    ).values()  # fmt: skip
-    check_alike(cpu, second)
-
-
-def check_alike(cpu: dict[str, Any], second: dict[str, Any]) -> None:
-    """Assert that both devices made the same, and that the second worked."""
-    assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
-    assert second["metric"] == pytest.approx(cpu["metric"], rel=1e-5)
-    assert second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
-    assert second["calls"] > 100 > cpu["calls"] == 0
 
 
 def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str, Any]]:
@@ -300,9 +288,7 @@ def test_batches_are_pinned(tiny_backbone, tiny_data):
 SUMS = {
     # options, the function that sums, and how many times more bytes come to the host without room (states always do)
     "kfac": (KFAC, "lit_compress.stages.calibration.whole", 10),
-    "block-kfac": ([*KFAC, "--by_block", "float32"], "lit_compress.calibration.by_block.BlockStatistics.collect", 2),
     "block-LLMPruner": (LINES["block-LLMPruner"], "lit_compress.calibration.by_block.BlockStatistics.collect", 3),
-    "block-fisher": (LINES["block-fisher"], "lit_compress.calibration.by_block.BlockStatistics.collect", 1),
 }
 
 

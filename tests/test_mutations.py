@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reliability import mutations
-from benchmarks.reliability.mutations import chosen, first_failure, places_of, looking_at
+from benchmarks.reliability.mutations import chosen, first_failure, looking_at, places_of
 
 CODE = '''"""A text with 1 < 2."""
 LIMIT = 3
