@@ -201,7 +201,7 @@ def _evaluate_command(args: list[str], command: Literal["validate", "test", "pre
     parts = open_target(target, rest, command)
     if command == "predict":
         task_type(parts.data.record).check_answers()
-    if command == "predict" and path.exists() and path.samefile(Path(parts.data.path or "/").expanduser()):
+    if command == "predict" and path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(target, parts, command)
     if command == "predict":

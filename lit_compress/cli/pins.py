@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_compress.data.repository import located
+from lit_compress.data.sources import located
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.gguf import gguf_file
 from lit_compress.run.folder import name_today

@@ -180,7 +180,8 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
     parts = target.parse(rest, command).build()
     current_device()  # refuses one that is not here before anything is loaded
     parts.data.read_as(str(target.folder))
-    parts.data.whole_file = _is_another_table(target.trained_on, parts.data.path)
+    place = parts.data.place
+    parts.data.place = replace(place, whole=_is_another_table(target.trained_on, place.path))
     return parts
 
 

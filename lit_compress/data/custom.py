@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lit_compress.data.checks import no_rows
-from lit_compress.data.label_columns import checked_columns, find_columns
-from lit_compress.data.lines import check_encoding
-from lit_compress.data.sources import Source, custom_sources
-from lit_compress.tasks import KINDS
+from lit_compress.data.checks import IDS, Source, no_rows
+from lit_compress.data.readers import Row
+from lit_compress.data.sources import Place, sources_at
+from lit_compress.tasks import KINDS, TaskType
 from lit_compress.tasks.classification import Classification, fraction_line, label_name, whole_number
+from lit_compress.tasks.multi_label import MultiLabel, flag, is_missing
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -24,22 +27,19 @@ FORMAT = 3  # raise it when labels are read in another way, so that old caches a
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def custom_task(settings: Custom, path: str | None, encoding: str | None = None) -> Task:
+def custom_task(settings: Custom, place: Place) -> Task:
     """Return the record of the user's task.
 
     Args:
         settings: type of task, columns and labels; None for the type's usual columns, and for the labels of the
             training rows.
-        path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
-        encoding: of text files; None: UTF-8.
+        place: of the user's rows.
 
     Raises:
         UserError: there is no path, the labels are not usable, or a row has none.
     """
-    if path is None:
+    if place.path is None:
         raise UserError("data.path: task 'custom' has no data of its own; give a file or a folder")
-    if encoding is not None:
-        check_encoding(encoding)
     kind = KINDS[settings.kind]
     text = (settings.text,) if isinstance(settings.text, str) else tuple(settings.text or kind.columns)
     fewest, most = kind.texts
@@ -59,7 +59,7 @@ def custom_task(settings: Custom, path: str | None, encoding: str | None = None)
     labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
     numbered = True
     if settings.label is None and (kind.own_columns or (isinstance(kind, Classification) and not labels)):
-        draft = replace(draft, label_columns=find_columns(draft, path, labels, encoding))
+        draft = replace(draft, label_columns=find_columns(draft, place, labels))
     if draft.label_columns:
         labels = labels or tuple(name.strip() for name in draft.label_columns)
         if {*labels} != {name.strip() for name in draft.label_columns}:
@@ -68,15 +68,86 @@ def custom_task(settings: Custom, path: str | None, encoding: str | None = None)
                 f"{', '.join(draft.label_columns)}, in any order, or leave it out"
             )
     if kind.classes and not labels:
-        sources = custom_sources(draft, path, ["train"], encoding)
+        sources = sources_at(draft, place, ["train"])
         if "train" not in sources:
-            raise UserError(f"data.path: '{path}' has no file for 'train', and data.custom.labels names no classes")
+            raise UserError(f"{place.where} has no file for 'train', and data.custom.labels names no classes")
         labels, numbered = find_labels(draft, sources["train"])
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
     numbered = numbered if settings.numbered is None else settings.numbered
     whole = replace(draft, labels=labels, numbered=numbered)
     return replace(whole, metrics=kind.metrics_of(whole))
+
+
+# ---------------------------------------------------------------- labels in columns of 0 and 1, as Jigsaw has them
+
+
+def checked_columns(kind: TaskType, names: list[str]) -> tuple[str, ...]:
+    """Return the columns of 0 and 1, one for each label, that the user names.
+
+    Raises:
+        UserError: labels of this type are in one column, or there are not two, or one is named twice.
+    """
+    shown = f"data.custom.label: [{', '.join(names)}]"
+    if not kind.own_columns:
+        raise UserError(f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind multi_label")
+    if len({name.strip() for name in names}) < max(2, len(names)):
+        raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")
+    return tuple(names)
+
+
+def find_columns(task: Task, place: Place, labels: Collection[str]) -> tuple[str, ...]:
+    """Return the columns of 0 and 1 of a file without a label column, one for each label.
+
+    They are the classes where these are known; else all columns but texts and ids.
+
+    Args:
+        task: has the names of the other columns.
+        place: of the rows.
+        labels: names of the classes; () if they are not known.
+
+    Returns:
+        Their names, in order; () if there are none, or the file has a label column.
+
+    Raises:
+        UserError: only some of the columns have no other values, or ``task`` cannot have several labels.
+    """
+
+    def read(columns: list[str]) -> tuple[str, list[str], Iterator[Row]] | None:
+        """Return the name of a source, the names of its columns, and its rows, which have ``columns``."""
+        sources = sources_at(replace(task, label_columns=tuple(columns)), place, ["train"])
+        if (source := sources.get("train", next(iter(sources.values()), None))) is None:
+            return None
+        table = source.read()
+        first = list(islice(table.rows, 1))
+        return source.where, table.names or list(*first), chain(first, table.rows)
+
+    if (first := read([])) is None or task.label in first[1]:
+        return ()
+    where, names, _ = first
+    if labels:
+        return tuple(labels) if set(labels) <= set(names) else ()
+    others = [name for name in names if name not in (*task.text, *IDS)]
+    flags = dict.fromkeys(others, False)  # whether a 0 or 1 was seen; a column with another value is left out
+    for row in (read(others) or first)[2]:
+        for name, value in ((name, row.get(name)) for name in list(flags)):
+            if flag(value) is None and not is_missing(value):
+                del flags[name]
+            else:
+                flags[name] |= not is_missing(value)
+    columns = tuple(name for name, seen in flags.items() if seen)
+    if len(columns) < 2:
+        return ()
+    option = f"--data.custom.label {shlex.quote(json.dumps(columns, ensure_ascii=False))}"
+    if not KINDS[task.kind].own_columns:
+        option = f"--data.custom.kind {MultiLabel.name} {option}"
+    elif len(columns) == len(others):
+        note(f"{where}: the labels are the columns {', '.join(columns)}, of 0 and 1")
+        return columns
+    raise UserError(f"{where} has no column '{task.label}'; if columns of 0 and 1 are the labels, give {option:.500}")
+
+
+# ---------------------------------------------------------------- labels in one column
 
 
 def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:

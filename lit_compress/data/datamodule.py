@@ -12,8 +12,8 @@ import torch
 from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order
 from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
-from lit_compress.data.repository import located
-from lit_compress.data.sources import ALL, CUSTOM, has_split
+from lit_compress.data.readers import Form
+from lit_compress.data.sources import ALL, CUSTOM, Place, has_split, located
 from lit_compress.data.splits import HELD_OUT, VALIDATION_SEED, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
@@ -66,6 +66,8 @@ class DataModule(Splits):
         split_seed: decides how a single file is split; other than the seed, so that all seeds share one dev set.
         custom: type, columns and labels of task custom.
         encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
+        separator: sign between the fields of text files; without it the usual one of the ending, or the one of
+            comma, semicolon, tab and bar that the first line has.
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
         null_threshold: by how much the score of "no answer" must exceed the best span's score to be given (span_qa);
             without it the task's; for custom every question has an answer.
@@ -98,6 +100,7 @@ class DataModule(Splits):
         split_seed: int = 42,
         custom: Custom = Custom(),
         encoding: str | None = None,
+        separator: str | None = None,
         stride: int | None = None,
         null_threshold: float | None = None,
         target_length: int | None = None,
@@ -110,14 +113,15 @@ class DataModule(Splits):
         super().__init__()
         if path is not None and (repository := located(task, path, revision, custom.configuration)) is not None:
             path, revision = str(repository.folder), None
-        self.record: Task = custom_task(custom, path, encoding) if task == CUSTOM else get_task(task)
+        self.place = Place(path, Form(encoding, separator), split_seed, revision=revision)
+        self.record: Task = custom_task(custom, self.place) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         options = (("target_length", target_length), ("num_beams", num_beams), ("length_penalty", length_penalty))
         asked: dict[str, Any] = {name: value for name, value in options if value is not None}
         writing = replace(self.record.writing, **asked, asked=tuple(asked))
         self.record = replace(self.record, spans=spans, writing=writing, split_words=custom.split_words)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
-        if self.record.kind == "embedding":
+        if task_type(self.record).pools:
             self._pool_as(pooling_of(self._place_of(backbone), teacher and self._place_of(teacher)))
         for name, value, smallest in (
             ("batch_size", batch_size, 1),
@@ -136,14 +140,11 @@ class DataModule(Splits):
         self.task = task
         self.backbone = backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
-        self.path, self.revision = path, revision
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_examples, self.validation_examples = train_examples, validation_examples
         self.hold_out, self.num_workers = hold_out, num_workers
-        self.seed, self.split_seed = seed, split_seed
-        self.encoding = encoding
+        self.seed = seed
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
-        self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         self.predicted = ""  # name of the split for predict
 
@@ -154,7 +155,7 @@ class DataModule(Splits):
     def read_as(self, folder: str) -> None:
         """Read with the tokenizer of the model in ``folder``, and make vectors as it does, if its files say how."""
         self.backbone = folder
-        if self.record.kind == "embedding":
+        if task_type(self.record).pools:
             self._pool_as(read_pooling(Path(folder), "data"))
 
     def _pool_as(self, pooling: Pooling | None) -> None:
@@ -216,7 +217,7 @@ class DataModule(Splits):
             self.predicted = split
 
     def _has(self, split: str) -> bool:
-        return has_split(self.record, self.path, split, self.revision)
+        return has_split(self.record, self.place, split)
 
     def label_by(self, net: Any) -> None:
         """Label the dev texts with the vectors that ``net`` gives them, batch by batch as :meth:`val_dataloader`."""

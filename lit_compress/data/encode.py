@@ -60,7 +60,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         task.spans.stride,
         task.writing.target_length,
         # also how vectors are made, as this key is all that a run that continues compares
-        *([task.pooling.tokens] if task.kind == "embedding" else []),
+        *([task.pooling.tokens] if task_type(task).pools else []),
         *(["split"] if task.split_words else []),
         *filter(None, (task.pooling.prompt, task.pooling.dim, len(task.pooling.dense))),
     )

@@ -1,18 +1,20 @@
-"""Readers of file formats and tables, which yield rows one chunk at a time; an error is one line."""
+"""Files -> rows: pandas reads tables of text, the json module JSON, pyarrow parquet; an error is one line."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any
 
-from lit_compress.data.json_rows import Row, json_rows
-from lit_compress.data.lines import check_unpacked, most_unpacked, text_lines
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -22,8 +24,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK = 10_000  # rows that are Python objects at one time
-LONGEST_FIELD = 2**24  # characters of a CSV field; a quote that is not closed must not swallow a huge file
-csv.field_size_limit(LONGEST_FIELD)
+UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+SEPARATORS = ",;\t|"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the user says that text files are written; None: in UTF-8, separated as usual."""
+
+    encoding: str | None = None
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            "".encode(self.codec)
+        except (LookupError, ValueError) as error:
+            near = nearest(self.encoding, ("utf-8", "utf-16", "cp1252", "cp1251", "cp932", "gb18030", "latin-1"))
+            raise UserError(f"data.encoding: '{self.encoding}' is no text encoding; {near}") from error
+        if self.separator is not None and len(self.separator) != 1:
+            raise UserError(f"data.separator: '{self.separator}' is not one character; give e.g. ';'")
+
+    @property
+    def codec(self) -> str:
+        """The encoding; that of UTF-8 leaves a byte order mark out."""
+        encoding = self.encoding or "utf-8"
+        return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
 
 @dataclass(frozen=True)
@@ -41,7 +68,7 @@ class Rows:
     classes: list[str] | None = None
 
 
-Reader = Callable[[Task, str, Path, str], Rows]  # of a task, a file as errors call it, and its encoding
+Reader = Callable[[Task, str, Path, Form], Rows]  # of a task, and of a file as errors call it
 
 
 def need_columns(task: Task, where: str, names: Iterable[str]) -> None:
@@ -56,30 +83,36 @@ def need_columns(task: Task, where: str, names: Iterable[str]) -> None:
             raise UserError(f"{where} has no column '{column}'; {nearest(column, names)}")
 
 
-def check_types(task: Task, where: str, schema: pa.Schema) -> None:
-    """Check that a table's text columns are text, or lists of words where the task has words.
+def _check_header(where: str, header: list[str]) -> None:
+    """Refuse two columns with one name, or without any."""
+    if header.count("") > 1:
+        raise UserError(f"{where} has {header.count('')} columns without a name; name or remove them")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
 
-    Raises:
-        UserError: a column is missing or has another type.
-    """
+
+# ------------------------------------------------------------------------------------------- tables of Arrow
+
+
+def _check_types(task: Task, where: str, schema: pa.Schema) -> None:
+    """Check that a table's text columns are text, or lists of words if the task has words."""
     import pyarrow as pa
 
     _check_header(where, schema.names)
     need_columns(task, where, schema.names)
+    words, types = task_type(task).words, pa.types
     for name in task.text:
         kind = item = schema.field(name).type
-        if task_type(task).words and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if words and (types.is_list(kind) or types.is_large_list(kind)):
             item = kind.value_type
-        if pa.types.is_dictionary(item):  # a pandas categorical
+        if types.is_dictionary(item):  # a pandas categorical
             item = item.value_type
-        if not any(
-            is_text(item) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        ):
-            wanted = "text or lists of words" if task_type(task).words else "text (string)"
+        if not (types.is_string(item) or types.is_large_string(item) or types.is_string_view(item)):
+            wanted = "text or lists of words" if words else "text (string)"
             raise UserError(f"{where} column '{name}' is of type {kind}; give {wanted}")
 
 
-def class_names(task: Task, schema: pa.Schema) -> list[str] | None:
+def _class_names(task: Task, schema: pa.Schema) -> list[str] | None:
     """Return the class names in a table's metadata, in order of the numbers in the label column; None without any."""
     metadata = (schema.metadata or {}).get(b"huggingface")
     try:
@@ -93,7 +126,7 @@ def class_names(task: Task, schema: pa.Schema) -> list[str] | None:
     return feature.get("names") if isinstance(feature, dict) else None
 
 
-def named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[Row]:
+def _named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[Row]:
     """Return the rows with class numbers replaced by ``names``, if these are the labels of ``task``."""
     if names is None or set(names) != set(task.labels):
         return rows
@@ -106,213 +139,268 @@ def named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[
     return ({**row, task.label: name(row[task.label])} if task.label in row else row for row in rows)
 
 
-def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches, one batch at a time."""
-    for batch in batches:
-        batch.validate(full=True)  # bytes that are not UTF-8
-        yield from batch.to_pylist()
-
-
 def from_table(task: Task, where: str, table: pa.Table) -> Rows:
-    """Return the rows of an Arrow table; error messages begin with ``where``."""
-    check_types(task, where, table.schema)
-    names = class_names(task, table.schema)
-    return Rows(table.column_names, named(task, from_batches(table.to_batches(CHUNK)), names), names)
+    """Return the rows of an Arrow table; error messages begin with ``where``.
+
+    Raises:
+        UserError: a text column is missing, twice there or of another type.
+    """
+    _check_types(task, where, table.schema)
+    names = _class_names(task, table.schema)
+    rows = chain.from_iterable(map(_rows_of, table.to_batches(CHUNK)))
+    return Rows(table.column_names, _named(task, rows, names), names)
 
 
-def _text_bytes(values: pa.Array) -> int:
+def _rows_of(batch: pa.RecordBatch) -> list[Row]:
+    batch.validate(full=True)  # bytes that are not UTF-8
+    return list(batch.to_pylist())
+
+
+def _unpacked_bytes(values: pa.Array) -> int:
     """Return how many bytes the values of a column have as objects, texts that are stored once each time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_struct(values.type):
-        return sum(map(_text_bytes, values.flatten()))
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        return _text_bytes(values.flatten())
+    if pa.types.is_nested(values.type):
+        inner = values.flatten()
+        return sum(map(_unpacked_bytes, inner if isinstance(inner, list) else [inner]))
     if pa.types.is_dictionary(values.type):
         return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
     return values.nbytes
 
 
-def _read_parquet(task: Task, where: str, file: Path, encoding: str) -> Rows:
+def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if file.stat().st_size == 0:
-        raise UserError(f"{where} is empty (0 bytes)")
+    @contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{where} is no readable parquet file: {str(error)[:160]}") from error
 
-    def readable(error: Exception) -> UserError:
-        return UserError(f"{where} is no readable parquet file: {str(error)[:160]}")
-
-    try:
+    with told():
         source = pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        raise readable(error) from error
-    names = source.schema_arrow.names
-    check_types(task, where, source.schema_arrow)
+    schema, groups = source.schema_arrow, source.metadata
+    _check_types(task, where, schema)
     wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
-    columns = [name for name in dict.fromkeys(wanted) if name in names]
+    columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
     parts = [source.schema.column(number) for number in range(len(source.schema))]
     once = [part.path for part in parts if part.physical_type == "BYTE_ARRAY" and part.path.split(".")[0] in columns]
-    most = most_unpacked(file)
 
     def rows() -> Iterator[Row]:
         total = 0
-        try:
-            for group in map(source.metadata.row_group, range(source.num_row_groups)):
-                sizes = [group.column(number).total_uncompressed_size for number in range(len(parts))]
-                check_unpacked(where, max(sizes, default=0), most)
+        for group in map(groups.row_group, range(source.num_row_groups)):
+            check_unpacked(where, file, max(group.column(n).total_uncompressed_size for n in range(len(parts))))
+        with told():
             # texts that are stored once are not repeated before their size is known
             for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
-                total += sum(map(_text_bytes, batch.columns))
-                check_unpacked(where, total, most)
-                yield from from_batches([batch])
-        except (pa.ArrowException, OSError) as error:
-            raise readable(error) from error
+                total += sum(map(_unpacked_bytes, batch.columns))
+                check_unpacked(where, file, total)
+                yield from _rows_of(batch)
 
-    classes = class_names(task, source.schema_arrow)
-    return Rows(names, named(task, rows(), classes), classes)
+    classes = _class_names(task, schema)
+    return Rows(schema.names, _named(task, rows(), classes), classes)
 
 
-def _read_json(task: Task, where: str, file: Path, encoding: str) -> Rows:
-    first = next(text_lines(where, file, encoding), "")
-    if _looks_like(first, task) in _DELIMITERS:
-        raise UserError(f"{where} is a table by its first line, not JSON; call it .csv or .tsv")
-    return Rows(None, json_rows(task, where, text_lines(where, file, encoding, any_end=True)))
+def check_unpacked(where: str, file: Path, size: int) -> None:
+    """Refuse a packed file that unpacks to ``size`` bytes or more, if text does not shrink so far."""
+    most = max(UNPACKED, TIMES * file.stat().st_size)
+    if size > most:
+        raise UserError(
+            f"{where} unpacks to more than {most:,} bytes, {TIMES} times its size, as no text does; give it as "
+            "an unpacked .jsonl"
+        )
 
 
-# how the fields of a table may be separated -> the suffix of such a file
-_DELIMITERS = {",": ".csv", "\t": ".tsv", ";": ".csv", "|": ".csv"}
-_JSON = "JSON"
+# ------------------------------------------------------------------------------------------- files of text
 
 
-def _looks_like(line: str, task: Task) -> str | None:
-    """Return a file's format by its first line: ``JSON``, a header's delimiter if it has ``task``'s columns, None."""
-    line = line.strip()
-    if line in ("{", "["):
-        return _JSON
-    if line[:1] in ("{", "["):
-        try:
-            return _JSON if isinstance(json.loads(line), dict | list) else None
-        except (ValueError, RecursionError):
-            return _JSON if line.startswith(('{"', '[{"')) else None
-    return next((sign for sign in _DELIMITERS if set(_fields(line, sign)) & {*task.text, task.label}), None)
+def _is_packed(file: Path) -> bool:
+    return file.suffix.lower() == ".gz"
 
 
-def _fields(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a header, or none if it is no line of a table."""
+@contextmanager
+def _text(where: str, file: Path, form: Form, newline: str = "") -> Iterator[IO[str]]:
+    """Open a text file, unpacked; what it is not is one line."""
+    with _told(where, form):
+        opened: Any = gzip.open if _is_packed(file) else open
+        with opened(file, "rt", encoding=form.codec, newline=newline) as stream:
+            yield stream
+
+
+@contextmanager
+def _told(where: str, form: Form) -> Iterator[None]:
+    from pandas.errors import ParserError
+
     try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:
-        return []
+        yield
+    except UnicodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x}" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise _other_encoding(where, form, byte) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{where} is no whole gzip file: {error}") from error
+    except ParserError as error:
+        reason = str(error).partition("C error: ")[2] or str(error)
+        raise UserError(f"{where}: {reason.strip()}; --data.separator names another sign between fields") from error
+
+
+def _other_encoding(where: str, form: Form, found: str) -> UserError:
+    return UserError(
+        f"{where} is no text in {form.encoding or 'UTF-8'} ({found}); if it is text, give --data.encoding, e.g. cp1252 "
+        "or utf-16"
+    )
+
+
+def _checked(where: str, file: Path, form: Form) -> str:
+    """Return the first line of a file that is not empty, and not packed more than text can be."""
+    if file.stat().st_size == 0:
+        raise UserError(f"{where} is empty (0 bytes)")
+    with _told(where, form):
+        if _is_packed(file):
+            with gzip.open(file) as stream:
+                size = 0
+                while part := stream.read(2**20):
+                    check_unpacked(where, file, size := size + len(part))
+    with _text(where, file, form) as lines:
+        first = lines.readline()
+    if "\0" in first:
+        raise _other_encoding(where, form, "it has NUL")
+    return first
 
 
 def _read_separated(usual: str) -> Reader:
-    def read(task: Task, where: str, file: Path, encoding: str) -> Rows:
-        lines = text_lines(where, file, encoding, any_end=True)
-        first = next(lines, "")
-        if _looks_like(first, task) == _JSON:
-            raise UserError(f"{where} is JSON by its first line, not a table; call it .jsonl or .json")
+    """Return the reader of a table of text, whose fields stay text; one without a value is None."""
+
+    def read(task: Task, where: str, file: Path, form: Form) -> Rows:
+        import pandas as pd
+        from pandas.errors import EmptyDataError
+
+        first, skipped = _checked(where, file, form), 0
         if excel := re.fullmatch(r'"?sep=(.)"?\s*', first):  # the first line for Excel alone
-            first = next(lines, "")
-        delimiter = _delimiter(task, where, first, excel[1] if excel else usual)
-        plain = delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding)
-        quoting: Literal[0, 3] = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
-        reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting, strict=True)
-        try:
-            header = next(reader, [])
-        except csv.Error as error:
-            raise UserError(f"{where} header: {error}") from error
+            with _text(where, file, form) as lines:
+                first, skipped = next(islice(lines, 1, None), ""), 1
+        separator = form.separator or (excel[1] if excel else _separator(where, first, usual))
+        plain = separator == "\t" and not _needs_quotes(where, file, form)
+        options: dict[str, Any] = dict(
+            sep=separator, header=None, dtype=object, na_filter=False, chunksize=CHUNK, skiprows=skipped,
+            encoding=form.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+            compression="gzip" if _is_packed(file) else None, engine="c",
+        )  # fmt: skip
+
+        def fields() -> Iterator[tuple[str, ...]]:
+            with _told(where, form), suppress(EmptyDataError), pd.read_csv(file, **options) as frames:
+                for frame in frames:
+                    yield from zip(*(frame[name].tolist() for name in frame), strict=True)
+
+        rows = fields()
+        header = list(next(rows, ()))
         _check_header(where, header)
-        return Rows(header, _table_rows(where, header, reader))
+        if len(header) == 1 and re.search(r"[^\w\s]", header[0]):
+            raise UserError(f"{where} has one column, '{header[0]:.60}'; --data.separator is the sign between fields")
+        # there is no null in these formats: an empty field is a missing value
+        return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True)} for row in rows))
 
     return read
 
 
-def _delimiter(task: Task, where: str, first: str, usual: str) -> str:
-    """Return the delimiter of the fields: the usual sign, or the one by which the first line has the task's columns."""
-    for sign in (usual, *_DELIMITERS):
-        if set(task.text) <= set(_fields(first.strip(), sign)):
-            if sign != usual:
-                note(f"{where}: fields are separated by {sign!r}")
-            return sign
-    return usual
-
-
-def _check_header(where: str, header: list[str]) -> None:
-    """Refuse repeated names.
-
-    Raises:
-        UserError: two columns have one name, or none.
-    """
-    if header.count("") > 1:
-        raise UserError(f"{where} has {header.count('')} columns without a name; name or remove them")
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
-
-
-def _table_rows(where: str, header: list[str], reader: Iterator[list[str]]) -> Iterator[Row]:
-    """Yield the rows below a header."""
-    row = 0
+def _separator(where: str, first: str, usual: str) -> str:
+    """Return the sign between the fields of a header: the usual one, or if it is not there, the one that is found."""
     try:
-        for fields in reader:
-            if not fields:
-                continue  # an empty line, as at the end of many files
-            row += 1
-            if len(fields) != len(header):
-                raise UserError(
-                    f"{where} row {row}: {len(fields)} fields, the header has {len(header)}: {', '.join(header)}"
-                )
-            # there is no null in these formats: an empty field is a missing value
-            yield {name: field or None for name, field in zip(header, fields, strict=True)}
-    except csv.Error as error:
-        raise UserError(f"{where} row {row + 1}: {error}") from error
+        found = usual if usual in first else csv.Sniffer().sniff(first, SEPARATORS).delimiter
+    except csv.Error:  # one column
+        return usual
+    if found != usual:
+        note(f"{where}: fields are separated by {found!r}")
+    return found
 
 
-def _has_quoted_fields(where: str, file: Path, encoding: str) -> bool:
+def _needs_quotes(where: str, file: Path, form: Form) -> bool:
     """Return whether a file with tabs can only be read with quotes: a field in quotes holds a tab or a line end.
 
     In most, GLUE's among them, quotes are ordinary characters, and rows have as many fields as the header so.
     """
-    if not any(line.startswith('"') or '\t"' in line for line in text_lines(where, file, encoding)):
-        return False
-    for quoting in (csv.QUOTE_NONE, csv.QUOTE_MINIMAL):
-        rows = csv.reader(text_lines(where, file, encoding, any_end=True), delimiter="\t", quoting=quoting, strict=True)
-        try:
-            header = next(rows, [])
-            if all(len(fields) in (0, len(header)) for fields in rows):
-                return quoting == csv.QUOTE_MINIMAL
-        except csv.Error:
-            continue
-    return False
+
+    def fits(quoting: Any) -> bool:
+        with _text(where, file, form) as lines:
+            try:
+                return len({len(row) for row in csv.reader(lines, delimiter="\t", quoting=quoting) if row}) == 1
+            except csv.Error:
+                return False
+
+    return not fits(csv.QUOTE_NONE) and fits(csv.QUOTE_MINIMAL)
 
 
-def _read_text(task: Task, where: str, file: Path, encoding: str) -> Rows:
+def _read_text(task: Task, where: str, file: Path, form: Form) -> Rows:
     """Return the lines, with their ends, as the first text column."""
-    if not task_type(task).one_text:
-        _refuse_table(task, where, list(islice(text_lines(where, file, encoding), LINES_LOOKED_AT)))
-    return Rows([task.text[0]], ({task.text[0]: line} for line in text_lines(where, file, encoding)))
+    first = _checked(where, file, form)
+    fields = {field.strip('" \r\n') for field in re.split(f"[{SEPARATORS}]", first)}
+    if not task_type(task).one_text and ("\t" in first or first.startswith('{"') or fields & {*task.text, task.label}):
+        raise UserError(f"{where} is a table or JSON by its first line, '{first.strip():.60}'; call it .csv or .jsonl")
+
+    def rows() -> Iterator[Row]:
+        with _text(where, file, form, "\n") as lines:
+            for line in lines:
+                yield {task.text[0]: line}
+
+    return Rows([task.text[0]], rows())
 
 
-LINES_LOOKED_AT = 20
+# ------------------------------------------------------------------------------------------- JSON
 
 
-def _refuse_table(task: Task, where: str, lines: list[str]) -> None:
-    """Refuse a file that is called .txt and is no list of texts.
+def _read_json(task: Task, where: str, file: Path, form: Form) -> Rows:
+    _checked(where, file, form)
 
-    Raises:
-        UserError: its first line is JSON or a header, or all lines have as many fields as one.
-    """
-    first = next(iter(lines), "")
-    sign_or_json = _looks_like(first, task)
-    if sign_or_json == _JSON:
-        raise UserError(f"{where} is JSON by its first line, not one text per line; call it .jsonl or .json")
-    for sign, suffix in _DELIMITERS.items():
-        header = _fields(first.strip(), sign)
-        same = len(header) > 1 and all(len(_fields(line.rstrip("\r\n"), sign)) == len(header) for line in lines)
-        names = all(re.fullmatch(r"[A-Za-z_][\w .-]{0,29}", name) for name in header)
-        if sign == sign_or_json or (same and len(lines) > 2 and (names or sign == "\t")):
-            raise UserError(f"{where} is a table by its first line, '{first.strip():.60}'; call it {suffix}")
+    def rows() -> Iterator[Row]:
+        with _text(where, file, form) as stream:
+            for number, value in enumerate(_json_values(task, where, stream), start=1):
+                if not isinstance(value, dict):
+                    raise UserError(
+                        f"{where} row {number}: a JSON {type(value).__name__}; give one object per line, or a list of "
+                        "them"
+                    )
+                yield value
+
+    return Rows(None, rows())
+
+
+def _json_values(task: Task, where: str, stream: IO[str]) -> Iterator[Any]:
+    """Yield one value per line, or those of a file that is one value: a list, or an object that holds one."""
+
+    def parsed(text: str, row: int) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            place = f"line {error.lineno}, column {error.colno}"
+            raise UserError(f"{where} row {row}: malformed JSON: {error.msg} ({place})") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+            raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
+
+    lines = filter(str.strip, stream)
+    first, second = next(lines, ""), next(lines, "")
+    if first and second and first.lstrip()[0] == "{" and first.rstrip()[-1] == "}":
+        yield from (parsed(line, row) for row, line in enumerate(chain([first, second], lines), start=1))
+    elif first:
+        yield from _rows_in(task, where, parsed(first + second + stream.read(), 1))
+
+
+def _rows_in(task: Task, where: str, value: Any) -> list[Any]:
+    """Return the rows of a JSON file's only value: a list, the list in an object, or one row."""
+    if not isinstance(value, dict):
+        return value if isinstance(value, list) else [value]
+    columns = [value[name] for name in task.text if name in value]
+    if columns and all(isinstance(c, dict) or (isinstance(c, list) and not task_type(task).words) for c in columns):
+        raise UserError(f"{where} holds columns; write one object per row, e.g. df.to_json(orient='records')")
+    lists = [name for name, items in value.items() if isinstance(items, list) and items and isinstance(items[0], dict)]
+    if columns or not lists:
+        return [value]
+    if len(lists) > 1:
+        raise UserError(
+            f"{where} holds the lists {', '.join(lists)}; save each as a file of its own, e.g. {lists[0]}.json"
+        )
+    return list(task_type(task).nested_rows(task, where, value[lists[0]]))
 
 
 READERS: dict[str, Reader] = {
@@ -325,23 +413,9 @@ READERS: dict[str, Reader] = {
 }
 SUFFIXES = f"{', '.join(READERS)} (text files also as .gz)"
 READERS |= {f"{suffix}.gz": reader for suffix, reader in READERS.items() if suffix != ".parquet"}
-_PACKED = (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".tar", ".tgz")
 
 
 def suffix_of(file: Path) -> str:
     """Return the end of a file's name by which ``READERS`` has its reader, or its suffix if none does."""
     both = "".join(file.suffixes[-2:]).lower()
     return both if both in READERS else file.suffix.lower()
-
-
-def check_suffix(where: str, file: Path) -> None:
-    """Refuse a file that has no reader.
-
-    Raises:
-        UserError: it is packed, or of another format.
-    """
-    suffix = suffix_of(file)
-    if suffix in _PACKED:
-        raise UserError(f"{where} is packed ({suffix}); unpack it, and give one of {SUFFIXES}")
-    if suffix not in READERS:
-        raise UserError(f"{where} is no {SUFFIXES}; {nearest(suffix, READERS)}")

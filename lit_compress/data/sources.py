@@ -1,4 +1,4 @@
-"""The sources of splits: a folder of files, the hub, or the package itself.
+"""The sources of splits: a folder of files, one file, a data set of the hub or of datasets, or the package itself.
 
 From every source a split becomes a dataset with the task's text columns and, if the rows have labels, the label
 column, as the type of task stores it: a class number, a float, ... Rows are counted from 1, without a header.
@@ -7,29 +7,32 @@ They are read in chunks and written to the cache folder, so that memory does not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.data.checks import Source, checked
-from lit_compress.data.lines import check_encoding
-from lit_compress.data.readers import READERS, Rows, check_suffix, suffix_of
-from lit_compress.data.repository import (
-    Sources,
-    file_source,
-    first_test,
-    is_repository,
-    located,
-    read_repository,
-    refuse_pointer,
-    sources_of,
-)
+from lit_compress.data.encode import content_key
+from lit_compress.data.readers import READERS, SUFFIXES, Form, Rows, from_table, suffix_of
 from lit_compress.models.embedded import load_texts
-from lit_compress.tasks.records import Task
+from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import POINTER, is_pointer
+from lit_compress.utils.hub import (
+    Snapshot,
+    card_configurations,
+    choose_configuration,
+    dataset_snapshot,
+    is_name,
+    texts_in,
+)
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -37,55 +40,45 @@ if TYPE_CHECKING:
 
 CUSTOM = "custom"  # the task whose record data/custom.py makes
 ALL = "all"  # name of a split with every row of a single file
+_DEV = {"dev": "validation", "valid": "validation", "val": "validation"}  # other names of the dev split
+
+Sources = dict[str, Source]  # by split
 
 
-def _names(task: Task, split: str) -> list[str]:
-    """Return the file names, without suffix, for ``split``; the first validation split may also be ``validation``.
+@dataclass(frozen=True)
+class Place:
+    """Where rows are, and how they are read from there.
 
-    The test split of a task with several validation splits may be called like the first: ``test_matched``.
+    Attributes:
+        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
+            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; a folder that
+            ``save_to_disk`` of the library datasets wrote; or a single file. None: the hub, or the package.
+        form: how text files are written.
+        seed: decides the splits if all rows are in one table.
+        whole: every split is all rows of one table.
+        revision: of the task's data set on the hub; None: the newest.
     """
-    plain = ["validation"] if split == task.validation[0] else []
-    own = [first_test(task)] if split == "test" else []
-    names = [split, *plain, *own]
-    return list(dict.fromkeys([*names, *(name.replace("validation", "dev") for name in names)]))
 
+    path: str | None = None
+    form: Form = field(default_factory=Form)
+    seed: int = 0
+    whole: bool = False
+    revision: str | None = None
 
-def find_split(task: Task, path: str, split: str) -> Path | None:
-    """Return the file of ``split`` in the folder ``path``, None if there is none.
+    def __post_init__(self) -> None:
+        if self.path is None and self.form != Form():
+            option, value = next((o, v) for o, v in vars(self.form).items() if v is not None)
+            raise UserError(f"data.{option}: {value} is for files; give --data.path, or leave it out")
 
-    Raises:
-        UserError: there is no such folder, or it has two files for the split.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "no such folder or file"
-        raise UserError(f"data.path: '{path}': {kind}; give a folder with train and validation files")
-    files = [folder / f"{name}{suffix}" for name in _names(task, split) for suffix in READERS]
-    there = [file for file in files if file.is_file()]
-    if len(there) > 1:
-        raise UserError(
-            f"data.path: '{path}' holds {' and '.join(file.name for file in there)}, both could be '{split}'; leave one"
-        )
-    return there[0] if there else None
+    @property
+    def folder(self) -> Path:
+        """The path, which may be a file."""
+        return Path(self.path or ".").expanduser()
 
-
-def has_split(task: Task, path: str | None, split: str, revision: str | None = None) -> bool:
-    """Return whether ``split`` exists; the rest as :func:`load_split_files`.
-
-    Raises:
-        UserError: as :func:`load_split_files`, for the folder or the hub.
-    """
-    if path is not None and (task.name == CUSTOM or _is_whole(path)):
-        return split in custom_sources(task, path, [split])
-    if path is not None and find_split(task, path, split) is not None:
-        return True
-    return split in _whole_sources(task, path, revision)
-
-
-def _is_whole(path: str) -> bool:
-    """Return whether a path is a single file, or a folder that ``save_to_disk`` of the library datasets wrote."""
-    place = Path(path).expanduser()
-    return place.is_file() or _is_saved(place)
+    @property
+    def where(self) -> str:
+        """The start of error messages."""
+        return f"data.path: '{self.path}'"
 
 
 def is_one_table(place: Path) -> bool:
@@ -99,28 +92,19 @@ def _is_saved(folder: Path) -> bool:
 
 def load_split_files(
     task: Task,
-    path: str | None,
+    place: Place,
     splits: Iterable[str] | None = None,
     labelled: bool = True,
-    seed: int = 0,
-    encoding: str | None = None,
-    whole: bool = False,
     optional: Collection[str] = (),
-    revision: str | None = None,
 ) -> dict[str, Dataset]:
-    """Read splits of ``task`` from ``path``; without one from the hub, or from the package.
+    """Read splits of ``task``.
 
     Args:
         task: names the columns, the labels and the splits.
-        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
-            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; or a single file.
+        place: of the rows.
         splits: to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
-        seed: decides the splits if all rows are in one file.
-        encoding: of text files; None: UTF-8.
-        whole: every split is all rows of a single file.
         optional: splits that may have no labels although the others must.
-        revision: of the task's data set on the hub; None: the newest.
 
     Returns:
         The splits by name; ``task.validation`` after the first only if they exist.
@@ -129,55 +113,46 @@ def load_split_files(
         UserError: the folder, a file, a column or a row is not usable; the message names it.
     """
     wanted = list(splits) if splits is not None else ["train", *task.validation]
-    if encoding is not None:
-        _check_encoding(encoding, path)
-    if path is not None and (task.name == CUSTOM or _is_whole(path)):
-        sources = custom_sources(task, path, wanted, encoding, whole, seed)
-    elif path is not None and not is_repository(Path(path).expanduser()):
-        sources = _local(task, path, wanted, encoding)
-    else:
-        sources = _whole_sources(task, path, revision, encoding)
-    loaded = {}
+    sources, loaded = sources_at(task, place, wanted), {}
     for split in wanted:
         if split in sources:
-            own = first_test(task)
-            if split == "test" != own and f"{own}" in sources[split].where:
+            own = _first_test(task)
+            if split == "test" != own and own in sources[split].where:
                 note(f"{sources[split].where} is read as the test split")
             loaded[split] = checked(task, sources[split], labelled, split in optional)
         elif split not in task.validation[1:]:
-            raise UserError(f"data.task: '{task.name}' has no split '{split}'; {nearest(split, sources)}")
+            raise _missing(task, place, split, sources)
     return loaded
 
 
-# ------------------------------------------------------------------------------------------- sources
+def has_split(task: Task, place: Place, split: str) -> bool:
+    """Return whether ``split`` exists; the rest as :func:`load_split_files`."""
+    return split in sources_at(task, place, [split])
 
 
-def _check_encoding(encoding: str, path: str | None) -> None:
-    """Refuse an encoding that is none, or of nothing.
+def sources_at(task: Task, place: Place, wanted: Iterable[str]) -> Sources:
+    """Return the splits at a place, of which ``wanted`` are read; those of the user's own data may be parts of one.
 
     Raises:
-        UserError: it is.
+        UserError: the place is not usable.
     """
-    check_encoding(encoding)
-    if path is None:
-        raise UserError(f"data.encoding: {encoding} is for files; give --data.path, or leave it out")
-
-
-def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> Sources:
-    """Return the files of the splits ``wanted``; a missing one is an error, except a second validation split."""
-    sources: Sources = {}
-    for split in wanted:
-        file = find_split(task, path, split)
-        if file is not None:
-            sources[split] = file_source(task, [file], encoding)
-        elif split not in task.validation[1:]:
-            names, suffixes = "|".join(_names(task, split)), "|".join(end for end in READERS if not end.endswith(".gz"))
-            there = sorted(Path(path).expanduser().iterdir())
-            ending = there[0].suffix if there else ""
-            near = nearest(split + ending, (entry.name for entry in there)) if there else "the folder is empty"
-            raise UserError(
-                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {near}"
-            )
+    path, wanted = place.folder, list(wanted)
+    if place.path is None:
+        repository = located(task.name, None, place.revision)
+        return _embedded(task) if repository is None else _folder(task, repository.folder, f"data.task: '{task.name}'")
+    if path.is_file():
+        _check_suffix(place)
+        sources = {"train": _files(task, [path], place.form)}
+    elif _is_saved(path):
+        sources = _saved(task, path)
+    elif path.is_dir():
+        sources = _folder(task, path, place.where, place.form)
+    else:
+        raise UserError(f"{place.where}: no such folder or file; give a folder with train and validation files")
+    if is_one_table(path) and (place.whole or ALL in wanted):
+        return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), sources["train"])
+    if task.name == CUSTOM or path.is_file() or _is_saved(path):
+        sources = _with_parts(task, place, sources)
     return sources
 
 
@@ -188,44 +163,24 @@ _PARTS = {
 }
 
 
-def custom_sources(
-    task: Task, path: str, wanted: Iterable[str], encoding: str | None = None, whole: bool = False, seed: int = 0
-) -> Sources:
-    """Return the splits ``wanted`` of the user's own data; those without a file are parts of the training file.
-
-    Args:
-        task: has the names of the columns.
-        path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
-        wanted: names of splits, or ``all`` for every row of one table.
-        encoding: of text files; None: UTF-8.
-        whole: every split is all rows of one table.
-        seed: of the choice of the parts.
-
-    Raises:
-        UserError: ``path`` is none of these.
-    """
-    place = Path(path).expanduser()
-    if place.is_file():
-        check_suffix(f"data.path: '{path}'", place)
-        sources = {"train": file_source(task, [place], encoding)}
-    elif _is_saved(place):
-        sources = _saved(task, place)
-    else:
-        files = {split: find_split(task, path, split) for split in ("train", "validation", "test")}
-        sources = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
-        if not sources and is_repository(place):
-            sources = read_repository(task, place, f"data.path: '{path}'", encoding)
-        if not sources:
-            raise UserError(f"data.path: '{path}' has no file for train, validation or test; {_there(place)}")
-    if is_one_table(place) and (whole or ALL in wanted):
-        return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), sources["train"])
-    missing = tuple(split for split in ("validation", "test") if split not in sources)
-    if missing in _PARTS and "train" in sources:
-        rows = sources["train"]
-        sources |= {split: replace(rows, part=part, seed=seed, split=split) for split, part in _PARTS[missing].items()}
-    if "validation" in sources and task.validation[0] != "validation":  # MNLI
-        sources[task.validation[0]] = sources.pop("validation")
+def _with_parts(task: Task, place: Place, sources: Sources) -> Sources:
+    """Return the splits of the user's own data; those that are missing are parts of the training rows."""
+    if not sources:
+        raise UserError(f"{place.where} has no file for train, validation or test; {_there(place.folder)}")
+    first = task.validation[0]
+    missing = tuple(s for s, name in (("validation", first), ("test", "test")) if name not in sources)
+    if missing in _PARTS and (rows := sources.get("train")):
+        parts = {split: replace(rows, part=part, seed=place.seed, split=split)
+                 for split, part in _PARTS[missing].items()}  # fmt: skip
+        sources = sources | {first if split == "validation" else split: part for split, part in parts.items()}
     return sources
+
+
+def _missing(task: Task, place: Place, split: str, sources: Collection[str]) -> UserError:
+    if place.path is not None and place.folder.is_dir() and not _is_saved(place.folder):
+        return UserError(f"{place.where} has no file for the split '{split}', e.g. {split}.csv; {_there(place.folder)}")
+    where = f"data.task: '{task.name}'" if place.path is None else place.where
+    return UserError(f"{where} has no split '{split}'; {nearest(split, sources)}")
 
 
 def _there(folder: Path) -> str:
@@ -236,18 +191,126 @@ def _there(folder: Path) -> str:
     return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 
 
+def _check_suffix(place: Place) -> None:
+    """Refuse a file that has no reader."""
+    suffix = suffix_of(place.folder)
+    if suffix in (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".tar", ".tgz"):
+        raise UserError(f"{place.where} is packed ({suffix}); unpack it, and give one of {SUFFIXES}")
+    if suffix not in READERS:
+        raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
+
+
+# ------------------------------------------------------------------------------------------- kinds of places
+
+
+def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
+    """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
+
+    Args:
+        task: its name; without a path the task's own data set is meant.
+        path: a file or a folder, or ``NAME[@REVISION]``.
+        revision: a branch, a tag or a commit of it.
+        configuration: of a data set that the task does not know.
+
+    Raises:
+        UserError: there is no such data set, it has several configurations, or a revision of local data is given.
+    """
+    hub = TASKS[task].hub if task in TASKS else None
+    if path is not None and "/" in path and is_name(path) and suffix_of(Path(path)) not in READERS:
+        return dataset_snapshot("data.path", path, revision, configuration or (hub and hub[1]))
+    if path is None and hub is not None:
+        return dataset_snapshot("data.task", hub[0], revision, hub[1])
+    if revision is not None:
+        what = f"'{path}' is no name on the hub" if path else f"the data of '{task}' is not on the hub"
+        raise UserError(f"data.revision: '{revision}' is given, but {what}; leave it out (null)")
+    return None
+
+
+def _folder(task: Task, folder: Path, where: str, form: Form = Form()) -> Sources:
+    """Return the splits of a folder: files called by their splits, or a repository in the layout of the hub."""
+    known, wanted = card_configurations(folder), task.configuration or (task.hub and task.hub[1])
+    inner = folder / wanted if wanted and not known and (folder / wanted).is_dir() else folder
+    for place in (folder, inner):
+        files = {split: _file(task, place, split) for split in ("train", *task.validation, "test")}
+        if plain := {split: _files(task, [file], form) for split, file in files.items() if file is not None}:
+            return plain
+    if known:
+        return _with_card(task, folder, where, known, choose_configuration(where, known, wanted))
+    return _as_named(task, {split: _files(task, several, form) for split, several in files_by_split(inner).items()})
+
+
+def _file(task: Task, folder: Path, split: str) -> Path | None:
+    """Return the file called by a split; the first validation split may be ``validation``, each of them ``dev``.
+
+    The test split of a task with several validation splits may be called like the first: ``test_matched``.
+    """
+    names = [split, *(["validation"] if split == task.validation[0] else [])]
+    names += [_first_test(task)] if split == "test" else [name.replace("validation", "dev") for name in names]
+    files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
+    there = [file for file in files if file.is_file()]
+    if len(there) > 1:
+        shown = " and ".join(file.name for file in there)
+        raise UserError(f"data.path: '{folder}' holds {shown}, both could be '{split}'; leave one")
+    return there[0] if there else None
+
+
+def files_by_split(folder: Path) -> dict[str, list[Path]]:
+    """Return the tables of a folder without a card by split: ``train-00000-of-00002.parquet``, ``train/0000.parquet``.
+
+    If there are several formats, it is the first one, parquet before others.
+    """
+    found: dict[str, dict[str, list[Path]]] = {}  # by format, by split
+    for path in (path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(depth)) if path.is_file()):
+        suffix, parent = suffix_of(path), path.parent.name
+        stem = path.name[: -len(suffix)]
+        part = re.fullmatch(r"(.+?)-\d+-of-\d+", stem)
+        if suffix in READERS and (part or (path.parent != folder and "=" not in parent)):
+            split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
+            found.setdefault(suffix, {}).setdefault(_DEV.get(split, split), []).append(path)
+    return next((found[suffix] for suffix in READERS if suffix in found), {})
+
+
+def _with_card(task: Task, folder: Path, where: str, known: Mapping[str, Any], chosen: str | None) -> Sources:
+    """Return the splits of a configuration that the card of a repository names, as the library datasets reads it."""
+    import datasets
+
+    try:
+        _check_links(folder, known[str(chosen)])
+        # with its files named, those of other configurations, which are not here, are not looked for
+        tables = datasets.load_dataset(str(folder), chosen, data_files=known[str(chosen)])
+    except UserError:
+        raise
+    except Exception as error:  # broken or missing files: datasets raises many classes
+        reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
+        raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error
+    return _tables(task, where, {_DEV.get(str(split), str(split)): rows for split, rows in tables.items()})
+
+
+def _check_links(folder: Path, data_files: Any) -> None:
+    """Refuse ``data_files`` that are links out of their folder, or out of its place in the hub's cache."""
+    from datasets.data_files import resolve_pattern
+
+    own = folder.resolve()
+    roots = [own, *([own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [])]
+    for pattern in texts_in(data_files):
+        with suppress(FileNotFoundError):
+            for path in map(Path, resolve_pattern(pattern, str(folder))):
+                if not any(path.resolve().is_relative_to(root) for root in roots):
+                    raise UserError(f"data.path: '{path}' is a link to '{path.resolve()}', outside of its data set")
+
+
 def _saved(task: Task, folder: Path) -> Sources:
     """Return the splits of a folder that ``save_to_disk`` wrote; a single dataset is ``train``."""
     import datasets
 
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        refuse_pointer(file)
+        _refuse_pointer(file)
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # missing or broken files: datasets raises many classes
         raise UserError(f"data.path: '{folder}' is no readable dataset: {str(error).splitlines()[0][:160]}") from error
     splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    return sources_of(task, f"data.path: '{folder}'", {str(split): rows for split, rows in splits.items()})
+    return _tables(task, f"data.path: '{folder}'", {str(split): rows for split, rows in splits.items()})
 
 
 def _embedded(task: Task) -> Sources:
@@ -262,11 +325,51 @@ def _embedded(task: Task) -> Sources:
     }
 
 
-def _whole_sources(task: Task, path: str | None, revision: str | None, encoding: str | None = None) -> Sources:
-    """Return all splits of data that is not a folder of files: a downloaded repository, the hub's, or made here."""
-    if path is not None:
-        folder = Path(path).expanduser()
-        return read_repository(task, folder, f"data.path: '{path}'", encoding) if is_repository(folder) else {}
-    if (repository := located(task.name, None, revision)) is None:
-        return _embedded(task)
-    return read_repository(task, repository.folder, f"data.task: '{task.name}'")
+def _files(task: Task, files: Sequence[Path], form: Form) -> Source:
+    """Return the source of the rows in one file or, one after the other, in several."""
+    first = files[0]
+    where = f"data.path: '{first}'" if len(files) == 1 else f"data.path: '{first}' and {len(files) - 1} more"
+    for file in files:
+        _refuse_pointer(file)
+
+    def key() -> str:
+        return " ".join(_file_key(file, form) for file in files)
+
+    def read() -> Rows:
+        parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, form) for file in files]
+        return parts[0] if len(parts) == 1 else replace(parts[0], rows=chain.from_iterable(p.rows for p in parts))
+
+    return Source(where, key, read)
+
+
+def _file_key(file: Path, form: Form) -> str:
+    with file.open("rb") as stream:
+        return f"{suffix_of(file)} {form} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+
+
+def _refuse_pointer(file: Path) -> None:
+    """Refuse the pointer that Git LFS leaves for a file that was not fetched."""
+    if is_pointer(file):
+        raise UserError(f"data.path: '{file}' is {POINTER}")
+
+
+def _tables(task: Task, where: str, splits: Mapping[str, Dataset]) -> Sources:
+    """Return the sources of splits that the library datasets has read; error messages begin with ``where``."""
+    sources: Sources = {}
+    for split, rows in splits.items():
+        here: Any = f"{where} split '{split}'"
+        table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
+        sources[split] = Source(here, partial(content_key, rows), partial(from_table, task, here, table))
+    return _as_named(task, sources)
+
+
+def _as_named(task: Task, sources: Sources) -> Sources:
+    """Return splits by the task's names: MNLI's test split is ``test_matched``, its first dev split may be plain."""
+    own, first = _first_test(task), task.validation[0]
+    sources = {"test": sources[own], **sources} if own in sources and own != "test" else sources
+    return {first: sources["validation"], **sources} if "validation" in sources and first not in sources else sources
+
+
+def _first_test(task: Task) -> str:
+    """Return the name of the test split that belongs to the first validation split: MNLI's is ``test_matched``."""
+    return task.validation[0].replace("validation", "test")

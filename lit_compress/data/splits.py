@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from lit_compress.data.batching import drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
-from lit_compress.data.sources import ALL, load_split_files
+from lit_compress.data.sources import ALL, Place, load_split_files
 from lit_compress.data.targets import add_targets
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.tasks import task_type
@@ -53,20 +53,16 @@ class Splits(LightningDataModule):
     """The part of the DataModule that reads and encodes splits; the settings are the DataModule's."""
 
     record: Task
-    path: str | None
-    revision: str | None
+    place: Place
     teacher: str | None
     backbone: str
-    encoding: str | None
     train_examples: int | None
     validation_examples: int | None
     hold_out: int | None
     batch_size: int
     eval_batch_size: int
     seed: int
-    split_seed: int
     reads_labels: bool
-    whole_file: bool
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,10 +90,7 @@ class Splits(LightningDataModule):
             return
         max_length = self.max_length  # checked before anything is read
         optional = () if self.reads_labels else ("train",)
-        loaded = load_split_files(
-            self.record, self.path, names, labelled, self.split_seed, self.encoding, self.whole_file, optional,
-            self.revision,
-        )  # fmt: skip
+        loaded = load_split_files(self.record, self.place, names, labelled, optional)
         for name in names:
             rows = loaded.get(name)
             if rows is None:
@@ -184,12 +177,11 @@ class Splits(LightningDataModule):
         return split
 
     def _texts_of(self, path: str) -> Split:
-        """Return all rows of a file as a split without labels; for vectors a row is one text, whatever the task has."""
+        """Return all rows of a file as a split without labels."""
         data = copy.copy(self)
-        if self.record.kind == "embedding":
-            data.record = replace(self.record, text=self.record.text[:1], label="")
+        data.record = task_type(self.record).of_texts(self.record)
         try:
-            rows = load_split_files(data.record, path, [ALL], False, encoding=self.encoding)[ALL]
+            rows = load_split_files(data.record, Place(path, self.place.form), [ALL], False)[ALL]
         except UserError as error:
             raise UserError(str(error).replace("data.path", "--distil_texts")) from error
         return data._encoded(ALL, rows, self.max_length, labelled=False)

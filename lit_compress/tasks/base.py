@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks.output_layer import run_to_output_layer
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class TaskType:
         lists: True if rows with the same first text are one list, which splits and draws keep whole.
         cuts_ends: True if inputs that are too long lose their end, as the file of a tokenizer alone can say.
         one_text: True if the rows of a split are one text, divided into examples; else every row is an example.
+        pools: True if the outputs are vectors, made of the states of tokens as ``task.pooling`` says.
         reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
         over_vocabulary: True if the classes are the tokens of a vocabulary; their logits are then computed in chunks.
         length, max_length: usual and largest length of inputs in tokens, for the user's own task.
@@ -92,6 +94,7 @@ class TaskType:
     lists = False
     cuts_ends = True
     one_text = False
+    pools = False
     reads_labels = False
     over_vocabulary = False
     length = 32
@@ -102,6 +105,20 @@ class TaskType:
         return self
 
     # ------------------------------------------------------------------------------ rows and token ids
+
+    def of_texts(self, task: Task) -> Task:
+        """Return the task for rows of which only the texts are read."""
+        return task
+
+    def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterable[Any]:
+        """Return the rows in the list that a JSON file's object holds; error messages begin with ``where``.
+
+        Raises:
+            UserError: they are nested deeper, as the questions in a file of SQuAD.
+        """
+        if "paragraphs" in items[0]:
+            raise UserError(f"{where} is a file of SQuAD; task '{task.name}' is {task.kind}, kind span_qa reads it")
+        return items
 
     def label_type(self) -> pa.DataType:
         """Return the Arrow type of the labels that :meth:`label_of` returns."""

@@ -12,6 +12,7 @@ The texts of a row go through the model as rows of one batch: the first row's, t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class Embedding(TaskType):
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
+    pools = True
 
     def __init__(self, pooling: Pooling = _USUAL) -> None:
         self.pooling = pooling
@@ -71,6 +73,10 @@ class Embedding(TaskType):
         """The pooling of the vectors."""
         with torch.inference_mode(False):  # its weights also serve where gradients are needed
             return VectorMaker(self.pooling)
+
+    def of_texts(self, task: Task) -> Task:
+        """Return the task whose rows are one text that gets its teacher's vector."""
+        return replace(task, text=task.text[:1], label="")
 
     def label_type(self) -> pa.DataType:
         """Return the type of scores."""

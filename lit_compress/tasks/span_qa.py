@@ -11,6 +11,7 @@ windows' scores at their first tokens. A question longer than half an input is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +55,27 @@ class SpanQA(TaskType):
     texts = (2, 2)
     length = 170
     max_length = 384
+
+    def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the questions of a nested SQuAD file: articles, their paragraphs, their questions; or the rows."""
+        if "paragraphs" not in items[0]:
+            yield from items
+            return
+        question, context = task.text
+        for number, article in enumerate(items, start=1):
+            try:
+                for paragraph in article["paragraphs"]:
+                    for asked in paragraph["qas"]:
+                        row = {question: asked["question"], context: paragraph["context"]}
+                        row |= {name: asked[name] for name in ("id",) if name in asked}
+                        if "answers" in asked:
+                            keys = ("text", "answer_start")
+                            row[task.label] = {key: [answer[key] for answer in asked["answers"]] for key in keys}
+                        yield row
+            except (KeyError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{where} article {number}: not as SQuAD is nested ({type(error).__name__}: {error})"
+                ) from error
 
     def label_type(self) -> pa.DataType:
         """Return the type of answers: lists of texts and of their first characters."""

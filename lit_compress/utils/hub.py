@@ -7,11 +7,9 @@ stages and later commands with the commit read it and ask nothing. ``HF_HUB_OFFL
 from __future__ import annotations
 
 import glob
-import logging
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -19,11 +17,10 @@ from typing import Any, Literal
 
 from lit_compress.utils.errors import SHOWN_AS, UserError
 from lit_compress.utils.files import card_fields
-from lit_compress.utils.hub_errors import is_unreachable, reason_of, refusal
+from lit_compress.utils.hub_errors import refusal
 from lit_compress.utils.progress import note
 
 Kind = Literal["model", "dataset"]
-WAITS = (1, 2)  # seconds between the tries of a request that is not answered
 CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parquet files of data sets with a script
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
@@ -83,21 +80,24 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
     Raises:
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
     """
-    name, revision = split_name(option, text, revision)
-
-    def fill(repository: _Repository) -> Path:
-        folder = repository.files(_TEXTS, _ELSEWHERE)
-        names = repository.names(folder)
-        if "structure.json" in names:  # of this package
-            return repository.files(None, (".git*",))
-        weights = weights_among(names)
-        if "adapter_config.json" not in names and not ("config.json" in names and weights):
-            lacks = "weights for PyTorch" if "config.json" in names else "config.json"
-            there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
-            raise UserError(f"{option}: '{name}' has no {lacks} on the hub ({there}); give a model with safetensors")
-        return repository.files(tuple(map(glob.escape, weights)), ()) if weights else folder
-
-    return _once(_Repository(option, "model", name, revision), fill)
+    repository = _Repository.named(option, "model", text, revision)
+    if (known := _resolved.get(repository.key)) is not None:
+        return known
+    repository.resolve()
+    folder = repository.files(_TEXTS, _ELSEWHERE)
+    names = repository.names(folder)
+    weights = weights_among(names)
+    if "structure.json" in names:  # of this package
+        repository.files(None, (".git*",))
+    elif "adapter_config.json" not in names and not ("config.json" in names and weights):
+        lacks = "weights for PyTorch" if "config.json" in names else "config.json"
+        there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
+        raise UserError(
+            f"{option}: '{repository.name}' has no {lacks} on the hub ({there}); give a model with safetensors"
+        )
+    elif weights:
+        repository.files(tuple(map(glob.escape, weights)))
+    return repository.snapshot(folder)
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
@@ -129,22 +129,21 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
     """
-    name, revision = split_name(option, text, revision)
-
-    def fill(repository: _Repository) -> Path:
-        folder = repository.files(("README.md", "dataset_infos.json"), ())
-        names = repository.names(folder)
-        known = card_configurations(folder)
-        tables = tables_among(names, known, choose_configuration(f"{option}: '{name}'", known, configuration))
-        if not tables and revision is None and any(n.endswith(".py") for n in names):
-            note(f"{option}: '{name}' has a script, which is not run; the hub's parquet files of it are read")
-            repository.go_to(CONVERTED)
-            return fill(repository)
-        if not tables:
-            raise UserError(f"{option}: '{name}' has no tables (.parquet, .csv, .jsonl); give another data set")
-        return repository.files(tuple(map(glob.escape, tables)), ())
-
-    return _once(_Repository(option, "dataset", name, revision), fill, str(configuration))
+    repository = _Repository.named(option, "dataset", text, revision, str(configuration))
+    if (known := _resolved.get(repository.key)) is not None:
+        return known
+    where = f"{option}: '{repository.name}'"
+    while True:
+        repository.resolve()
+        folder = repository.files(("README.md", "dataset_infos.json"))
+        names, listed = repository.names(folder), card_configurations(folder)
+        if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
+            return repository.snapshot(repository.files(tuple(map(glob.escape, tables))))
+        if repository.revision is not None or not any(name.endswith(".py") for name in names):
+            break
+        note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
+        repository.revision = CONVERTED
+    raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
 
 
 def card_configurations(folder: Path) -> dict[str, Any]:
@@ -208,166 +207,65 @@ def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: 
     return own or tables
 
 
-# ----------------------------------------------------------------------------------------- how it is read
-
-
-def _once(repository: _Repository, fill: Callable[[_Repository], Path], *more: str) -> Snapshot:
-    """Return the snapshot that ``fill`` completes, once per process."""
-    key = (repository.kind, repository.name, str(repository.revision), *more)
-    if key not in _resolved:
-        repository.resolve()
-        folder = fill(repository)
-        SHOWN_AS[str(folder)] = repository.name
-        snapshot = Snapshot(repository.name, repository.commit, folder)
-        _resolved[key] = _resolved[repository.kind, repository.name, repository.commit, *more] = snapshot
-    return _resolved[key]
-
-
 class _Repository:
-    """A repository of the hub at a revision, which is asked for as little as possible."""
+    """A repository of the hub at a revision."""
 
-    def __init__(self, option: str, kind: Kind, name: str, revision: str | None) -> None:
-        self.option, self.kind, self.name, self.revision = option, kind, name, revision
-        self.commit, self.cached_only = "", False
+    def __init__(self, option: str, kind: Kind, name: str, revision: str | None, key: tuple[str, ...]) -> None:
+        self.option, self.kind, self.name, self.revision, self.key = option, kind, name, revision, key
+        self.commit: Any = None  # of huggingface_hub: a text that also knows its revision
 
-    def go_to(self, revision: str) -> None:
-        """Go to another revision."""
-        self.revision = revision
-        self.resolve()
+    @classmethod
+    def named(cls, option: str, kind: Kind, text: str, revision: str | None, *more: str) -> _Repository:
+        """Return the repository of ``NAME[@REVISION]``; ``more``: which part of it is read."""
+        name, revision = split_name(option, text, revision)
+        return cls(option, kind, name, revision, (kind, name, str(revision), *more))
 
     def resolve(self) -> None:
-        """Find the commit: a commit whose list of files is known is not asked for.
-
-        Raises:
-            UserError: as :func:`model_snapshot`.
-        """
+        """Find the commit; a commit is not asked for, and without an answer it is the newest one that was seen."""
         from huggingface_hub import HfApi
-        from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT, is_offline_mode
-        from huggingface_hub.errors import RevisionResolutionError
 
-        if is_commit(self.revision or ""):
-            self.commit = str(self.revision)
-            if self._listed() is not None:
-                return
-        api, trouble = HfApi(), None
-        where: dict[str, Any] = {"repo_id": self.name, "repo_type": self.kind, "revision": self.revision}
-        if not is_offline_mode():
-            try:
-                self.commit = str(_patiently(lambda: api.repo_info(**where, timeout=HF_HUB_ETAG_TIMEOUT).sha))
-                self._keep_commit()
-                return
-            except Exception as error:  # the library raises dozens of classes
-                if not is_unreachable(error):
-                    raise self._refusal(error) from error
-                trouble = error
-        self.cached_only = True
         try:
-            self.commit = api.resolve_revision(**where, local_files_only=True).resolved
-        except RevisionResolutionError as error:
-            raise self._refusal(trouble or error) from error
-        if trouble is not None:
-            note(
-                f"{self.option}: the hub cannot be reached ({reason_of(trouble)}); '{self.name}' is read from the "
-                f"cache, at commit {self.commit[:7]}"
-            )
+            self.commit = HfApi().resolve_revision(self.name, repo_type=self.kind, revision=self.revision)
+        except Exception as error:  # the library raises dozens of classes
+            raise self._refusal(error) from error
 
-    def _keep_commit(self) -> None:
-        """Write down which commit the revision is, as the hub's library does, for times without a network."""
-        from huggingface_hub.constants import HF_HUB_CACHE
-        from huggingface_hub.file_download import repo_folder_name
-
-        refs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=self.name, repo_type=self.kind) / "refs"
-        path = refs / (self.revision or "main")
-        with suppress(OSError):  # a cache that is read-only
-            if self.commit != self.revision and (not path.is_file() or path.read_text() != self.commit):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(self.commit)
-
-    def _listed(self) -> list[str] | None:
-        """Return the names of all files at the commit, as the cache knows them; None if it does not."""
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of all files; those that are in the folder if the cache has no list."""
         from huggingface_hub import get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
         try:
-            return [f.path for f in get_cached_repo_tree(self.name, repo_type=self.kind, revision=self.commit)]
+            return [f.path for f in get_cached_repo_tree(self.name, repo_type=self.kind, revision=self.commit.resolved)]
         except CachedRepoTreeNotFoundError:
-            return None
+            return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
-    def names(self, folder: Path) -> list[str]:
-        """Return the names of all files; without a list those that are in the folder."""
-        if (listed := self._listed()) is not None:
-            return listed
-        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-    def files(self, allow: tuple[str, ...] | None, ignore: tuple[str, ...]) -> Path:
-        """Return the folder of the snapshot, with the files that fit; those that are there are not asked for.
-
-        Raises:
-            UserError: as :func:`model_snapshot`.
-        """
+    def files(self, allow: tuple[str, ...] | None, ignore: tuple[str, ...] = ()) -> Path:
+        """Return the folder of the snapshot, with the files that fit; those that are there are not asked for."""
         from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
+        hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
+        if hide:
+            disable_progress_bars()
         try:
-            with _retries_told(), _bars_only_in_a_terminal():
-                return Path(
-                    snapshot_download(
-                        self.name, repo_type=self.kind, revision=self.commit, local_files_only=self.cached_only,
-                        allow_patterns=None if allow is None else list(allow), ignore_patterns=list(ignore),
-                    )
-                )  # fmt: skip
+            return Path(
+                snapshot_download(
+                    self.name, repo_type=self.kind, revision=self.commit, ignore_patterns=list(ignore),
+                    allow_patterns=None if allow is None else list(allow),
+                )
+            )  # fmt: skip
         except Exception as error:
             raise self._refusal(error) from error
+        finally:
+            if hide:
+                enable_progress_bars()
+
+    def snapshot(self, folder: Path) -> Snapshot:
+        """Return the folder with its commit, and remember it for this process."""
+        SHOWN_AS[str(folder)] = self.name
+        made = Snapshot(self.name, self.commit.resolved, folder)
+        kind, name, _, *more = self.key
+        return _resolved.setdefault(self.key, _resolved.setdefault((kind, name, made.commit, *more), made))
 
     def _refusal(self, error: Exception) -> UserError:
         return UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}")
-
-
-def _patiently(ask: Callable[[], Any]) -> Any:
-    """Return the result of ``ask``; a hub that does not answer is asked again, and a note says so."""
-    for wait in WAITS:
-        try:
-            return ask()
-        except Exception as error:
-            if not is_unreachable(error) or "Timeout" in type(error).__name__:  # it was waited for already
-                raise
-            note(f"the hub does not answer ({reason_of(error)}); it is asked again in {wait} s")
-            time.sleep(wait)
-    return ask()
-
-
-@contextmanager
-def _retries_told() -> Iterator[None]:
-    """Turn the library's warnings that it tries a download again into notes."""
-
-    class Told(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            note(f"hub: {record.getMessage()}")
-
-    logger, handler = logging.getLogger("huggingface_hub.utils._http"), Told(logging.WARNING)
-    level, spread = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = spread
-
-
-@contextmanager
-def _bars_only_in_a_terminal() -> Iterator[None]:
-    """Hide the library's bars where nobody would see them move."""
-    import sys
-
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
-    if hide:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if hide:
-            enable_progress_bars()

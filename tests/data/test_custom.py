@@ -1,6 +1,7 @@
 """The user's own files: columns by name, labels found, one file split; and whole runs on every kind of task."""
 
 import json
+from dataclasses import replace
 
 import datasets
 import pyarrow as pa
@@ -8,15 +9,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_compress.__main__ import main
+from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import Place, load_split_files
 from lit_compress.tasks import KINDS
+from lit_compress.tasks.classification import class_number
 from lit_compress.tasks.records import TASKS, Custom, get_task, task_name
+from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
 
-def _module(backbone, path, **options):
-    custom = {key: options.pop(key) for key in ("kind", "text", "label", "labels") if key in options}
-    return DataModule("custom", backbone, str(path), batch_size=4, custom=Custom(**custom), **options)
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "_noted", set())
 
 
 def _write(file, rows):
@@ -24,17 +30,33 @@ def _write(file, rows):
     return file
 
 
+def _csv(folder, split, *labels):
+    """Write a file of texts that are all alike, with labels."""
+    lines = ["text,label", *(f"good,{label}" for label in labels)]
+    (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def _made(path, **custom):
+    return custom_task(Custom(**custom), Place(str(path)))
+
+
+def _labels(task, path, split="train"):
+    """Return the numbers of the labels of a split."""
+    return load_split_files(task, Place(str(path)), [split])[split][task.label][:]
+
+
 REVIEWS = [{"review": f"film {i} good", "other": "bad", "stars": ["low", "high", "none"][i % 3]} for i in range(40)]
+OWN = {"text": ["review"], "label": "stars"}
 
 
-def test_columns_by_name_and_labels_in_order(tmp_path, backbone):
-    dm = _module(backbone, _write(tmp_path / "a.jsonl", REVIEWS), text=["review", "other"], label="stars")
-    assert dm.record.labels == ("high", "low", "none") and dm.record.metrics == ("accuracy", "macro_f1")
-    dm.setup("fit")
-    rows = dm._split("train").rows
+def test_columns_by_name_and_labels_in_order(tmp_path):
+    task = _made(_write(tmp_path / "a.jsonl", REVIEWS), text=["review", "other"], label="stars")
+    assert task.labels == ("high", "low", "none") and task.metrics == ("accuracy", "macro_f1")
+    rows = load_split_files(task, Place(str(tmp_path / "a.jsonl")))["train"]
     assert rows.column_names == ["review", "other", "stars"]
     for row in rows:
-        assert dm.record.labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
+        assert task.labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
 
 
 @pytest.mark.parametrize("form", ["plain", "brackets", "yaml", "yaml list"])
@@ -55,27 +77,26 @@ def test_one_text_column_needs_no_brackets(tmp_path, tiny_backbone, form):
     assert cli.dump()["data"]["custom"]["text"] == ("review" if form in ("plain", "yaml") else ["review"])
 
 
-def test_the_same_file_read_with_other_settings(tmp_path, backbone):
+def test_the_same_file_read_with_other_settings(tmp_path):
     """What was read before is in the cache: other class numbers, and answers that are now needed."""
     file = _write(tmp_path / "a.jsonl", REVIEWS)
     for labels in (["high", "low", "none"], ["none", "low", "high"]):
-        dm = _module(backbone, file, text=["review"], label="stars", labels=labels)
-        dm.setup("fit")
-        assert all(
-            labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"] for row in dm._split("train").rows
-        )
+        task = _made(file, **OWN, labels=labels)
+        for row in load_split_files(task, Place(str(file)))["train"]:
+            assert labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
     rows = [{"question": "a", "context": "b c", "answers": "c" if i % 2 else ""} for i in range(10)]
     file = _write(tmp_path / "qa.jsonl", rows)
-    _module(backbone, file, kind="span_qa", null_threshold=0.0, max_length=32).setup("fit")
+    task = _made(file, kind="span_qa")
+    load_split_files(replace(task, spans=replace(task.spans, null_threshold=0.0)), Place(str(file)))
     with pytest.raises(UserError, match="row 1: the question has no answer"):
-        _module(backbone, file, kind="span_qa", max_length=32).setup("fit")
+        load_split_files(task, Place(str(file)))
 
 
 def test_one_file_is_split_in_one_way_for_all_seeds(tmp_path, backbone):
     file = _write(tmp_path / "a.jsonl", REVIEWS)
 
     def texts(**seeds):
-        dm = _module(backbone, file, text=["review"], label="stars", **seeds)
+        dm = DataModule("custom", backbone, str(file), custom=Custom(**OWN), **seeds)
         dm.setup("fit")
         dm.setup("test")
         return {name: set(dm._split(name).rows["review"]) for name in ("train", "validation", "test")}
@@ -86,70 +107,149 @@ def test_one_file_is_split_in_one_way_for_all_seeds(tmp_path, backbone):
     assert texts() == texts(seed=2) == parts != texts(split_seed=1)
 
 
-def test_a_test_file_is_left_alone(tmp_path, backbone):
+def test_a_test_file_is_left_alone(tmp_path):
     _write(tmp_path / "train.jsonl", REVIEWS)
     _write(tmp_path / "test.jsonl", REVIEWS[:3])
-    dm = _module(backbone, tmp_path, text=["review"], label="stars")
-    dm.setup("fit")
-    dm.setup("test")
-    assert [len(dm._split(name).rows) for name in ("train", "validation", "test")] == [36, 4, 3]
+    rows = load_split_files(_made(tmp_path, **OWN), Place(str(tmp_path)), ["train", "validation", "test"])
+    assert [len(split) for split in rows.values()] == [36, 4, 3]
 
 
 def test_predict_reads_all_of_a_single_file(tmp_path, backbone):
     rows = [{"review": row["review"]} for row in REVIEWS]
-    labels = ["high", "low"]
-    dm = _module(backbone, _write(tmp_path / "a.jsonl", rows), text=["review"], label="stars", labels=labels)
-    assert dm.prediction_texts["review"][:] == [row["review"] for row in rows]
-
-
-@pytest.mark.parametrize("form", ["csv", "tsv", "parquet"])
-def test_formats(tmp_path, backbone, form):
-    rows = {"text": ["good", "bad, film", "the"], "label": [2, 1, 2]}
-    if form == "parquet":
-        pq.write_table(pa.table(rows), tmp_path / "train.parquet")
-    else:
-        frame = datasets.Dataset.from_dict(rows).to_pandas()
-        frame.to_csv(tmp_path / f"train.{form}", sep="," if form == "csv" else "\t", index=False)
-    _write(tmp_path / "dev.jsonl", [{"text": "good", "label": 2}])
-    dm = _module(backbone, tmp_path)
-    dm.setup("fit")
-    assert dm.record.labels == ("1", "2") and dm._split("train").rows["label"][:] == [1, 0, 1]
+    file, custom = _write(tmp_path / "a.jsonl", rows), Custom(**OWN, labels=["high", "low"])
+    texts = DataModule("custom", backbone, str(file), custom=custom).prediction_texts
+    assert texts["review"][:] == [row["review"] for row in rows]
 
 
 @pytest.mark.parametrize("single", [True, False], ids=["one set", "with splits"])
-def test_a_saved_dataset_brings_the_names_of_its_classes(tmp_path, backbone, single):
+def test_a_saved_dataset_brings_the_names_of_its_classes(tmp_path, single):
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["pos", "neg"]))
     rows = datasets.Dataset.from_dict({"text": ["good", "bad"] * 20, "label": [0, 1] * 20}, features=features)
     (rows if single else datasets.DatasetDict(train=rows, validation=rows)).save_to_disk(str(tmp_path / "set"))
-    dm = _module(backbone, tmp_path / "set")
-    assert dm.record.labels == ("pos", "neg")  # their order, not the alphabet's
-    dm.setup("fit")
-    train = dm._split("train").rows
+    task = _made(tmp_path / "set")
+    assert task.labels == ("pos", "neg")  # their order, not the alphabet's
+    train = load_split_files(task, Place(str(tmp_path / "set")))["train"]
     assert len(train) == (32 if single else 40)
     assert all((row["text"] == "good") == (row["label"] == 0) for row in train)
 
 
-def test_hub_files_in_parquet_bring_them_too(shared, backbone):
-    dm = _module(backbone, shared / "data" / "conll2003", kind="tagging", label="ner_tags")
-    assert dm.record.labels == TASKS["conll2003"].labels and dm.record.metrics == ("entity_f1",)
+def test_hub_files_in_parquet_bring_them_too(shared):
+    task = _made(shared / "data" / "conll2003", kind="tagging", label="ner_tags")
+    assert task.labels == TASKS["conll2003"].labels and task.metrics == ("entity_f1",)
 
 
-def test_tags_without_entities_are_scored_by_word(tmp_path, backbone):
+def test_tags_without_entities_are_scored_by_word(tmp_path):
     file = _write(tmp_path / "a.jsonl", [{"words": "the film", "pos": "DET NOUN"}] * 10)
-    dm = _module(backbone, file, kind="tagging", text=["words"], label="pos")
-    assert dm.record.labels == ("DET", "NOUN") and dm.record.metrics == ("word_accuracy",)
-    dm.setup("fit")
-    assert dm._split("train").rows[0] == {"words": ["the", "film"], "pos": [0, 1]}
+    task = _made(file, kind="tagging", text=["words"], label="pos")
+    assert task.labels == ("DET", "NOUN") and task.metrics == ("word_accuracy",)
+    rows = load_split_files(task, Place(str(file)))["train"]
+    assert rows[0] == {"words": ["the", "film"], "pos": [0, 1]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_survives_as_text(kind):
     record = next(task for task in TASKS.values() if task.kind == kind)
     assert get_task(task_name(record)) == record and task_name(record) == record.name
-    from dataclasses import replace
-
     own = replace(record, name="custom", labels=("ü", "b"))
     assert get_task(task_name(own)) == own
+
+
+@pytest.mark.parametrize(
+    ("custom", "path", "words"),
+    [
+        ({}, None, "has no data of its own"),
+        ({"text": ["a", "b", "c"]}, "", "data.custom.text: a, b, c: kind classification has 1 to 2"),
+        ({"kind": "span_qa", "text": ["a"]}, "", "data.custom.text: a: kind span_qa has 2 to 2"),
+        ({"labels": ["a", "a"]}, "", "data.custom.labels: a, a: give two or more"),
+        ({}, "test", r"has no file for 'train', and data\.custom\.labels names no classes"),
+        ({}, "mine", "no file for train, validation or test; it holds mine.csv$"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_one_line(tmp_path, custom, path, words):
+    if path is not None:
+        _csv(tmp_path, path or "train", "a", "b")
+    with pytest.raises(UserError, match=words):
+        custom_task(Custom(**custom), Place(None if path is None else str(tmp_path)))
+
+
+# ---------------------------------------------------------------- labels
+
+
+# labels of the training rows, of other rows, settings -> the classes, the numbers of both
+READ = {
+    "blanks around them": (["yes", "yes ", " no", "\tyes"], ["no "], {}, ["no", "yes"], [1, 1, 0, 1], [0]),
+    "blanks in given ones": (["yes ", "no"], ["no "], {"labels": [" yes", "no"]}, ["yes", "no"], [0, 1], [1]),
+    "names that are fractions": (["1.0", "2.5"], ["2.5"], {"labels": ["1.0", "2.5"]}, ["1.0", "2.5"], [0, 1], [1]),
+    # pandas writes integers so if one of the rows had none
+    "whole numbers with a point": (["1.0", "3.0", "1.0"], ["3", "1.0"], {}, ["1", "3"], [0, 1, 0], [1, 0]),
+    "numbers by value": (["10", "9", "-1"], ["9"], {}, ["-1", "9", "10"], [2, 1, 0], [1]),
+    "numbers of given classes": (["0", "1"], ["b", "0"], {"labels": ["b", "a"]}, ["b", "a"], [0, 1], [0, 0]),
+    "numbers that are said to be": (["0"], ["b"], {"labels": ["b", "a"], "numbered": True}, ["b", "a"], [0], [0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_labels_are_read(tmp_path, case):
+    train, other, settings, labels, numbers, others = READ[case]
+    _csv(tmp_path, "train", *train)
+    _csv(tmp_path, "validation", *other)
+    task = _made(tmp_path, **settings)
+    assert list(task.labels) == labels
+    assert _labels(task, tmp_path) == numbers and _labels(task, tmp_path, "validation") == others
+
+
+@pytest.mark.parametrize(("train", "other"), [([3, 1, 2], 0), (["a", "b"], "c")])
+def test_a_label_that_only_another_file_has_is_one_line(tmp_path, train, other):
+    """Stars 1 to 3: a 1 is the name, not the second class; a 0 is none of them."""
+    _csv(tmp_path, "train", *train)
+    _csv(tmp_path, "validation", other)
+    task = _made(tmp_path)
+    with pytest.raises(UserError, match=rf"validation.csv' row 1: label '{other}' is none of task 'custom'; valid: "):
+        _labels(task, tmp_path, "validation")
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_minus_one_is_a_label_in_files_of_ones_own(tmp_path, kind):
+    task = _made(_csv(tmp_path, "train", -1, 1, 0), kind=kind)
+    assert task.labels == (("-1", "0", "1") if kind == "classification" else ())
+    _csv(tmp_path, "validation", -1)
+    assert _labels(task, tmp_path) == ([0, 2, 1] if kind == "classification" else [-1.0, 1.0, 0.0])
+
+
+def test_labels_that_differ_only_in_case_are_noted(tmp_path, capsys):
+    assert _made(_csv(tmp_path, "train", "Yes", "yes", "no")).labels == ("Yes", "no", "yes")
+    assert "labels 'Yes' and 'yes' differ only in case" in capsys.readouterr().err
+
+
+def test_fractions_in_a_table_are_no_classes(tmp_path):
+    pq.write_table(pa.table({"text": ["good"] * 4, "label": [1.0, 2.0, 3.75, 3.25]}), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"row 3: label .*3\.75.* fraction.*kind regression.*data\.custom\.labels"):
+        _made(tmp_path)
+
+
+def test_numbers_are_no_classes_where_the_training_rows_have_names(tmp_path):
+    """Nobody has said that 0 is "good", which is the first by the alphabet only."""
+    _csv(tmp_path, "train", "poor", "good", "good")
+    _csv(tmp_path, "test", "0", "1")
+    task = _made(tmp_path)
+    assert not task.numbered and not get_task(task_name(task)).numbered
+    for made in (task, _made(tmp_path, labels=["good", "poor"], numbered=False)):  # as a run stores it
+        with pytest.raises(UserError, match=r"test.csv' row 1: label '0' is none of .*good, poor.*custom\.numbered"):
+            _labels(made, tmp_path, "test")
+
+
+def test_numbers_are_classes_where_a_table_says_which(tmp_path):
+    info = {"info": {"features": {"label": {"names": ["poor", "good"], "_type": "ClassLabel"}}}}
+    table = pa.table({"text": ["good"] * 3, "label": [0, 1, 1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "train.parquet")
+    _csv(tmp_path, "validation", "1", "poor")
+    assert _labels(_made(tmp_path), tmp_path, "validation") == [1, 0]
+
+
+def test_numbers_of_the_shipped_tasks_are_the_hubs():
+    assert class_number(get_task("sst2"), "", "1") == class_number(get_task("sst2"), "", 1.0) == 1
+    assert class_number(get_task("sst2"), "", "1.0") == class_number(get_task("sst2"), "", "positive ") == 1
 
 
 # ---------------------------------------------------------------- whole runs on real rows
@@ -168,8 +268,6 @@ def _take(shared, tmp_path, name, rows, to=None):
 RUNS = {
     "conll2003": ("LPAF", "conll2003", 48, ["--data.max_length", "32"], "labels"),
     "squad": ("FWSVD", "squad", 24, ["--data.max_length", "64", "--data.stride", "8"], "answer"),
-    "squad_v2": ("LoSparse", "squad_v2", 24, ["--data.max_length", "64"], "answer"),
-    "wnli": ("ITP", "glue/wnli", 48, [], "label"),
 }
 
 
@@ -181,12 +279,10 @@ def test_fit_validate_predict_on_real_rows(task, shared, tiny_backbone, tmp_path
     source = ["--data.task", task, "--data.path", str(_take(shared, tmp_path, name, rows)), *options]
     given = ["--model.backbone", str(tiny_backbone), "--trainer.accelerator", "cpu", "--data.batch_size", "8",
              "--trainer.enable_progress_bar", "false", "--model.dense.epochs", "1"]  # fmt: skip
-    prune = ["--model.prune.epochs", "4"] if method != "FWSVD" else []
-    retrain = ["--model.retrain.epochs", "1"] if method in ("LPAF", "FWSVD") else []
-    if method in ("LoSparse", "ITP"):
-        given = given[:-2]
+    given += ["--model.prune.epochs", "4"] if method != "FWSVD" else []
     run = tmp_path / "run"
-    main(["fit", "--model", method, "--model.density", "0.5", *source, *given, *prune, *retrain, "--run_dir", str(run)])
+    main(["fit", "--model", method, "--model.density", "0.5", *source, *given, "--model.retrain.epochs", "1",
+          "--run_dir", str(run)])  # fmt: skip
     report = json.loads((run / "report.json").read_text())
     assert report["metric"]["name"] == TASKS[task].metrics[0] and report["compressed"]["kept"] <= 0.5
     capsys.readouterr()

@@ -314,14 +314,6 @@ def test_the_embedded_task_needs_nothing():
     dm = DataModule("docstrings", EMBEDDED)
     batch = next(iter(dm.val_dataloader()[0]))
     assert batch["input_ids"].shape == (64, 64) and 0 < batch["labels"].max() < 8
-    assert dm.steps_per_epoch() > 100
-
-
-def test_real_data_and_tokenizer(shared):
-    dm = DataModule("mnli", str(shared / "models" / "minilm-l6-h384"), str(shared / "data" / "glue" / "mnli"))
-    assert [len(loader) for loader in dm.val_dataloader()] == [154, 16]
-    batch = next(iter(dm.train_dataloader()))
-    assert len(batch["labels"]) == 32 and batch["token_type_ids"].max() == 1
 
 
 def test_held_out_rows_are_a_function_of_data_and_seed_and_take_the_place_of_the_dev_set_in_a_trainer(make):

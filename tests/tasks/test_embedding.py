@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import Place
 from lit_compress.data.targets import pooling_of
 from lit_compress.data.tokens import changed_inputs, token_counts
 from lit_compress.evaluation.divergence import divergence
@@ -119,7 +120,7 @@ def test_retrieval_is_that_of_loops_however_rows_are_batched(tmp_path):
         wanted.setdefault(ask, set()).add(there.index(document))
     scores = [_ndcg(queries[ask], documents[there], right) for ask, right in wanted.items()]
     for order in (torch.arange(15), torch.randperm(15)):
-        metrics = build_metrics(custom_task(DOCUMENTS, str(tmp_path)))
+        metrics = build_metrics(custom_task(DOCUMENTS, Place(str(tmp_path))))
         for part in order.split(4):
             metrics.update(rows[part], numbers[part])
         found = metrics.compute()
@@ -211,7 +212,7 @@ def test_what_gives_no_vectors_is_refused(tmp_path):
     with pytest.raises(UserError, match="is for tagging, task 'stsb_embedding' is embedding"):
         load_finetuned(str(tmp_path / "tagger"), get_task("stsb_embedding"))
     with pytest.raises(UserError, match="label: 'score' is a score of two texts, data"):
-        custom_task(Custom(kind="embedding", label="score"), str(tmp_path))
+        custom_task(Custom(kind="embedding", label="score"), Place(str(tmp_path)))
 
 
 def _write(folder, rows):

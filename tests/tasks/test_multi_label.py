@@ -17,6 +17,7 @@ from tiny import WORDS, make_batch, make_net
 import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
+from lit_compress.data.sources import Place
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.checks import is_finetuned
@@ -55,7 +56,7 @@ def test_a_column_has_one_separator(tmp_path):
     labels = ["Music|Arts, Crafts", "Arts, Crafts", "Music", "Film; TV|Music"]
     rows = [f'text {i},"{labels[i % 4]}"\n' for i in range(12)]
     (tmp_path / "train.csv").write_text("text,labels\n" + "".join(rows))
-    task = custom_task(Custom("multi_label"), str(tmp_path))
+    task = custom_task(Custom("multi_label"), Place(str(tmp_path)))
     assert task.labels == ("Arts, Crafts", "Film; TV", "Music")
     assert [_row(label, task) for label in labels] == [[0, 2], [0], [2], [1, 2]]
     assert KIND.sign_in(["a, b", "c", None, ["d|e"], "['f|g']"]) == "," and KIND.sign_in(["a", "b"]) is None

