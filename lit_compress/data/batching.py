@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # A small epoch has at least this number of groups, or its batches would have the same rows in every epoch.
 GROUP_BATCHES = 50
 SMALLEST_NUMBER_OF_GROUPS = 4
+VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order
+from lit_compress.data.batching import VALIDATION_SEED, BatchOrder, PaddedBatches, ResumableLoader, drawn_order
 from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
 from lit_compress.data.readers import Form
 from lit_compress.data.sources import ALL, CUSTOM, Place, has_split, located
-from lit_compress.data.splits import HELD_OUT, VALIDATION_SEED, Split, Splits
+from lit_compress.data.splits import HELD_OUT, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
 from lit_compress.models.positions import usable_positions

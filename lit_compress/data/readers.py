@@ -170,17 +170,9 @@ def _unpacked_bytes(values: pa.Array) -> int:
 
 
 def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    @contextmanager
-    def told() -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{where} is no readable parquet file: {str(error)[:160]}") from error
-
-    with told():
+    with _told(where, form):
         source = pq.ParquetFile(file)
     schema, groups = source.schema_arrow, source.metadata
     _check_types(task, where, schema)
@@ -193,7 +185,7 @@ def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
         total = 0
         for group in map(groups.row_group, range(source.num_row_groups)):
             check_unpacked(where, file, max(group.column(n).total_uncompressed_size for n in range(len(parts))))
-        with told():
+        with _told(where, form):
             # texts that are stored once are not repeated before their size is known
             for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
                 total += sum(map(_unpacked_bytes, batch.columns))
@@ -232,18 +224,20 @@ def _text(where: str, file: Path, form: Form, newline: str = "") -> Iterator[IO[
 
 @contextmanager
 def _told(where: str, form: Form) -> Iterator[None]:
+    """Turn an error of a library that reads a file into one line."""
     from pandas.errors import ParserError
+    from pyarrow import ArrowException
 
     try:
         yield
     except UnicodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x}" if isinstance(error, UnicodeDecodeError) else str(error)
         raise _other_encoding(where, form, byte) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{where} is no whole gzip file: {error}") from error
     except ParserError as error:
         reason = str(error).partition("C error: ")[2] or str(error)
         raise UserError(f"{where}: {reason.strip()}; --data.separator names another sign between fields") from error
+    except (ArrowException, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{where} is no readable file of its kind: {str(error)[:160]}") from error
 
 
 def _other_encoding(where: str, form: Form, found: str) -> UserError:

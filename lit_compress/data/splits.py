@@ -6,11 +6,11 @@ import copy
 import functools
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lightning.pytorch import LightningDataModule
 
-from lit_compress.data.batching import drawn_order, held_out
+from lit_compress.data.batching import VALIDATION_SEED, drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from lit_compress.tasks.records import Task
 
 HELD_OUT = "held_out"  # the split that data.hold_out makes
-VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class Splits(LightningDataModule):
     eval_batch_size: int
     seed: int
     reads_labels: bool
+    max_length: int
+    predicted: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +79,11 @@ class Splits(LightningDataModule):
             note(line)
         return tokenizer
 
-    @property
-    def max_length(self) -> int:
-        """Longest input in tokens; longer ones are truncated."""
-        raise NotImplementedError
+    def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Return the same data as another tokenizer reads it; the splits are tokenised when they are asked for."""
+        other = copy.copy(self)
+        other.tokenizer, other._splits, other.predicted = tokenizer, {}, ""
+        return other
 
     def _read(self, names: list[str], labelled: bool) -> None:
         """Load and encode the splits ``names`` that have not been read yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.data.tokens import changed_inputs, pieces_missed, token_counts, with_tokenizer
+from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
 from lit_compress.models.pieces import cut_tokenizer
 from lit_compress.models.vocabulary import keep_tokens, special_ids
 
@@ -59,7 +59,7 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
     size = net.config.vocab_size
     tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)
     small = keep_tokens(net, kept, _OPTION)
-    other = with_tokenizer(data, tokenizer)
+    other = data.read_by(tokenizer)
     facts: dict[str, Any] = {"rows": len(kept), "of": size}
     before, after = ((d.train_tokens(), d.val_dataloader()[0].dataset.encoded) for d in (data, other))
     for prefix, first, second in zip(("", "dev_"), before, after, strict=True):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.analysis.pictures import site_table
-from lit_compress.data.tokens import with_tokenizer
 from lit_compress.evaluation.answers import answers, changes
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
@@ -37,7 +36,7 @@ def keep_details(run: Run, data: DataModule) -> None:
     export = run.folder / "export"
     dense, small, own = load_net(run.net("dense")), load_net(export), data
     if small.config.vocab_size != dense.config.vocab_size:
-        own = with_tokenizer(data, load_tokenizer(str(export), data.record))
+        own = data.read_by(load_tokenizer(str(export), data.record))
     lines = answers([(dense, data), (small, own)])
     shown = (
         {

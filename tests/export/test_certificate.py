@@ -11,7 +11,6 @@ from tiny import WORDS, write_backbone
 from transformers import AutoTokenizer
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.tokens import with_tokenizer
 from lit_compress.export.certificate import Certificate
 from lit_compress.export.program import difference
 from lit_compress.models.backbones import load_net
@@ -107,12 +106,12 @@ def test_nets_that_write_with_fewer_tokens(family, task, tmp_path, monkeypatch):
         write_backbone(tmp_path / "few", family, task, WORDS[15::-1], max_position_embeddings=200)
     )
     small = keep_tokens(net, data.tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(20))))
-    entry = before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(before.answers, small))
+    entry = before.compare(FOLDER, small, data.read_by(tokenizer), partial(before.answers, small))
     assert entry["difference"] < 1e-5 and small.config.vocab_size < net.config.vocab_size
     assert family == "bart" or [length for _, length in entry["shapes"]] == [30, 30]  # of the larger vocabulary
     torch.nn.init.zeros_(small.get_output_embeddings().weight)
     with pytest.raises(UserError):
-        before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(before.answers, small))
+        before.compare(FOLDER, small, data.read_by(tokenizer), partial(before.answers, small))
 
 
 def test_one_text_at_a_time():

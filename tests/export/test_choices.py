@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.tokens import changed_inputs, pieces_missed, token_counts, with_tokenizer
+from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
@@ -274,7 +274,7 @@ def test_counts_are_those_of_the_texts(data, backbone):
     written = SimpleNamespace(train_tokens=lambda: Dataset.from_dict(columns))
     assert token_counts(written, 5).tolist() == [0, 2, 0, 1, 0]
     assert token_counts(written, 5, written=True).tolist() == [0, 3, 1, 1, 0]
-    other = with_tokenizer(data, tokenizer)
+    other = data.read_by(tokenizer)
     before, after = data.train_tokens(), other.train_tokens()
     assert changed_inputs(before, after, range(len(tokenizer))) == 0
     assert changed_inputs(before, after, [*range(1, len(tokenizer)), 0]) == 100
