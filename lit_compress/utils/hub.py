@@ -7,9 +7,11 @@ stages and later commands with the commit read it and ask nothing. ``HF_HUB_OFFL
 from __future__ import annotations
 
 import glob
+import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -224,10 +226,8 @@ class _Repository:
         """Find the commit; a commit is not asked for, and without an answer it is the newest one that was seen."""
         from huggingface_hub import HfApi
 
-        try:
+        with self._asking():
             self.commit = HfApi().resolve_revision(self.name, repo_type=self.kind, revision=self.revision)
-        except Exception as error:  # the library raises dozens of classes
-            raise self._refusal(error) from error
 
     def names(self, folder: Path) -> list[str]:
         """Return the names of all files; those that are in the folder if the cache has no list."""
@@ -242,23 +242,14 @@ class _Repository:
     def files(self, allow: tuple[str, ...] | None, ignore: tuple[str, ...] = ()) -> Path:
         """Return the folder of the snapshot, with the files that fit; those that are there are not asked for."""
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-        hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
-        if hide:
-            disable_progress_bars()
-        try:
+        with self._asking():
             return Path(
                 snapshot_download(
                     self.name, repo_type=self.kind, revision=self.commit, ignore_patterns=list(ignore),
                     allow_patterns=None if allow is None else list(allow),
                 )
             )  # fmt: skip
-        except Exception as error:
-            raise self._refusal(error) from error
-        finally:
-            if hide:
-                enable_progress_bars()
 
     def snapshot(self, folder: Path) -> Snapshot:
         """Return the folder with its commit, and remember it for this process."""
@@ -267,5 +258,36 @@ class _Repository:
         kind, name, _, *more = self.key
         return _resolved.setdefault(self.key, _resolved.setdefault((kind, name, made.commit, *more), made))
 
-    def _refusal(self, error: Exception) -> UserError:
-        return UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}")
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turn the library's errors into one line and its warnings into notes; bars are for a terminal."""
+        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+        logger, hide = (
+            logging.getLogger("huggingface_hub"),
+            not sys.stderr.isatty() and not are_progress_bars_disabled(),
+        )
+        level, spread, handler = logger.level, logger.propagate, _Notes(logging.WARNING)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        if hide:
+            disable_progress_bars()
+        try:
+            yield
+        except Exception as error:  # the library raises dozens of classes
+            raise UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}") from error
+        finally:
+            if hide:
+                enable_progress_bars()
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = spread
+
+
+class _Notes(logging.Handler):
+    """Handler of a library's messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a message."""
+        note(f"hub: {record.getMessage()}")

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import re
 
-TOO_MANY = 429
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Return whether the hub itself did not answer: no connection, rate limit, or a failure of the server."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError):
-        status = _status(error)
-        return status == TOO_MANY or status >= 500
-    return isinstance(error, OSError) or type(error).__module__.startswith("httpx")
-
 
 def _status(error: BaseException) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
@@ -24,7 +12,7 @@ def _status(error: BaseException) -> int:
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error, or its status, in a few words."""
     if status := _status(error):
-        told = {TOO_MANY: "too many requests"}.get(status, "its server fails" if status >= 500 else "")
+        told = {429: "too many requests"}.get(status, "its server fails" if status >= 500 else "")
         if told:
             return f"status {status}, {told}"
     first = next((line for line in map(str.strip, str(error).split("\n")) if line), "")
