@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 3  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 4  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     kind, table = task_type(task), source.read()
     if table.names is not None:
         need_columns(task, source.where, table.names)
-    rows = enumerate(map(partial(_with_label, task), table.rows), start=1)
+    classes = table.classes if set(table.classes or ()) == set(task.labels) else None
+    rows = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise no_rows(source.where, table.names)
@@ -168,10 +169,19 @@ def _absent(task: Task, names: Collection[str]) -> list[str]:
     return [name for name in task.label_columns or (task.label,) if name not in names]
 
 
-def _with_label(task: Task, row: Row) -> Row:
-    """Return a row with the values of its columns of 0 and 1, if there are such, as one label: {column: value}."""
+def _with_label(task: Task, classes: list[str], row: Row) -> Row:
+    """Return a row with its label: class numbers as the names that the table has for them, columns of 0 and 1 as one.
+
+    The label of columns is {column: value}.
+    """
+
+    def name(value: object) -> object:
+        if isinstance(value, list):
+            return [name(item) for item in value]
+        return classes[value] if isinstance(value, int) and 0 <= value < len(classes) else value
+
     flags = {name.strip(): row[name] for name in task.label_columns if name in row}
-    return row | {task.label: flags} if flags else row
+    return row | {task.label: flags or name(row[task.label])} if flags or (classes and task.label in row) else row
 
 
 def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> Row:

@@ -121,22 +121,8 @@ def _class_names(task: Task, schema: pa.Schema) -> list[str] | None:
         return None  # not written by the library
     if isinstance(feature, list):
         feature = feature[0]
-    if isinstance(feature, dict) and "feature" in feature:  # of a list
-        feature = feature["feature"]
-    return feature.get("names") if isinstance(feature, dict) else None
-
-
-def _named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[Row]:
-    """Return the rows with class numbers replaced by ``names``, if these are the labels of ``task``."""
-    if names is None or set(names) != set(task.labels):
-        return rows
-
-    def name(value: object) -> object:
-        if isinstance(value, list):
-            return [name(item) for item in value]
-        return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
-
-    return ({**row, task.label: name(row[task.label])} if task.label in row else row for row in rows)
+    feature = feature.get("feature", feature) if isinstance(feature, dict) else {}  # of a list
+    return feature.get("names")
 
 
 def from_table(task: Task, where: str, table: pa.Table) -> Rows:
@@ -146,9 +132,8 @@ def from_table(task: Task, where: str, table: pa.Table) -> Rows:
         UserError: a text column is missing, twice there or of another type.
     """
     _check_types(task, where, table.schema)
-    names = _class_names(task, table.schema)
-    rows = chain.from_iterable(map(_rows_of, table.to_batches(CHUNK)))
-    return Rows(table.column_names, _named(task, rows, names), names)
+    rows = chain.from_iterable(_rows_of(batch) for batch in table.to_batches(CHUNK))
+    return Rows(table.column_names, rows, _class_names(task, table.schema))
 
 
 def _rows_of(batch: pa.RecordBatch) -> list[Row]:
@@ -192,18 +177,15 @@ def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
                 check_unpacked(where, file, total)
                 yield from _rows_of(batch)
 
-    classes = _class_names(task, schema)
-    return Rows(schema.names, _named(task, rows(), classes), classes)
+    return Rows(schema.names, rows(), _class_names(task, schema))
 
 
 def check_unpacked(where: str, file: Path, size: int) -> None:
     """Refuse a packed file that unpacks to ``size`` bytes or more, if text does not shrink so far."""
     most = max(UNPACKED, TIMES * file.stat().st_size)
     if size > most:
-        raise UserError(
-            f"{where} unpacks to more than {most:,} bytes, {TIMES} times its size, as no text does; give it as "
-            "an unpacked .jsonl"
-        )
+        most_of = f"{most:,} bytes, {TIMES} times its size"
+        raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as an unpacked .jsonl")
 
 
 # ------------------------------------------------------------------------------------------- files of text
@@ -237,14 +219,12 @@ def _told(where: str, form: Form) -> Iterator[None]:
         reason = str(error).partition("C error: ")[2] or str(error)
         raise UserError(f"{where}: {reason.strip()}; --data.separator names another sign between fields") from error
     except (ArrowException, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{where} is no readable file of its kind: {str(error)[:160]}") from error
+        raise UserError(f"{where} cannot be read: {str(error)[:160]}") from error
 
 
 def _other_encoding(where: str, form: Form, found: str) -> UserError:
-    return UserError(
-        f"{where} is no text in {form.encoding or 'UTF-8'} ({found}); if it is text, give --data.encoding, e.g. cp1252 "
-        "or utf-16"
-    )
+    encoding = form.encoding or "UTF-8"
+    return UserError(f"{where} is no text in {encoding} ({found}); if it is text, give --data.encoding, e.g. cp1252")
 
 
 def _checked(where: str, file: Path, form: Form) -> str:
@@ -258,7 +238,7 @@ def _checked(where: str, file: Path, form: Form) -> str:
                 while part := stream.read(2**20):
                     check_unpacked(where, file, size := size + len(part))
     with _text(where, file, form) as lines:
-        first = lines.readline()
+        first = lines.readline(2**20)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
     return first
@@ -351,10 +331,8 @@ def _read_json(task: Task, where: str, file: Path, form: Form) -> Rows:
         with _text(where, file, form) as stream:
             for number, value in enumerate(_json_values(task, where, stream), start=1):
                 if not isinstance(value, dict):
-                    raise UserError(
-                        f"{where} row {number}: a JSON {type(value).__name__}; give one object per line, or a list of "
-                        "them"
-                    )
+                    kind = type(value).__name__
+                    raise UserError(f"{where} row {number}: a JSON {kind}; give one object per line, or a list of them")
                 yield value
 
     return Rows(None, rows())

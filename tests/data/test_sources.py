@@ -240,7 +240,7 @@ def test_the_test_split_of_mnli(layout, tmp_path, capsys):
     ("name", "words"),
     [
         ("me/pictures", "has no tables"), ("me/several", "has several configurations"),
-        ("me/nothing", "no folder and no"), ("me/broken", "is no readable file"),
+        ("me/nothing", "no folder and no"), ("me/broken", "cannot be read: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line(name, words, hub, tiny_backbone, tmp_path):
