@@ -105,7 +105,7 @@ def test_every_imported_package_is_declared(folder, extras):
 @pytest.mark.parametrize(
     ("code", "names"),
     [("import yaml, scipy.stats", {"scipy"}), ("from onnx import helper", {"onnx"}),
-     ("def f():\n    import onnx, pandas", {"pandas"}), ("import os\nfrom lit_compress.utils import files", set())],
+     ("def f():\n    import onnx, polars", {"polars"}), ("import os\nfrom lit_compress.utils import files", set())],
 )  # fmt: skip
 def test_an_undeclared_package_is_seen(code, names):
     assert undeclared(code, set(declared()), set(declared("onnx"))) == names

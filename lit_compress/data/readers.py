@@ -48,7 +48,7 @@ class Form:
 
     @property
     def codec(self) -> str:
-        """The encoding; that of UTF-8 leaves a byte order mark out."""
+        """The encoding; UTF-8 without a byte order mark."""
         encoding = self.encoding or "utf-8"
         return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
