@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.tasks import KINDS
-from lit_compress.tasks.multi_label import MultiLabel
+from lit_compress.tasks import KINDS, is_list, likely_kind
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ TEXTS = (
     ("question", "sentence"), ("text",), ("sentence",), ("review",), ("content",), ("document",),
 )  # fmt: skip
 LABELS = ("label", "labels", "target", "class")
-CLASSES = ("classification", "regression", "multi_label")
 
 
 @dataclass(frozen=True)
@@ -81,36 +79,21 @@ def choose_columns(
             if name not in names:
                 raise UserError(f"{option}: the data has no column '{name}'; {nearest(name, names)}")
     label = given.label or next((name for name in LABELS if name in names), None)
-    kind = given.kind or _kind(config, rows, label)
-    if kind not in CLASSES:
+    if label is None or isinstance(label, str):
+        kind = given.kind or likely_kind(config, rows, label)
+    else:  # a column for each label
+        kind = given.kind or next(name for name, meant in KINDS.items() if meant.own_columns)
+    if not KINDS[kind].recognised:
         return replace(given, kind=kind)
-    if kind == MultiLabel.name and (label is None or not isinstance(label, str)):  # a column for each label
+    if KINDS[kind].own_columns and not isinstance(label, str):
         head = (_head_names(config) if trained else None) or []
         order = head if set(head) == set(label or head) and set(head) <= set(names) else None
         return replace(given, kind=kind, text=given.text or _texts(rows, label), labels=given.labels or order)
     label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
     chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
-    if kind == "regression" or given.labels or not isinstance(label, str):
+    if not KINDS[kind].classes or given.labels or not isinstance(label, str):
         return chosen
     return replace(chosen, labels=_labels(splits, kind, label, config, trained))
-
-
-def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | Sequence[str] | None) -> str:
-    """Return the type of task: that of the model's head, or what the labels are."""
-    if not (label is None or isinstance(label, str)):
-        return MultiLabel.name
-    feature = rows.features.get(label) if label else None
-    architecture = ((config and config.architectures) or [""])[0]
-    usual = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
-    if usual in ("language_modelling", "embedding") and label is not None:
-        usual = "classification"  # a decoder or encoder that is to be fine-tuned
-    if usual == "classification" and (is_list(feature) or getattr(config, "problem_type", None) == MultiLabel.problem):
-        return MultiLabel.name
-    numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
-    head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
-    if numbers and config is not None and architecture.endswith(KINDS["classification"].suffix):
-        numbers = not {None, *range(config.num_labels or 0)}.issuperset(rows.unique(label))  # 1.0 is class 1
-    return "regression" if usual in CLASSES and (head or numbers) else usual
 
 
 def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:
@@ -139,11 +122,6 @@ def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:
 
 
 _STRINGS = ("string", "large_string")
-
-
-def is_list(feature: Any) -> bool:
-    """Return whether a column of a data set holds lists."""
-    return hasattr(feature, "feature") or isinstance(feature, list)
 
 
 def _labels(

@@ -16,7 +16,7 @@ from lit_compress.data.readers import Row
 from lit_compress.data.sources import Place, sources_at
 from lit_compress.tasks import KINDS, TaskType
 from lit_compress.tasks.classification import Classification, fraction_line, label_name, whole_number
-from lit_compress.tasks.multi_label import MultiLabel, flag, is_missing
+from lit_compress.tasks.multi_label import flag, is_missing
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -24,6 +24,7 @@ from lit_compress.utils.progress import note
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
 FORMAT = 3  # raise it when labels are read in another way, so that old caches are not read
+_OWN_COLUMNS = next(name for name, kind in KINDS.items() if kind.own_columns)
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -90,7 +91,9 @@ def checked_columns(kind: TaskType, names: list[str]) -> tuple[str, ...]:
     """
     shown = f"data.custom.label: [{', '.join(names)}]"
     if not kind.own_columns:
-        raise UserError(f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind multi_label")
+        raise UserError(
+            f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind {_OWN_COLUMNS}"
+        )
     if len({name.strip() for name in names}) < max(2, len(names)):
         raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")
     return tuple(names)
@@ -140,7 +143,7 @@ def find_columns(task: Task, place: Place, labels: Collection[str]) -> tuple[str
         return ()
     option = f"--data.custom.label {shlex.quote(json.dumps(columns, ensure_ascii=False))}"
     if not KINDS[task.kind].own_columns:
-        option = f"--data.custom.kind {MultiLabel.name} {option}"
+        option = f"--data.custom.kind {_OWN_COLUMNS} {option}"
     elif len(columns) == len(others):
         note(f"{where}: the labels are the columns {', '.join(columns)}, of 0 and 1")
         return columns

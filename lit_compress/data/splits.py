@@ -62,7 +62,6 @@ class Splits(LightningDataModule):
     eval_batch_size: int
     seed: int
     reads_labels: bool
-    max_length: int
     predicted: str
 
     def __init__(self) -> None:
@@ -78,6 +77,11 @@ class Splits(LightningDataModule):
         if line := task_type(self.record).reads_otherwise(self.record, tokenizer):
             note(line)
         return tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens; longer ones are truncated."""
+        raise NotImplementedError
 
     def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the same data as another tokenizer reads it; the splits are tokenised when they are asked for."""

@@ -62,6 +62,8 @@ class TaskType:
         columns, label: default names of the columns, for the user's own task.
         texts: smallest and largest number of text columns.
         classes: True if the labels are classes with names.
+        recognised: True if the columns of a data set in memory are recognised by their usual names.
+        headless: True if its models have no head of a task, so that they may be fine-tuned for another.
         own_columns: True if every class may have a column of its own, with a 0 or 1.
         problem: the ``problem_type`` of configurations whose head has one, by which transformers chooses its loss.
         one_label: True if an example has one distribution, or number.
@@ -88,7 +90,7 @@ class TaskType:
     columns: tuple[str, ...] = ("text",)
     label = "label"
     texts = (1, 1)
-    classes = own_columns = False
+    classes = own_columns = recognised = headless = False
     problem: str | None = None
     one_label = False
     lists = False

@@ -94,7 +94,7 @@ class Classification(TaskType):
     pipeline = "text-classification"
     problem: str | None = "single_label_classification"
     texts = (1, 2)
-    classes = one_label = True
+    classes = one_label = recognised = True
 
     def label_type(self) -> pa.DataType:
         """Return the type of class numbers."""

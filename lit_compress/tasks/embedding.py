@@ -59,7 +59,7 @@ class Embedding(TaskType):
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
-    pools = True
+    pools = headless = True
 
     def __init__(self, pooling: Pooling = _USUAL) -> None:
         self.pooling = pooling

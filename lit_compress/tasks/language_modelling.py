@@ -33,7 +33,7 @@ class LanguageModelling(TaskType):
     suffix = ("ForCausalLM", "LMHeadModel")  # GPT-2's name is older
     pipeline = "text-generation"
     label = "text"
-    per_token = one_text = reads_labels = over_vocabulary = True
+    per_token = one_text = reads_labels = over_vocabulary = headless = True
     cuts_ends = False
     length = max_length = 512
 

@@ -27,7 +27,7 @@ class Regression(TaskType):
     suffix = "ForSequenceClassification"
     pipeline = "text-classification"
     loss: LossKind = "regression"
-    one_label = True
+    one_label = recognised = True
     texts = (1, 2)
 
     def label_type(self) -> pa.DataType:

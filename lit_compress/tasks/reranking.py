@@ -41,6 +41,7 @@ class Reranking(Regression):
     columns = ("query", "document")
     texts = (2, 2)
     lists = True
+    recognised = False
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the relevance."""
