@@ -11,7 +11,7 @@ from transformers import BertForSequenceClassification
 
 
 class SizedLinear(nn.Module):
-    """y = weight x + bias whose sizes are not those in the net's configuration: heads or neurons were cut away.
+    """y = weight x + bias, smaller than the net's configuration says because heads or neurons were removed.
 
     Attributes:
         weight: [out_features, in_features]; either may be 0.
@@ -28,22 +28,18 @@ class SizedLinear(nn.Module):
 
     @classmethod
     def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> SizedLinear:
-        """Take weight [out, in] and bias [out]."""
+        """Return the layer with weight [out, in] and bias [out]."""
         layer = cls(weight.shape[1], weight.shape[0], bias is not None)
         layer.weight = nn.Parameter(weight.detach().contiguous())
         layer.bias = None if bias is None else nn.Parameter(bias.detach())
         return layer
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "bias": self.bias is not None,
         }  # fmt: skip
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
@@ -51,7 +47,7 @@ class SizedLinear(nn.Module):
 
 
 class SizedEmbedding(nn.Module):
-    """A table whose vectors are shorter than the net's configuration says.
+    """A table of embeddings whose vectors are shorter than the net's configuration says.
 
     Attributes:
         weight: [num_embeddings, width].
@@ -65,12 +61,8 @@ class SizedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_embeddings, width))
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "num_embeddings": self.num_embeddings, "width": self.embedding_dim}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
@@ -93,12 +85,8 @@ class SizedNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "width": self.width, "eps": self.eps}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [..., width]."""
@@ -113,6 +101,8 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
     """BertForSequenceClassification with another layer at the sites of config.structure."""
 
     def __init__(self, config):
+        for name, value in getattr(config, "activations", {}).items():
+            setattr(config, name, value)
         super().__init__(config)
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
@@ -124,3 +114,17 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
                 layer.adopt(self.get_submodule(name), **sizes)
             else:
                 setattr(self.get_submodule(parent), child, layer(**sizes))
+        for module in self.modules():
+            if hasattr(module, "link"):
+                module.link(self)
+
+    def save_pretrained(self, *args, **kwargs):
+        """Save the folder so that it loads with this code only, as it was."""
+        activations = getattr(self.config, "activations", {})
+        for name, value in activations.items():
+            setattr(self.config, name, "compressed: load this folder with trust_remote_code=True" if isinstance(value, str) else value)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            for name, value in activations.items():
+                setattr(self.config, name, value)

@@ -26,26 +26,26 @@ class LowRankLinear(nn.Module):
         self.in_features, self.out_features, self.rank = in_features, out_features, rank
         self.left = nn.Parameter(torch.empty(out_features, rank))
         self.right = nn.Parameter(torch.empty(rank, in_features))
-        self.register_parameter("weight", None)  # there is none; T5 looks before every use
+        self.register_parameter("weight", None)  # no weight; T5 reads the attribute before every use
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @classmethod
-    def from_factors(cls, linear: nn.Linear, left: torch.Tensor, right: torch.Tensor) -> LowRankLinear:
-        """Take the place of ``linear``: left [out, rank], right [rank, in], and its bias."""
+    def from_factors(cls, linear: Any, left: torch.Tensor, right: torch.Tensor) -> LowRankLinear:
+        """Return the layer with factors left [out, rank], right [rank, in] and the bias of ``linear``."""
         layer = cls(linear.in_features, linear.out_features, left.shape[1], bias=False)
         layer.left, layer.right, layer.bias = nn.Parameter(left), nn.Parameter(right), linear.bias
         return layer
 
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return left [out_features, rank] and right [rank, in_features]."""
+        return self.left, self.right
+
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "rank": self.rank, "bias": self.bias is not None,
         }  # fmt: skip
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
@@ -64,6 +64,8 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
     """BertForSequenceClassification with another layer at the sites of config.structure."""
 
     def __init__(self, config):
+        for name, value in getattr(config, "activations", {}).items():
+            setattr(config, name, value)
         super().__init__(config)
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
@@ -75,3 +77,17 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
                 layer.adopt(self.get_submodule(name), **sizes)
             else:
                 setattr(self.get_submodule(parent), child, layer(**sizes))
+        for module in self.modules():
+            if hasattr(module, "link"):
+                module.link(self)
+
+    def save_pretrained(self, *args, **kwargs):
+        """Save the folder so that it loads with this code only, as it was."""
+        activations = getattr(self.config, "activations", {})
+        for name, value in activations.items():
+            setattr(self.config, name, "compressed: load this folder with trust_remote_code=True" if isinstance(value, str) else value)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            for name, value in activations.items():
+                setattr(self.config, name, value)

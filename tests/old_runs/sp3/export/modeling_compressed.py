@@ -13,14 +13,14 @@ from transformers import BertForSequenceClassification
 class NarrowLinear(nn.Module):
     """A Linear that reads the front of its input and writes behind ``lead`` zeros.
 
-    Heads may be narrower than the attention around it takes them: they are read and written with zeros behind them, up
-    to ``head_width``, which changes neither scores nor contexts. Without a head left, attention is given one of zeros.
+    Heads may be narrower than the model's attention code expects: each is padded with zeros to ``head_width``, which
+    changes neither scores nor contexts. If no head is left, attention gets one head of zeros.
 
     Attributes:
         weight: [out_features, in_features]; either may be 0.
         bias: [out_features] or None.
-        table: what comes out for DeBERTa's relative positions, weight [positions, out_features]; None for others. They
-            are asked for with an input [1, positions, 0].
+        table: outputs for DeBERTa's relative positions, weight [positions, out_features], returned for an input
+            [1, positions, 0]; None elsewhere.
     """
 
     kind = "narrow"
@@ -36,40 +36,41 @@ class NarrowLinear(nn.Module):
         head_width: int = 0,
         positions: int = 0,
     ) -> None:
-        """Make an empty one.
+        """Make the layer with empty parameters.
 
         Args:
-            in_features: read, from the front.
-            out_features: written.
-            bias: whether there is one.
-            lead: zeros before what is written.
-            side: ``in`` or ``out``: the inputs or outputs are ``heads``.
-            heads: how many.
-            head_width: of a head in the attention around.
-            positions: rows of the table.
+            in_features: number of inputs, the first of x.
+            out_features: number of outputs.
+            bias: whether there is a bias.
+            lead: number of zeros before the outputs.
+            side: ``in`` if the inputs are those of heads, ``out`` if the outputs are; empty for neither.
+            heads: number of heads.
+            head_width: width of a head in the model's attention code.
+            positions: rows of the table; 0 for none.
         """
         super().__init__()
         self.in_features, self.out_features, self.lead = in_features, out_features, lead
         self.side, self.heads, self.head_width = side, heads, head_width
+        self.bare = False  # with the norms' link: y alone, without the zeros before it
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.table = nn.Embedding(positions, out_features, _freeze=True) if positions else None
 
     def add_positions(self, table: torch.Tensor) -> None:
-        """Take the table [positions, out_features]."""
+        """Set the table [positions, out_features]."""
         self.table = nn.Embedding.from_pretrained(table)
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "bias": self.bias is not None, "lead": self.lead, "side": self.side, "heads": self.heads,
             "head_width": self.head_width, "positions": 0 if self.table is None else self.table.num_embeddings,
         }  # fmt: skip
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
+    def counted_weights(self) -> list[torch.Tensor]:
+        """Return the weights that count beside those of the sites: the table of positions."""
+        return [] if self.table is None else [self.table.weight]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., at least in_features] to [..., lead + out_features], heads padded."""
@@ -87,60 +88,83 @@ class NarrowLinear(nn.Module):
                 return x.new_zeros(*x.shape[:-1], self.head_width)
             width = self.out_features // self.heads
             y = F.pad(y.unflatten(-1, (self.heads, width)), (0, self.head_width - width)).flatten(-2)
-        return F.pad(y, (self.lead, 0)) if self.lead else y
+        return F.pad(y, (self.lead, 0)) if self.lead and not self.bare else y
 
 
 class NarrowNorm(nn.Module):
     """[x, y] -> [norm(weight x + bias + y), 0].
 
     Attributes:
-        weight: W_R [features, in_features]; in_features is 0 where nothing was read before (the embeddings).
-        bias: [features].
+        weight: W_R [features, in_features]; None where there is no x (the embeddings).
+        bias: [features], or None likewise.
+        bare: whether hidden states have no zeros; not stored, :meth:`link` finds it out.
     """
 
     kind = "narrow_norm"
 
     def __init__(self, in_features: int, features: int, room: int, eps: float, padded: int = 0) -> None:
-        """Make an empty one.
+        """Make the layer with empty parameters.
 
         Args:
-            in_features: width of x.
-            features: width of y, and of what comes out.
-            room: zeros behind it, the width of the next site.
-            eps: added to the mean square, over ``features``.
-            padded: 0 for the root mean square; else a LayerNorm over y and zeros up to this width.
+            in_features: width of x; 0 for none.
+            features: width of y and of the output.
+            room: number of zeros appended to the output, the width of the next site.
+            eps: added to the mean square over ``features``.
+            padded: 0 for a root mean square; else a LayerNorm over y and zeros up to this width.
         """
         super().__init__()
         self.in_features, self.features, self.room, self.eps, self.padded = in_features, features, room, eps, padded
+        self.bare = False
         self.weight = nn.Parameter(torch.empty(features, in_features)) if in_features else None
         self.bias = nn.Parameter(torch.empty(features)) if in_features else None
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {
             "kind": self.kind, "in_features": self.in_features, "features": self.features, "room": self.room,
             "eps": self.eps, "padded": self.padded,
         }  # fmt: skip
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
+    def counted_weights(self) -> list[torch.Tensor]:
+        """Return the weights that count beside those of the sites: the matrix W_R of the residual path."""
+        return [] if self.weight is None else [self.weight]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [..., in_features + features] to [..., features + room]."""
+    def link(self, net: nn.Module) -> None:
+        """Do without zeros in the whole ``net`` if every sub-layer ends in dense, dropout and norm of one module."""
+        norms = {name: norm for name, norm in net.named_modules() if isinstance(norm, NarrowNorm)}
+        ends: list[Any] = [net.get_submodule(name.rpartition(".")[0]) for name, n in norms.items() if n.in_features]
+        parts = {"dense", "dropout", "LayerNorm"}
+        if self.bare or not ends or any({name for name, _ in end.named_children()} != parts for end in ends):
+            return
+        if not all(getattr(end.dense, "lead", 0) for end in ends):
+            return
+        for end in ends:
+            end.__class__ = type(f"Narrow{type(end).__name__}", (type(end),), {"forward": NarrowNorm.end})
+        for module in (*norms.values(), *(end.dense for end in ends)):
+            module.bare = True
+
+    @staticmethod
+    def end(host: Any, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Map what a sub-layer computed, and what it read, to the next hidden state; the forward of module ``host``."""
+        return host.LayerNorm(host.dropout(host.dense(hidden_states)), input_tensor)
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [..., in_features + features] to [..., features + room]; with ``before`` x is y alone, without room."""
         if self.weight is not None:
-            x = x[..., self.in_features :] + F.linear(x[..., : self.in_features], self.weight, self.bias)
+            if before is None:
+                before, x = x[..., : self.in_features], x[..., self.in_features :]
+            x = x + F.linear(before, self.weight, self.bias)
         if self.padded:
             mean = x.sum(-1, keepdim=True) / self.padded
             variance = x.square().sum(-1, keepdim=True) / self.padded - mean.square()
             x = (x - mean) * torch.rsqrt(variance + self.eps)
         else:
             x = F.rms_norm(x, (self.features,), None, self.eps)
-        return F.pad(x, (0, self.room)) if self.room else x
+        return F.pad(x, (0, self.room)) if self.room and not self.bare else x
 
 
 class SizedEmbedding(nn.Module):
-    """A table whose vectors are shorter than the net's configuration says.
+    """A table of embeddings whose vectors are shorter than the net's configuration says.
 
     Attributes:
         weight: [num_embeddings, width].
@@ -154,12 +178,8 @@ class SizedEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_embeddings, width))
 
     def spec(self) -> dict[str, Any]:
-        """Return what an empty one is built from, as JSON."""
+        """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "num_embeddings": self.num_embeddings, "width": self.embedding_dim}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest equal module: itself."""
-        return self
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
@@ -174,6 +194,8 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
     """BertForSequenceClassification with another layer at the sites of config.structure."""
 
     def __init__(self, config):
+        for name, value in getattr(config, "activations", {}).items():
+            setattr(config, name, value)
         super().__init__(config)
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
@@ -185,3 +207,17 @@ class CompressedBertForSequenceClassification(BertForSequenceClassification):
                 layer.adopt(self.get_submodule(name), **sizes)
             else:
                 setattr(self.get_submodule(parent), child, layer(**sizes))
+        for module in self.modules():
+            if hasattr(module, "link"):
+                module.link(self)
+
+    def save_pretrained(self, *args, **kwargs):
+        """Save the folder so that it loads with this code only, as it was."""
+        activations = getattr(self.config, "activations", {})
+        for name, value in activations.items():
+            setattr(self.config, name, "compressed: load this folder with trust_remote_code=True" if isinstance(value, str) else value)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            for name, value in activations.items():
+                setattr(self.config, name, value)
