@@ -46,7 +46,7 @@ def run(request, short_run, tmp_path_factory):
     if variant or method != WHOLE:
         args += ["--model.teacher", str(request.getfixturevalue("teacher"))]
     with pytest.MonkeyPatch.context() as patch:  # best.ckpt is compared with the export
-        patch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
+        patch.setattr("lit_compress.run.folder.Run.remove_checkpoints", lambda run, stage: None)
         main(["fit", *args, *STEPS, "--run_dir", str(folder)])
     return method, folder
 

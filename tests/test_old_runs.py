@@ -62,7 +62,6 @@ def test_a_stopped_run_goes_on(old, monkeypatch):
         "--model.dense.epochs", "1", "--model.dense.learning_rate", "3e-3", "--model.density", "0.5",
         "--trainer.logger", "false", "--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3",
         "--model.prune.tokens", "200", "--run_dir", "sp3_stopped", "--checkpoint_every", "16", "--ckpt_path", "last",
-        "--allow_changed",
     ])  # fmt: skip
     reports = [json.loads((old / name / "report.json").read_text()) for name in ("sp3_stopped", "sp3")]
     records = [json.loads((old / name / "stages.json").read_text()) for name in ("sp3_stopped", "sp3")]

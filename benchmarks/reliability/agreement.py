@@ -83,10 +83,9 @@ def words(method: str, place: Path, number: int, strategy: str, run: Path) -> li
 
 def keep_checkpoints() -> None:
     """Let a run leave the checkpoints of finished stages."""
-    from lit_compress.run import runner
+    from lit_compress.run.folder import Run
 
-    assert callable(runner.remove_checkpoints)
-    runner.remove_checkpoints = lambda run, name: None  # type: ignore[assignment]
+    Run.remove_checkpoints = lambda run, name: None  # type: ignore[method-assign]
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float | None:

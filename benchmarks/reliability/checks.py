@@ -135,7 +135,7 @@ def check_data(case: Any, work: Path) -> str | None:
 def check_config(case: Any, work: Path) -> str | None:
     """Parse a damaged config as ``fit`` does, and check the stages; nothing is trained."""
     from lit_compress.cli.options import CommandLine
-    from lit_compress.run.runner import check_stages
+    from lit_compress.run.settle import check_stages
 
     method, edits, more, damage = case
     config: Any = {

@@ -117,7 +117,7 @@ def unreadable(run: Path) -> list[str]:
     """Return what of a run folder cannot be read, as the commands read it."""
     from lit_compress.models.storage import load_net
     from lit_compress.run.folder import Run
-    from lit_compress.run.runner import read_checkpoint
+    from lit_compress.run.trainer import read_checkpoint
     from lit_compress.utils.errors import UserError
 
     found, made = [], Run(run)

@@ -60,10 +60,9 @@ def differences(one: Path, other: Path) -> list[str]:
 
 def leftovers(run: Path) -> list[str]:
     """Return what a finished run has that an unbroken one has not, once ``clean`` has been called."""
-    from lit_compress.run.clean import clean
     from lit_compress.run.folder import Run
 
-    clean(Run(run))
+    Run(run).clean()
     return sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path.name != ".lock")
 
 

@@ -20,7 +20,7 @@ from lit_compress.utils.files import LARGEST_YAML, text_of, yaml_of
 from lit_compress.utils.tables import print
 
 DEFAULT_METHOD = "SecondOrder"
-FLAGS = ("--allow_changed", "--trust_remote_code")  # options that need no value
+FLAGS = ("--trust_remote_code",)  # options that need no value
 _METHOD = ("--model", "--model.class_path")
 
 

@@ -23,14 +23,12 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
 from lit_compress.export.report import of_all, print_table
-from lit_compress.run.changes import changed_line
-from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table
-from lit_compress.run.runner import check_stages, outline_of, shapes_of
+from lit_compress.run.settle import check_stages, outline_of, shapes_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_file
@@ -50,8 +48,6 @@ def _print_run(run: Run, report: dict[str, Any]) -> None:
     print_table(report)
     print_choices(report)
     warn_missed(report)
-    for change in report.get("changed") or ():
-        print(f"changed: {changed_line(change)}")
     print(f"export: {run.folder / 'export'}\nreport: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
 
 
@@ -85,7 +81,7 @@ def clean(args: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, finished or not")
     run = Run(Path(parser.parse_args(args).run).expanduser())
     run.recorded()  # refuses what is no run
-    removed = remove_leftovers(run)
+    removed = run.clean()
     for path, size in removed.items():
         print(f"removed {path.relative_to(run.folder)}, {size:,} bytes")
     print(f"{sum(removed.values()):,} bytes are free; the models of all stages, the export and the curves are kept")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
 
 from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
 from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, silence_libraries
 from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
+from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
@@ -30,20 +30,20 @@ from lit_compress.run.comparison import (
     Job,
     Resolved,
     cells,
+    divide,
     read_comparison,
     shares,
     teachers,
     words_of,
 )
-from lit_compress.run.equal_updates import divide
 from lit_compress.run.folder import Run
-from lit_compress.run.gather import fairness, gather, table, write
-from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm
+from lit_compress.run.results import other_density
+from lit_compress.run.workers import Layout, Worker, fairness, gather, stopped_by_sigterm
 from lit_compress.stages.base import Training
-from lit_compress.utils.errors import UserError, nearest, printable
-from lit_compress.utils.files import check_folder
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import check_folder, json_of
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print
+from lit_compress.utils.tables import print, screen_table
 
 # keys of the config that the command line may replace
 OWN = (
@@ -78,7 +78,7 @@ class Plan:
         return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
 
     def gathered(self) -> dict[str, Any]:
-        """Return the results so far; see run/gather.py."""
+        """Write the results so far and return them, as :func:`~lit_compress.run.workers.gather`."""
         return gather(self.place, self.cells, asdict(self.comparison), self.command, self.task)
 
 
@@ -172,9 +172,6 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-# ------------------------------------------------------------------------------------------ the plan
-
-
 def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
     """Return the plan of a comparison.
 
@@ -195,7 +192,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     for key in keys or ():
         if key not in made.methods:
             raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
-    only = frozenset(entry.label for entry in made.entries() if keys is None or entry.key in keys)
+    only = frozenset(made.methods if keys is None else keys)
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
@@ -244,9 +241,6 @@ def _resolve(entry: Entry, task: str) -> Resolved:
     return Resolved(entry, kind.__name__, stages, tuple(words))
 
 
-# ------------------------------------------------------------------------------------------ making runs
-
-
 def _make_one(plan: Plan, index: int) -> None:
     """Make the run of one line of --list.
 
@@ -260,9 +254,8 @@ def _make_one(plan: Plan, index: int) -> None:
         )
     job = jobs[index]
     was_there = plan.place.done(job)
-    Worker(plan.place, [job], plan.teachers).work(_Waiting(plan.place).tick)
+    Worker(plan.place, [job], plan.teachers).work()
     results = plan.gathered()
-    write(plan.place, results)
     if error := plan.place.error(job):
         raise UserError(f"{job.name} failed: {error}; its log: {plan.place.log(job)}")
     print(f"{job.name}: {'was done already' if was_there else 'done'}")
@@ -277,87 +270,53 @@ def run_plan(plan: Plan, workers: int) -> Path:
         UserError: the folder cannot be used.
     """
     check_plan(plan)
-    jobs = plan.jobs
-    there = sum(map(plan.place.done, jobs))
+    place, jobs = plan.place, plan.jobs
+    there = sum(map(place.done, jobs))
     said = f", {there} of them done already" if there else ""
     count = sum(cell.label in plan.only for cell in plan.cells)
     print(f"{count} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
-          f"teacher{'s' if len(plan.teachers) > 1 else ''}: {plan.place.out}")  # fmt: skip
+          f"teacher{'s' if len(plan.teachers) > 1 else ''}: {place.out}")  # fmt: skip
     print(fairness(asdict(plan.comparison)), flush=True)
-    screen = _Screen(plan, workers)
-    with screen.progress:
-        Worker(plan.place, jobs, plan.teachers, workers, screen.ended).work(screen.tick)
+
+    def ended(job: Job, error: str | None) -> None:
+        seconds = place.state(job).get("seconds")
+        what = f"failed: {error}" if error else f"done, {seconds:.0f} s"
+        count = sum(place.done(job) or bool(place.error(job)) for job in jobs)
+        print(f"[{count}/{len(jobs)}] {job.name if job.label else f'teacher {job.name}'}: {what}", flush=True)
+        plan.gathered()
+
+    Worker(place, jobs, plan.teachers, workers, ended).work()
     results = plan.gathered()
-    write(plan.place, results)
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
     console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(results, plan.place))
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(results, place.out))
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
-    page = pages.write(plan.place.out)
-    print(f"results: {plan.place.out / 'compare.json'}\npage: {page}")
+    page = pages.write(place.out)
+    print(f"results: {place.out / 'compare.json'}\npage: {page}")
     return page
 
 
-class _Waiting:
-    """Says once that other workers are waited for."""
-
-    def __init__(self, place: Layout) -> None:
-        self.place, self.said = place, False
-
-    def tick(self, waiting: list[Job]) -> None:
-        """Take the jobs that others have while there is nothing else to do."""
-        if waiting and not self.said:
-            self.said = True
-            print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])}", flush=True)
+def table(comparison: dict[str, Any], out: Path) -> Table:
+    """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
+    budgets = list(dict.fromkeys(cell["budget"] for cell in comparison["cells"]))
+    body = []
+    for label in dict.fromkeys(cell["label"] for cell in comparison["cells"]):
+        mine = [cell for cell in comparison["cells"] if cell["label"] == label]
+        body.append([label, *(_shown([c for c in mine if c["budget"] == budget], out) for budget in budgets)])
+    return screen_table(["method", *budgets], body)
 
 
-class _Screen:
-    """What is seen while runs are made: a line for each that ended; in a terminal also a bar with the time left."""
-
-    def __init__(self, plan: Plan, workers: int) -> None:
-        self.plan, self.workers = plan, workers
-        self.began = self.looked = time.time()
-        self.waiting = _Waiting(plan.place)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} {task.fields[left]}"),
-        )
-        console = Console(highlight=False)
-        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        total = len(plan.jobs)
-        self.bar: TaskID = self.progress.add_task("compare", total=total, completed=self._ended(), left="")
-
-    def _ended(self) -> int:
-        return sum(self.plan.place.done(job) or bool(self.plan.place.error(job)) for job in self.plan.jobs)
-
-    def _left(self) -> str:
-        """Return the time that is left, in words; "" where nothing is known of it."""
-        gone = (time.time() - self.began) * self.workers
-        seconds = seconds_left(self.plan.place, self.plan.jobs, self.workers, gone)
-        return f"about {timedelta(seconds=round(seconds))} left" if seconds else ""
-
-    def ended(self, job: Job, error: str | None) -> None:
-        """Print the line of a run that ended, and write what is known so far."""
-        self.began = time.time()
-        state = self.plan.place.state(job)
-        seconds = f", {state['seconds']:.0f} s" if state.get("seconds") is not None else ""
-        what = f"failed: {error}" if error else f"done{seconds}"
-        name = job.name if job.label else f"teacher {job.name}"
-        count, left = self._ended(), self._left()
-        console = self.progress.console if not self.progress.disable else Console(highlight=False, width=400)
-        console.print(
-            printable(f"[{count}/{len(self.plan.jobs)}] {name}: {what}") + (f"; {left}" if left else ""), markup=False
-        )
-        write(self.plan.place, self.plan.gathered())
-        self.progress.update(self.bar, completed=count, left=left)
-
-    def tick(self, waiting: list[Job]) -> None:
-        """Show the time that is left, every few seconds; say once that other workers are waited for."""
-        self.waiting.tick(waiting)
-        if time.time() - self.looked > 5:
-            self.looked = time.time()
-            self.progress.update(self.bar, completed=self._ended(), left=self._left())
+def _shown(cells: Sequence[dict[str, Any]], out: Path) -> str:
+    reports = [json_of(out / cell["run"] / "report.json") for cell in cells if cell["status"] == "done"]
+    values = [final_metric(report) for report in reports]
+    left = {status: sum(cell["status"] == status for cell in cells) for status in ("failed", "running", "missing")}
+    rest = ", ".join(f"{count} {status}" for status, count in left.items() if count)
+    if not values:
+        return rest
+    text = f"{mean(values):.4f}" + (f" ± {stdev(values):.4f} ({len(values)})" if len(values) > 1 else "")
+    stored = other_density(cells[0]["budget"], mean(report["compressed"]["density"] for report in reports))
+    text += "" if stored is None else f", stored {stored:.3f}"
+    return f"{text}, {rest}" if rest else text

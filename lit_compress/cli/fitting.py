@@ -20,31 +20,21 @@ from lit_compress.cli.exporting import add_choices
 from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
-from lit_compress.cli.pins import follows_branches
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
-from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import Run, is_first_process
+from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
-from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
-from lit_compress.run.settle import (
-    change_of_first,
-    config_of_first,
-    density_of_first,
-    failure_told,
-    removal_of_first,
-    settle_storage,
-    solve_budget,
-    speed_place,
-)
+from lit_compress.run.runner import run_stages
+from lit_compress.run.settle import Components, check_stages, settle_storage, shapes_of, solve_budget, speed_place
 from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.stages.distil import RATE, Recovery
 from lit_compress.tasks.records import Task
@@ -82,17 +72,9 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     run = run_of(cli)
     with ExitStack() as claim:
-        with failure_told(run):
-            parts = cli.ready(_recorded(run, cli))
-            choose_teacher(cli, run, parts.data.record, args)
-            settle_budget(cli, run)
-            begin = _prepare_run(run, cli, config.ckpt_path)
-            if is_first_process():
-                claim.enter_context(run.claim())
-            if begin:
-                begin()
-            if config.allow_changed and not is_first_process():
-                change_of_first(run, cli.dump())
+        told = of_first("run", partial(_prepare, cli, run, args, claim), cli.build().trainer)
+        if not is_first_process():
+            _take(cli, run, **told)
         try:
             run_stages(
                 cli.build,
@@ -100,7 +82,6 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
                 config.ckpt_path,
                 config.checkpoint_every,
                 config.max_skipped,
-                config.allow_changed,
                 partial(decide_run, cli, run),
             )
         except SIGTERMException as error:  # Lightning's would end the process with exit code 0
@@ -214,12 +195,16 @@ def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
     if not method.kinds:
         return
     asked = [method.budget.asked if method.budget else f"density={method.density:g}", *method.kinds]
-    if run.removal(asked) is None and is_first_process():
-        with failure_told(run), alone(), ExitStack() as stack:
+
+    def choose() -> dict[str, Any]:
+        if (known := run.removal(asked)) is not None:
+            return known
+        with alone(), ExitStack() as stack:
             tried, _ = decide(cli, load_net(dense), stack)
-        run.drop_checkpoints(method.stages()[-1].name)
         run.keep_removal({"asked": asked, "density": cli.density, "removes": cli.removes, "tried": tried})
-    chosen = removal_of_first(run, asked)
+        return {"density": cli.density, "removes": cli.removes}
+
+    chosen = of_first("removal", choose, cli.build().trainer)
     cli.at_density(chosen["density"], chosen["removes"])
 
 
@@ -233,26 +218,46 @@ def run_of(cli: CommandLine) -> Run:
     return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
 
 
-def _recorded(run: Run, cli: CommandLine) -> dict[str, Any] | None:
-    """Return the config of a run that is continued; None for a new one.
+def _prepare(cli: CommandLine, run: Run, args: list[str], claim: ExitStack) -> dict[str, Any]:
+    """Settle everything about a run and begin it, or check that it may be continued; return what others need of it.
 
-    If names do not say their commits, processes after the first wait for its config, which does.
+    Args:
+        cli: of the command.
+        run: its folder.
+        args: of the command.
+        claim: keeps the folder.
     """
-    if not is_first_process() and not run.started and follows_branches(cli.config):
-        return config_of_first(run)
-    return run.config() if run.started else None
+    parts = cli.ready(run.config() if run.started else None)
+    choose_teacher(cli, run, parts.data.record, args)
+    settle_budget(cli, run)
+    begin = _prepare_run(run, cli)
+    claim.enter_context(run.claim())
+    if begin:
+        begin()
+    return {"config": cli.dump(), "density": cli.density}
 
 
-def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) -> Components:
+def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> None:
+    """Take what the first process settled: commits of names, the teacher, the density."""
+    init, stored = cli.config.model.init_args, config["model"]["init_args"]
+    init.teacher = stored.get("teacher")
+    _keep_chosen(init, stored)
+    cli.ready(config)
+    settle_budget(cli, run, density=density)
+
+
+def settle_budget(
+    cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None
+) -> Components:
     """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
 
-    Milliseconds differ between processes, so all take the density of the first. The export gets the program of the
-    runtime in which a speed-up is measured.
+    The export gets the program of the runtime in which a speed-up is measured.
 
     Args:
         cli: builds the components.
         run: that may be continued; None for a command that makes none.
         known: False: the density is found later, on the fine-tuned model.
+        density: that the first process found; None: it is not known.
     """
     _settle_dtype(cli, run)
     if cli.build().method.kinds:  # trials choose among them later
@@ -266,13 +271,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         where = "one thread" if place.device == "cpu" else "bfloat16"
         note(f"budget {budget.asked}: measured in {place}, {where}")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
-    if run is not None:
-        if not is_first_process() and (
-            budget.kind == "speedup" or cli.config.export.format != "hf"
-        ):  # it writes programs
-            cli.density = density_of_first(run, budget.asked)
-        elif run.started:
-            cli.density = run.density(budget.asked)
+    cli.density = run.density(budget.asked) if density is None and run is not None and run.started else density
     if cli.density is None and known:
         cli.density = solve_budget(cli.build(), partial(cli.at_density, removes=cli.removes))
     return cli.build()
@@ -328,12 +327,9 @@ def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
                 init[name][option] = init[name][option] or settings[option]
 
 
-@rank_zero_only
-def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[[], None] | None:
+def _prepare_run(run: Run, cli: CommandLine) -> Callable[[], None] | None:
     """Check that the run can work, and return what creates its folder; or check that it may be continued."""
     config, parts = cli.dump(), cli.build()
-    asked = parts.method.budget
-    budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
     if not run.started:
         check_folder("run_dir", run.folder)
         if run.foreign:
@@ -341,13 +337,15 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
         check_fit(parts, shapes_of(parts.method))
+        asked = parts.method.budget
+        budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
         return partial(run.begin, config, facts.as_dict(), budget)
-    changed = run.check_same(config, cli.config.allow_changed)
-    if ckpt_path is None:
+    run.check_same(config)
+    if cli.config.ckpt_path is None:
         raise UserError(
             f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
         )
-    return go_on(run, config, changed, parts.method, budget) if changed else None
+    return None
 
 
 @rank_zero_only

@@ -19,7 +19,7 @@ from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes, load_finetuned
 from lit_compress.models.shapes import without_values
 from lit_compress.run.guard import check_factorize
-from lit_compress.run.runner import check_sizes
+from lit_compress.run.settle import check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.distil import NO_RECOVERY, Recovery, distil

@@ -18,7 +18,7 @@ _LINKED = {"model.task", "data.backbone", "data.teacher", "data.seed"}  # follow
 def option_names(method: type[Method] | None = None) -> list[str]:
     """Return all options of a method (None: of all methods), the data and the trainer, as users type them."""
     keys = [
-        "run_dir", "ckpt_path", "checkpoint_every", "max_skipped", "allow_changed", "trust_remote_code",
+        "run_dir", "ckpt_path", "checkpoint_every", "max_skipped", "trust_remote_code",
         "seed_everything", "config", "print_config", "model",
     ]  # fmt: skip
     kinds = [method] if method else [getattr(methods, name) for name in methods.__all__]

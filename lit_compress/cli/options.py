@@ -31,9 +31,9 @@ from lit_compress.data.sources import CUSTOM
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.own_code import trust_code
-from lit_compress.run.runner import Components
+from lit_compress.run.settle import Components
 from lit_compress.run.solve import Storage
-from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
+from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
@@ -144,12 +144,6 @@ class CommandLine(LightningCLI):
             type=int,
             default=20,
             help="Steps in a row whose gradients are not finite, which are left out, before the run stops.",
-        )
-        parser.add_argument(
-            "--allow_changed",
-            type=bool,
-            default=False,
-            help="true: continue with other data, options or version, and write down what was changed.",
         )
         parser.add_argument(
             "--trust_remote_code",

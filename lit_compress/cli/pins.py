@@ -14,10 +14,9 @@ from jsonargparse import Namespace
 from lit_compress.data.sources import located
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.gguf import gguf_file
-from lit_compress.run.folder import name_today
-from lit_compress.tasks.records import TASKS, Task
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub import is_commit, is_name, model_snapshot, split_name
+from lit_compress.utils.hub import is_name, model_snapshot, split_name
 
 _NEWEST = (None, "main")  # revisions that move on
 
@@ -37,7 +36,7 @@ def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
     if _is_name(init.backbone):
         init.backbone, init.revision = split_name("model.backbone", init.backbone, init.get("revision"))
         data.backbone = init.backbone
-        if init.revision in _NEWEST and name_today(before.get("backbone")) == name_today(init.backbone):
+        if init.revision in _NEWEST and before.get("backbone") == init.backbone:
             init.revision = before.get("revision") or init.revision
     if init.get("teacher") and _is_name(init.teacher):
         init.teacher = _teacher(init, before)
@@ -45,17 +44,6 @@ def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
         data.path, data.revision = split_name("data.path", data.path, data.get("revision"))
     if data.get("revision") in _NEWEST and (known.get("task"), known.get("path")) == (data.task, data.get("path")):
         data.revision = known.get("revision") or data.get("revision")
-
-
-def follows_branches(config: Namespace) -> bool:
-    """Return whether a name in a config has no commit, so that it may be another one at the next request."""
-    init, data = config.model.init_args, config.data
-    names = {init.backbone: init.get("revision"), init.get("teacher") or EMBEDDED: None}
-    hub = TASKS[data.task].hub if data.task in TASKS else None
-    if (source := data.get("path") or (hub and hub[0])) is not None:
-        names[source] = data.get("revision")
-    named = (split_name("", name, revision)[1] for name, revision in names.items() if _is_name(name))
-    return not all(is_commit(revision or "") for revision in named)
 
 
 def _is_name(text: str) -> bool:

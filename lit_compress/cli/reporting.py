@@ -19,9 +19,9 @@ from lit_compress.cli.parsers import add_consent, consent
 from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.cli.targets import open_run
 from lit_compress.run import pages
+from lit_compress.run.finish import verify_run
 from lit_compress.run.folder import Run
 from lit_compress.run.results import read_results
-from lit_compress.run.verify import verify_run
 from lit_compress.tasks.records import TASKS
 from lit_compress.utils.errors import UserError, nearest, printable
 from lit_compress.utils.tables import print

@@ -34,7 +34,7 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.run.runner import Components
+    from lit_compress.run.settle import Components
     from lit_compress.tasks.records import Task
 
 

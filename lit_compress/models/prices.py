@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.layers import LowRankEmbedding
-from lit_compress.models.sites import SubLayer, find_sites, size_at, tokens_read
+from lit_compress.models.sites import SubLayer, size_at, tokens_read
 from lit_compress.numerics.ranks import Price, Shape, largest_rank
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.files import write_json
@@ -190,27 +189,3 @@ def _groups(net: PreTrainedModel, length: int) -> Iterator[tuple[tuple[str, ...]
         stacked.setdefault(first or name, []).append(name)
     for first, names in stacked.items():
         yield tuple(names), tuple(size_at(net, name)[0] for name in names), net.get_submodule(first), read[first]
-
-
-def forward_price(net: PreTrainedModel, length: int) -> float:
-    """Return the milliseconds of the matrices of ``net`` in a forward of one text, from measured prices of shapes.
-
-    Added matrices on residual paths count, and the second factor of a table of embeddings; attention scores, norms and
-    activations do not.
-
-    Args:
-        net: dense or as exported; only shapes are read.
-        length: tokens of the text.
-    """
-    total = sum(factors.time for factors in factor_prices(net, length))
-    for _, outs, layer, tokens in _groups(net, length):
-        if getattr(layer, "rank", None) is None and layer.in_features:
-            total += measured(outs, layer.in_features, tokens).dense
-    sites = [net.get_submodule(site.name) for site in find_sites(net)]
-    for module in net.modules():
-        if isinstance(module, LowRankEmbedding):
-            total += measured((module.embedding_dim,), module.rank, length).dense
-        elif module not in sites:
-            added = getattr(module, "counted_weights", list[Tensor])()
-            total += sum(measured((w.shape[0],), w.shape[1], length).dense for w in added)
-    return total

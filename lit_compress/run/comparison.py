@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import product
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ SHARED = (
 )  # fmt: skip
 TEACHER = "teachers"  # folder of a comparison; RUNS: of the runs
 RUNS = "runs"
+MOST_PIECES = 1000  # epochs into which the steps are divided, if the user does not set a number
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,7 @@ class Entry:
         options: of ``fit``, by name.
         split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
-        each: lists of values by option; every combination is a method of its own.
         budgets: of its runs, in place of the comparison's.
-        key: of the config, which describes several methods where options are varied.
     """
 
     label: str
@@ -50,9 +50,7 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()
-    each: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     budgets: Sequence[Any] = ()
-    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,12 +83,12 @@ class Comparison:
     teacher: Mapping[str, Any] | str = field(default_factory=dict)
 
     def entries(self) -> list[Entry]:
-        """Return the methods; an entry with varied options counts as several.
+        """Return the methods.
 
         Raises:
             UserError: a method has unknown keys, or names no method.
         """
-        return [part for label, values in self.methods.items() for part in _entries(str(label), values or {})]
+        return [_entry(str(label), values or {}) for label, values in self.methods.items()]
 
 
 @dataclass(frozen=True)
@@ -159,27 +157,30 @@ def read_comparison(values: Any, path: str) -> Comparison:
 
 
 def _check(made: Comparison) -> None:
-    for name, kind in (("budgets", list), ("seeds", list), ("learning_rates", list), ("methods", dict)):
-        if not isinstance(getattr(made, name), kind) and getattr(made, name) != getattr(Comparison, name, None):
-            what = "a list, e.g. [0.25]" if kind is list else "one key per method"
-            raise UserError(f"config: {name}: '{getattr(made, name)}'; give {what}")
-    for name in ("options", "taught"):
-        if not isinstance(getattr(made, name), dict) and getattr(made, name):
-            raise UserError(f"config: {name}: '{getattr(made, name)}'; give OPTION: VALUE")
-    for name, least in (("updates", 1), ("hold_out", 1), ("epochs", 1)):
-        value = getattr(made, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UserError(f"config: {name}: '{value}' is no whole number from {least} on")
-    for name in ("seeds", "learning_rates", "budgets"):
-        values = getattr(made, name)
-        if not values or len(set(map(str, values))) < len(values):
-            raise UserError(f"config: {name}: {list(values)}; give one or more, each once")
-    if not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in made.seeds):
-        raise UserError(f"config: seeds: {list(made.seeds)}; give whole numbers")
-    for rate in made.learning_rates:
-        if not isinstance(rate, int | float) or rate <= 0:  # YAML reads 1e-4 as text
-            raise UserError(f"config: learning_rates: '{rate}' is no number above 0; write 1.0e-4")
-    for entry in made.entries():
+    """Refuse values that cannot be used.
+
+    Raises:
+        UserError: the first of them.
+    """
+    rules: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+        ("methods", lambda value: isinstance(value, dict), "give one key per method"),
+        ("options", lambda value: isinstance(value, dict), "give OPTION: VALUE"),
+        ("taught", lambda value: isinstance(value, dict), "give OPTION: VALUE"),
+        ("budgets", _several, "give a list of one or more, each once, e.g. [0.25]"),
+        ("seeds", _several, "give a list of one or more, each once, e.g. [1]"),
+        ("learning_rates", _several, "give a list of one or more, each once, e.g. [1.0e-4]"),
+        ("seeds", lambda values: all(map(_whole, values)), "give whole numbers"),
+        ("learning_rates", lambda values: all(isinstance(v, int | float) and v > 0 for v in values),
+         "give numbers above 0, with a point: 1.0e-4"),  # YAML reads 1e-4 as text
+        ("updates", lambda value: _whole(value) and value >= 1, "give a whole number from 1 on"),
+        ("hold_out", lambda value: _whole(value) and value >= 1, "give a whole number from 1 on"),
+        ("epochs", lambda value: value is None or (_whole(value) and value >= 1), "give a whole number from 1 on"),
+    )  # fmt: skip
+    for name, fits, advice in rules:
+        if not fits(value := getattr(made, name)):
+            raise UserError(f"config: {name}: {value!r}; {advice}")
+    entries = made.entries()
+    for entry in entries:
         if not isinstance(entry.budgets, list | tuple):
             raise UserError(f"config: methods.{entry.label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
         for name in entry.options:
@@ -188,31 +189,35 @@ def _check(made: Comparison) -> None:
                     f"config: methods.{entry.label}.options: {name} is the same for all methods; "
                     "give it in options, updates or split"
                 )
-    labels = [entry.label for entry in made.entries()]
-    if len({slug(label) for label in labels}) < len(labels):
-        raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
+    if len({slug(entry.label) for entry in entries}) < len(entries):
+        labels = ", ".join(entry.label for entry in entries)
+        raise UserError(f"config: methods: {labels}: two would have the same folder; rename one")
 
 
-def _entries(label: str, values: Any) -> Iterator[Entry]:
-    """Yield the methods that one key of ``methods`` describes."""
+def _several(values: Any) -> bool:
+    return isinstance(values, list | tuple) and 0 < len(values) == len(set(map(str, values)))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _entry(label: str, values: Any) -> Entry:
+    """Return the method that one key of ``methods`` describes."""
     if not isinstance(values, dict):
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
-    known = [f.name for f in fields(Entry) if f.name not in ("label", "key")]
+    if "each" in values:
+        raise UserError(
+            f"config: methods.{label}.each: this key was removed in version 0.3; give every value a method of its own"
+        )
+    known = [f.name for f in fields(Entry) if f.name != "label"]
     for key in values:
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in methods.{label}; {nearest(key, known)}")
     whole = {"method": None if "config" in values else label.partition(",")[0].strip(), **values}
     if isinstance(whole.get("without"), str):
         whole["without"] = (whole["without"],)
-    varied = whole.pop("each", None) or {}
-    for name, several in varied.items():
-        if not isinstance(several, list) or not several:
-            raise UserError(f"config: methods.{label}.each.{name}: '{several}'; give a list of values")
-    for choice in product(*varied.values()):
-        some = dict(zip(varied, choice, strict=True))
-        shown = ", ".join(f"{name.rpartition('.')[2]} {as_text(value)}" for name, value in some.items())
-        options = {**whole.get("options", {}), **some}
-        yield Entry(f"{label}, {shown}" if shown else label, **whole | {"options": options, "key": label})
+    return Entry(label, **whole)
 
 
 def budget_name(budget: Any) -> str:
@@ -264,7 +269,41 @@ def shares(entry: Entry, stages: Sequence[str]) -> dict[str, float]:
     return {stage: entry.split.get(stage, 0) if entry.split else 1 for stage in stages}
 
 
-# ------------------------------------------------------------------------------------------ cells
+def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float]], batches: int) -> tuple[int, int]:
+    """Return the number of epochs over all stages after the teacher, and the training steps of each.
+
+    Every method has the same number of epochs, all of the same length, so a stage's share must be whole epochs.
+
+    Args:
+        updates: training steps over all stages.
+        epochs: as asked for; None: the fewest that fit.
+        splits: shares of the stages of all methods that are trained.
+        batches: of one epoch of the training data.
+
+    Raises:
+        UserError: it cannot be done; the message has the nearest number that can.
+    """
+    step = lcm(1, *(int(sum(split.values())) for split in splits if any(split.values())))
+    fits = [n for n in range(step, MOST_PIECES * step + 1, step) if updates % n == 0 and updates // n <= batches]
+    if epochs is None:
+        if not fits:
+            raise UserError(
+                f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a "
+                f"multiple of {step} in number; nearest: updates {_near(updates, step, batches)}"
+            )
+        return fits[0], updates // fits[0]
+    if epochs in fits:
+        return epochs, updates // epochs
+    hint = f"nearest: epochs {min(fits, key=lambda n: abs(n - epochs))}" if fits else "change updates"
+    raise UserError(
+        f"config: epochs: {epochs} with updates {updates}: epochs must divide the steps into parts of at most "
+        f"{batches} (one pass over the data), and be a multiple of {step} for the stages' shares; {hint}"
+    )
+
+
+def _near(updates: int, step: int, batches: int) -> int:
+    parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
+    return parts * max(1, min(batches, round(updates / parts)))
 
 
 @dataclass(frozen=True)

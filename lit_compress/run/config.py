@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from inspect import signature
 from typing import Any
 
-from lit_compress import methods
-from lit_compress.export.choices import Choices
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import without_removed
 
@@ -81,47 +77,14 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
     model = stored.get("model") if isinstance(stored, dict) else None
     if not (isinstance(model, dict) and isinstance(model.get("class_path"), str) and model.get("init_args")):
         raise UserError(f"{what} names no method with its options; it is broken")
-    groups = {
-        "model.init_args": model["init_args"],
-        **{name: stored.get(name, {}) for name in ("data", "export", "trainer")},
-    }
-    groups |= {"model.prune": model["init_args"].get("prune") or {}} if isinstance(model["init_args"], dict) else {}
+    groups = {"model.init_args": model["init_args"], **{name: stored.get(name, {}) for name in ("data", "trainer")}}
+    if "export" not in stored:
+        raise UserError(f"{what} is of a version before 0.2, which this one does not read; make the run again")
+    groups["export"] = stored["export"]
     if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
         raise UserError(f"{what} has no options in {broken}; it is broken")
-    return bring_up_to_date(stored, strict)
-
-
-def _usual(method: type[Any], name: str) -> Any:
-    """Return the default of an argument of a method's constructor, or of one that it passes ``**common`` on to."""
-    signatures = (signature(vars(kind)["__init__"]).parameters for kind in method.__mro__ if "__init__" in vars(kind))
-    return next(parameters[name].default for parameters in signatures if name in parameters)
-
-
-_NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters
-
-
-def bring_up_to_date(config: dict[str, Any], strict: bool = False) -> dict[str, Any]:
-    """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
-
-    Exports had no choices; a single file was split by the seed of the run; gates had other names; a rank was allowed
-    with any density; distances of hidden states were relative in one method; a retraining trained all parameters.
-    Options that were removed are left out, or refused if ``strict`` and they had an effect.
-    """
-    config.setdefault("export", asdict(Choices()))
-    if isinstance(config.get("data"), dict) and "seed_everything" in config:
-        config["data"].setdefault("split_seed", config["seed_everything"])
-    model = config["model"]
+    if "seed_everything" in stored and "data" in stored:
+        stored["data"].setdefault("split_seed", stored["seed_everything"])  # 0.2 split a single file by this seed
     model["init_args"] = without_removed(model["init_args"], strict)
-    config["export"] = without_removed(config["export"], strict)
-    method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
-    former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")
-    if gates:
-        init["prune"]["gates"] = [former.get(name, name) if isinstance(name, str) else name for name in gates]
-    if init.get("density") is not None and (init.get("rank") is not None or init.get("rank_ratio") is not None):
-        init["density"] = signature(method).parameters["density"].default if method else None
-    if isinstance(init.get("distillation"), dict):
-        init["distillation"].setdefault("relative", model["class_path"].endswith(".SecondOrder"))
-    if isinstance(init.get("retrain"), dict) and method:
-        usual = asdict(_usual(method, "retrain"))
-        init["retrain"] = {name: usual[name] for name in _NEW if name in usual} | init["retrain"]
-    return config
+    stored["export"] = without_removed(stored["export"], strict)
+    return stored  # type: ignore[no-any-return]

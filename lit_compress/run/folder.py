@@ -4,7 +4,6 @@ RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
 RUN/budget.json            with a budget: the asked value, and the density that meets it
 RUN/removal.json           the kind of removal that SecondOrder chose, and its trials
-RUN/changed.json           with --allow_changed: the changes, and their stages
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
@@ -24,11 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
 from lit_compress import methods
 from lit_compress.export.sentences import write_sentences
-from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.storage import save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
@@ -42,13 +38,9 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 T = TypeVar("T")
-ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
-CHANGED = "changed.json"
-# What no run can continue with: its models and checkpoints would not fit.
-_NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed. The product of devices,
-# batch_size and accumulate_grad_batches is compared by run/changes.py.
+# batch_size and accumulate_grad_batches is compared by run/runner.py.
 _FREE = {
     "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.revision",
     "data.batch_size", "trainer.accumulate_grad_batches",
@@ -56,21 +48,8 @@ _FREE = {
     "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger",
     "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
-# options that earlier versions had not -> what they did
-_ADDED = {"model.init_args.shape": "free", "data.custom.split_words": False, "trust_remote_code": False}
-
-
-FORMER = {"bert-base-uncased": DEFAULT}  # names on the hub in earlier configs
-
-
-def name_today(backbone: Any) -> Any:
-    """Return a backbone by the name that it has on the hub today."""
-    return FORMER.get(backbone, backbone)
-
-
-def is_first_process() -> bool:
-    """Return whether this is the first process of a run, also before the processes have a group."""
-    return getattr(rank_zero_only, "rank", 0) == 0
+_ADDED = {"data.custom.split_words": False}  # options that version 0.2 had not -> what it did
+_CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt", ".last.ckpt.tmp", ".best.ckpt.tmp")
 
 
 class Run:
@@ -153,13 +132,11 @@ class Run:
         return {r["name"]: r for r in records}
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Add the record of a finished stage, with the changes made to its config."""
-        if changed := [change for change in self.changes() if change["stage"] == record["name"]]:
-            record = record | {"changed": changed}
+        """Add the record of a finished stage."""
         self.keep("stages.json", [*self.finished().values(), record])
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the facts of the data; None for runs of earlier versions."""
+        """Return the facts of the data; None before they are known."""
         return self._read("data.json", dict)
 
     def density(self, asked: str) -> float | None:
@@ -232,59 +209,58 @@ class Run:
         for path in [*left_behind(self.folder)]:
             remove(path)
         self.keep("config.yaml", yaml_text(config))
-        self._keep_budget(budget)
+        if budget is not None:
+            self.keep("budget.json", budget)
         if facts is not None:
             self.keep("data.json", facts)
 
-    def _keep_budget(self, budget: dict[str, Any] | None) -> None:
-        if budget is not None:
-            self.keep("budget.json", budget)
-
-    def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[ConfigChange]:
-        """Compare ``config`` with the config at the run's start; return the differences that change the result.
+    def check_same(self, config: dict[str, Any]) -> None:
+        """Compare ``config`` with the config at the run's start, except for options that do not change the result.
 
         Raises:
-            UserError: something does, and is not ``allowed`` or never may; the message names the first.
+            UserError: something differs; the message names the first.
         """
         old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.recorded(strict=True), config))
-        changed = []
         for key in sorted({*old, *new} - _FREE):
-            name = key.replace(".init_args", "")
-            was, now = (name_today(c.get(key)) if name.endswith(".backbone") else c.get(key) for c in (old, new))
-            if any(key.startswith(f"{free}.") for free in _FREE) or was == now:
-                continue
-            said = f"{name} was {old.get(key)}, now {new.get(key)}"
-            if not allowed:
+            if old.get(key) != new.get(key) and not any(key.startswith(f"{free}.") for free in _FREE):
                 raise UserError(
-                    f"run_dir: '{self.folder}' belongs to another config: {said}; give the same config to continue it, "
-                    "another --run_dir, or --allow_changed to go on nevertheless"
+                    f"run_dir: '{self.folder}' belongs to another config: {key.replace('.init_args', '')} was "
+                    f"{old.get(key)}, now {new.get(key)}; give the same config to continue it, or another --run_dir"
                 )
-            if name in _NEVER:
-                raise UserError(f"allow_changed: {said}; the run there cannot continue; give another --run_dir")
-            changed.append({"what": name, "was": old.get(key), "now": new.get(key)})
-        return changed
 
-    def changes(self) -> list[ConfigChange]:
-        """Return the run's changes with ``--allow_changed``, in order."""
-        return self._read(CHANGED, list) or []
+    def clean(self) -> dict[Path, int]:
+        """Remove what nothing needs: checkpoints of finished stages, leftovers of killed processes.
 
-    def change(
-        self, config: dict[str, Any], changed: list[ConfigChange], stage: str, budget: dict[str, Any] | None = None
-    ) -> None:
-        """Give the run another config with its ``budget``, and record the differences, from ``stage`` on."""
-        self.keep_changes(changed, stage)
-        self._keep_budget(budget)
-        self.keep("config.yaml", yaml_text(config))
+        A resume, ``export``, ``validate`` and the next stages read none of it. It may be called at any time, also while
+        the run continues, and may be killed: each path goes by itself.
 
-    def drop_checkpoints(self, stage: str) -> None:
-        """Remove the checkpoints of an unfinished stage, since its model will be another: it begins again."""
-        for checkpoint in self.stage(stage).glob("*.ckpt"):
-            checkpoint.unlink()
+        Returns:
+            path: bytes, of what was removed.
+        """
+        folders = [self.folder, *(path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink())]
+        removed = {}
+        for path in sorted([
+            *(path for stage in self.finished() for path in self._checkpoints(stage)),
+            *(path for folder in folders for path in left_behind(folder)),
+        ]):  # fmt: skip
+            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            removed[path] = sum(file.stat().st_size for file in files)
+            remove(path)
+        return removed
 
-    def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:
-        """Record the changes from a stage on; equal ones are recorded once."""
-        if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:
-            self.keep(CHANGED, [*self.changes(), *new])
+    def remove_checkpoints(self, stage: str) -> None:
+        """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
+        for path in self._checkpoints(stage):
+            path.unlink(missing_ok=True)
+
+    def _checkpoints(self, stage: str) -> list[Path]:
+        """Return the checkpoints of a finished stage; none while the model that was made of them is not there.
+
+        A stage's folder that is a link is not followed: it may be another run's.
+        """
+        if self.stage(stage).is_symlink() or not (self.net(stage) / "model.safetensors").is_file():
+            return []
+        return [path for name in _CHECKPOINTS if (path := self.stage(stage) / name).is_file()]
 
 
 def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.activations import forward_bytes
-from lit_compress.run.trainer import make_trainer
+from lit_compress.run.trainer import bare_trainer
 from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
     from lit_compress.methods.base import Method
-    from lit_compress.run.runner import Components
+    from lit_compress.run.settle import Components
     from lit_compress.stages.base import Stage
 
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
@@ -70,7 +70,7 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
     Raises:
         UserError: the machine has less.
     """
-    made = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False})
+    made = bare_trainer(parts.trainer)
     device, texts = made.strategy.root_device, parts.data.batch_size
     copies = made.num_devices if device.type == "cpu" else 1
 

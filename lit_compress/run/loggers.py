@@ -1,9 +1,9 @@
 """The loggers of a run: steps of all stages on one axis, the figure of every model, the final table.
 
-Without an own logger a run has TensorBoard (tensorboard.py). Any logger of Lightning can replace it. All stages of a
-process have the same one, as Lightning has it; :class:`Shifted` adds the steps of the earlier stages. A run that
-continues in another process gets a new version of a CSV file, or a new run of wandb or MLflow, unless the user names
-the one to continue. The steps since the last checkpoint are logged again there.
+Without an own logger a run has TensorBoard, a folder for every stage. Any logger of Lightning can replace it. All
+stages of a process have the same one, as Lightning has it; :class:`Shifted` adds the steps of the earlier stages. A run
+that continues in another process gets a new version of a CSV file, or a new run of wandb or MLflow, unless the user
+names the one to continue. The steps since the last checkpoint are logged again there.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_compress.analysis.pictures import structure_figure
+from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.export.report import markdown, rows
-from lit_compress.run.folder import Run
-from lit_compress.run.tensorboard import RunLogger, log_histograms, results_of, settings_of, write_report
+from lit_compress.run.folder import Run, flatten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class Shifted(Logger):
-    """A logger of the user in one stage: it gets the steps of the run, and is not ended with the stage.
+    """A logger in one stage: it gets the steps of the run, and is not ended with the stage.
 
     Args:
-        inner: the user's logger.
+        inner: Lightning's.
         offset: optimizer steps of the earlier stages.
     """
 
@@ -52,20 +52,27 @@ class Shifted(Logger):
         return self.inner.save_dir
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Log metrics at the step of the run."""
-        self.inner.log_metrics(metrics, (step or 0) + self.offset)
+        """Log metrics at the step of the run; the score, which is a metric's again, is left out."""
+        self.inner.log_metrics({k: v for k, v in metrics.items() if k != "val/score"}, (step or 0) + self.offset)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Log hyperparameters."""
         self.inner.log_hyperparams(*args, **kwargs)
 
     def save(self) -> None:
-        """Write the logged values."""
-        self.inner.save()
+        """Write the logged values; TensorBoard no file of hyperparameters, which the run's config.yaml has."""
+        if isinstance(self.inner, TensorBoardLogger):
+            self.inner.experiment.flush()
+        else:
+            self.inner.save()
 
     def finalize(self, status: str) -> None:
-        """Write the logged values; the next stage goes on with the same logger."""
-        self.inner.save()
+        """Write the logged values; pictures of the stage, or the next stage, go on with the same logger."""
+        self.save()
+
+
+def _tensorboard(run: Run, name: str, purge_step: int | None = None) -> TensorBoardLogger:
+    return TensorBoardLogger(run.folder, "tensorboard", name, default_hp_metric=False, purge_step=purge_step)
 
 
 def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | None) -> list[Logger] | bool:
@@ -78,10 +85,10 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
         offset: optimizer steps of the stages before.
         step: of the stage, at which it continues; None if it starts.
     """
-    if given in (None, True):
-        return [RunLogger(run.folder, stage, offset, None if step is None else offset + step + 1)]
     if given is False:
         return False
+    if given in (None, True):
+        given = _tensorboard(run, stage, None if step is None else offset + step + 1)
     return [Shifted(logger, offset) for logger in (given if isinstance(given, list | tuple) else [given])]
 
 
@@ -104,15 +111,23 @@ def log_stage(
     for logger in loggers:
         inner, at = getattr(logger, "inner", logger), getattr(logger, "offset", 0) + steps
         if isinstance(inner, TensorBoardLogger):
-            log_histograms(inner.experiment, net, at)
+            _log_histograms(inner.experiment, net, at)
             inner.experiment.add_figure("structure", figure, at)
         elif hasattr(inner, "log_image"):  # such as wandb's
             inner.log_image(key="structure", images=[figure], step=at)
         logger.log_metrics({f"stage/{stage}/{key}": value for key, value in scores.items()}, best)
-        if isinstance(logger, RunLogger):
-            logger.close()
-        else:
-            logger.save()
+        logger.save()
+
+
+def _log_histograms(writer: Any, net: PreTrainedModel, step: int) -> None:
+    """Log histograms of densities and ranks by role, for every kind of matrix of ``net``."""
+    table = site_table(net)
+    for role in dict.fromkeys(row["role"] for row in table):
+        some = [row for row in table if row["role"] == role]
+        writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in some]), step)
+        ranks = [row["rank"] for row in some if row["rank"] is not None]
+        if ranks:
+            writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
 
 
 @rank_zero_only
@@ -125,18 +140,30 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
         given: the user's choice for the Trainer; see :func:`stage_loggers`.
     """
     steps = sum(record["steps"] for record in run.finished().values())
-    if given in (None, True, False):
-        return write_report(run, report, steps)
-    for logger in given if isinstance(given, list | tuple) else [given]:
-        logger.log_hyperparams({key: str(value) for key, value in settings_of(report).items()})
-        logger.log_metrics(results_of(report), steps)
+    own = given in (None, True, False)
+    settings = flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
+    results = {
+        f"result/{report['metric']['name']}": report["compressed"]["metric"],
+        **{f"result/{name}": report["compressed"][name] for name in ("density", "bytes", "flops")},
+        "result/speedup": report["ratios"]["speedup"],
+    }
+    for logger in [_tensorboard(run, "report")] if own else given if isinstance(given, list | tuple) else [given]:
+        if own:  # the tab HPARAMS sorts and plots numbers
+            values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
+            logger.log_hyperparams(values, results, steps)
+        else:
+            logger.log_hyperparams({key: str(value) for key, value in settings.items()})
+            logger.log_metrics(results, steps)
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("report", markdown(report), steps)
         elif hasattr(logger, "log_table"):
             header, body = rows(report)
             logger.log_table(key="report", columns=header, data=body, step=steps)
-        logger.save()
-        logger.finalize("success")
+        if own:
+            logger.experiment.close()
+        else:
+            logger.save()
+            logger.finalize("success")
 
 
 def where_curves_are(run: Run) -> str:

@@ -17,7 +17,6 @@ from lit_compress.analysis.inline import curves_figure, inline_svg
 from lit_compress.analysis.pareto import costs_of
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, same_tokens, speed_lines
-from lit_compress.run.changes import changed_line
 from lit_compress.run.curves import thin
 from lit_compress.run.details import details_of
 from lit_compress.run.results import RunResult, budget_order, groups
@@ -98,7 +97,6 @@ def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips:
         "curves": curve_chart(details.get("curves") or {}, run.stages, report, anchor[1:]) if some else None,
         "map": layer_map(details.get("layers") or []),
         "changes": shown_changes(details.get("changes"), flips),
-        "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
         "minutes": None if run.seconds is None else run.seconds / 60,
         "config": _config_text(report) if some and report else None,
     }  # fmt: skip

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from lit_compress.analysis.pareto import COSTS, compact, cost_of, write_pareto
 from lit_compress.analysis.styles import DARK, LIGHT, variables
 from lit_compress.run import page_parts as parts
-from lit_compress.run.changes import changed_line
 from lit_compress.run.results import Results, RunResult, read_results
 from lit_compress.utils.errors import UserError, printable
 from lit_compress.utils.files import atomic_folder, check_folder, write_json, yaml_text
@@ -160,11 +159,6 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     missing = [[run.name, run.status, run.error or ""] for run in results.runs if run.status != "done"]
     if missing:
         text += ["## Not done", _rows_of(["run", "status", "error"], missing)]
-    altered = [
-        [run.name, changed_line(change)] for run in results.runs for change in (run.report or {}).get("changed") or ()
-    ]
-    if altered:
-        text += ["## Changed while they ran", _rows_of(["run", "change"], altered)]
     for origin in parts.origins(results.runs):
         listed = {**origin["versions"], **origin["hardware"], "commit": " ".join(origin["commits"]) or None}
         words = ", ".join(f"{key} {value}" for key, value in listed.items() if value is not None)

@@ -129,8 +129,6 @@ def sizes_table(outline: Outline) -> Table:
     for label, form, value in rows:
         before, after = value(whole), value(outline)
         body.append((label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"))
-    before, after = whole.milliseconds, outline.milliseconds
-    body.append(("CPU latency ms, estimated", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x"))
     return screen_table(("", "dense", "about" if outline.about else "export", "ratio"), body)
 
 

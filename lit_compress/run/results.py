@@ -16,11 +16,11 @@ from lit_compress.analysis.pareto import costs_of, mean_costs
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
+from lit_compress.run.workers import COMPARISON
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import LARGEST_YAML, json_of, text_of, yaml_of
 from lit_compress.utils.manifest import check_manifest
 
-COMPARISON = "compare.json"
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
 # options that make no label: where things are, what a budget has become, the seed
 _OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibration_seed"}

@@ -6,9 +6,11 @@ another process ends exactly as an uninterrupted one, on one device, under DDP a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,29 +21,21 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.export.card import origin_of
-from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
-from lit_compress.export.report import reading_length
 from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer, resolve
-from lit_compress.models.checks import refuse_compressed
-from lit_compress.models.foreign import check_weights
-from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import find_sites
+from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar, shows_bar
-from lit_compress.run.changes import OtherData, check_unchanged, other_length
-from lit_compress.run.clean import remove_checkpoints
-from lit_compress.run.folder import Run, is_first_process, write_net
+from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.folder import Run, write_net
 from lit_compress.run.loggers import log_stage, stage_loggers
-from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
-from lit_compress.run.solve import Outline, Storage, check_choices, outline
-from lit_compress.run.threads import use_threads
-from lit_compress.run.trainer import check_trainer, forget, make_trainer, processes, read_checkpoint, stage_steps
+from lit_compress.run.settle import Components, shapes_of
+from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.mark import check_mark
+from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
@@ -50,121 +44,15 @@ from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
 
 
-@dataclass
-class Components:
-    """Method, data, Trainer arguments and form of the export, which the command line builds again for every stage."""
-
-    method: Method
-    data: DataModule
-    trainer: dict[str, Any]
-    seed: int
-    storage: Storage = field(default_factory=Storage)
-
-    def __post_init__(self) -> None:
-        self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
-
-
-def check_sizes(method: Method) -> None:
-    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
-
-    Raises:
-        UserError: see above.
-    """
-    name, step = type(method).__name__, method.round_to
-    if step is not None and step < 1:
-        raise UserError(f"model.round_to: {step} is below 1, the smallest valid value; usual: 8")
-    if step is not None and all(stage.round_to is None for stage in method.stages()):
-        raise UserError(f"model.round_to: {name} chooses no ranks or widths, only weights or rows; leave it out")
-    if method.shape == "uniform" and not any(stage.uniform for stage in method.stages()):
-        raise UserError(
-            f"model.shape: 'uniform' is for heads and neurons that go at once, which {name} does not; "
-            "nearest: LLMPruner, or SecondOrder with model.retrain.removes structures"
-        )
-
-
-def check_stages(parts: Components) -> RunPlan:
-    """Check data, architecture, ranks and schedules of all stages before the first one starts.
-
-    Returns:
-        The plan.
-
-    Raises:
-        UserError: the first setting that cannot work.
-    """
-    method, data, trainer = parts.method, parts.data, parts.trainer
-    net = shapes_of(method)
-    find_sites(net)
-    check_choices(parts.storage.choices, method, net)
-    if method.teacher:
-        _check_given_teacher(method, net.config)
-    check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
-    data.devices = processes(trainer)
-    data.prepare_data()
-    planned = []
-    check_sizes(method)
-    for stage in method.stages():
-        stage.check(net)
-        stage.check_data(data.train_size())
-        steps = stage_steps(stage, data, trainer)
-        stage.set_total_steps(steps)
-        planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
-    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
-    density = target_density(method, net)
-    of = method.rule.counted if method.rule else "sites"
-    asked = budget_plan(method.budget, method.density, outline_of(parts)) if method.budget else None
-    return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
-
-
-def shapes_of(method: Method) -> PreTrainedModel:
-    """Return the dense model of ``method`` without values.
-
-    Raises:
-        UserError: the backbone is compressed already, or cannot be read.
-    """
-    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
-    check_weights(f"model.backbone: '{method.backbone}'", Path(resolve(method.backbone, method.task)))
-    config = load_config(method.backbone, method.task, sites=method.sites)
-    return without_values(lambda: empty_net(config))
-
-
-def outline_of(parts: Components) -> Outline:
-    """Return the sizes of the model that a run will export, as far as they are known before it."""
-    net = shapes_of(parts.method)
-    return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
-
-
-def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
-    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width.
-
-    Raises:
-        UserError: its tokenizer or width differs from the backbone's.
-    """
-    refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
-    place = resolve(str(method.teacher), method.task, "model.teacher")
-    check_weights(f"model.teacher: '{method.teacher}'", Path(place))
-    teacher = load_config(str(method.teacher), method.task, "model.teacher")
-    vectors = method.kind.loss == "vectors"
-    if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
-        raise UserError(
-            f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
-            f"a teacher of the same width{'' if vectors else ', or distillation.alpha_layers 0'}"
-        )
-    named = {"model.teacher": str(method.teacher), "model.backbone": method.backbone}
-    vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
-    if vocabularies[0] != vocabularies[1]:
-        raise UserError(
-            f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
-            f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
-        )
+SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one thread
+_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_stages(
-    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int, changed: bool = False,
+    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int,
     decide: Callable[[Path], None] = lambda dense: None,
 ) -> None:  # fmt: skip
     """Run every unfinished stage of the method.
@@ -175,7 +63,6 @@ def run_stages(
         ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
-        changed: continue with other data, of another length, or with another version; write it down.
         decide: is called with the folder of the dense model before the stages after it are built.
 
     Raises:
@@ -184,12 +71,11 @@ def run_stages(
     parts = build()
     devices = parts.data.devices = processes(parts.trainer)
     stages = parts.method.stages()
-    if parts.method.teacher and "dense" not in run.finished():
-        _adopt_teacher(parts, run)
+    if parts.method.teacher:
+        of_first("dense", partial(_adopt_teacher, parts, run), parts.trainer)
         parts = build()
     names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
-    config = load_config(parts.method.backbone, parts.method.task, sites=parts.method.sites)
-    weights = dense_site_params(without_values(lambda: empty_net(config)))
+    weights = dense_site_params(shapes_of(parts.method))
     for number, name in enumerate(names):
         if name in run.finished() or name not in [s.name for s in stages]:
             continue
@@ -202,15 +88,7 @@ def run_stages(
             _check_teacher(parts, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
-        changes = check_unchanged(run, parts.data, mark, changed)
-        if changed and mark:
-            changes += other_length(stage, parts.data, parts.trainer, mark)
-            told = {"steps": "number of steps", "global batch": "global batch", "split": "split"}
-            if again := next((told[change["what"]] for change in changes if change["what"] in told), None):
-                checkpoint, mark = None, {}
-                note(f"{name}: begins again, as its {again} has changed")
-        if changes and is_first_process():
-            run.keep_changes(changes, name)
+        check_unchanged(run, parts.data, mark)
         structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
@@ -219,8 +97,7 @@ def run_stages(
             run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
         watches = FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title, stage)
-        own = [*watches, *[OtherData()] * changed]
-        trainer = _trainer(parts, run, stage, title, step, own)
+        trainer = _trainer(parts, run, stage, title, step, [*watches])
         if step is not None:
             note(f"{title}: continues at step {step}")
         try:
@@ -232,6 +109,44 @@ def run_stages(
         forget(trainer, parts.method)
         _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
         barrier()
+
+
+def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
+    """Refuse other data, or steps of other rows, than those of the finished stages and of the current checkpoint.
+
+    A step may be divided otherwise, except where losses of vectors compare the texts of a micro-batch.
+
+    Args:
+        run: its options are compared by :meth:`Run.check_same`.
+        data: as it is now.
+        mark: of the checkpoint; empty where a stage begins; a stage that continues compares its data by itself.
+
+    Raises:
+        UserError: see above.
+    """
+    records = (*run.finished().values(), mark)
+    if other := next((r["version"] for r in records if r.get("version") not in (None, __version__)), None):
+        note(f"lit_compress {other} began '{run.folder}', this is {__version__}")
+    vectors = task_type(data.record).loss == "vectors"
+    if mark and "split" not in mark and data.split[1:] != [1, 1]:  # of 0.2, whose positions counted micro-batches
+        raise UserError(
+            f"data.batch_size: the step of '{run.folder}' is continued with one micro-batch on one device, now "
+            f"{data.split}; give trainer.accumulate_grad_batches 1 and trainer.devices 1"
+        )
+    for was in (record.get("split") or data.split for record in records):
+        if vectors and was != data.split:
+            raise UserError(
+                f"data.batch_size: the split of '{run.folder}' was {was}, now {data.split}; vectors are compared with "
+                "the others of a micro-batch; give the same numbers"
+            )
+        if prod(was) != prod(data.split):
+            raise UserError(
+                f"data.batch_size: the global batch of '{run.folder}' was {prod(was)}, now {prod(data.split)} "
+                "(batch_size, accumulate_grad_batches, devices); give the same product"
+            )
+    before = next((record for record in run.finished().values() if "data" in record), None)
+    if before is not None and before["data"] != data.fingerprint():
+        raise UserError(f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same")
 
 
 def _trainer(
@@ -345,7 +260,7 @@ def _finish_stage(
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
-    remove_checkpoints(run, name)
+    run.remove_checkpoints(name)
 
 
 def _memory() -> dict[str, float]:
@@ -356,10 +271,8 @@ def _memory() -> dict[str, float]:
 
 
 def _adopt_teacher(parts: Components, run: Run) -> None:
-    """Copy the given teacher into the run as the model of the dense stage, and measure its dev metrics."""
-    if not is_first_process():
-        while "dense" not in run.finished():  # no process group yet to wait in
-            time.sleep(0.2)
+    """Copy the given teacher into a new run as the model of the dense stage, and measure its dev metrics."""
+    if "dense" in run.finished():
         return
     method = parts.method
     net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
@@ -396,3 +309,31 @@ def barrier() -> None:
     """Wait for the other ranks, if there are any."""
     if several():
         torch.distributed.barrier()
+
+
+def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int:
+    """Return the number of threads: the checkpoint's, else one for a small model, else all cores.
+
+    Args:
+        weights: of the matrices of the transformer blocks.
+        cores: of the machine, as PyTorch sees them.
+        recorded: what the run worked with so far; None if it begins.
+
+    >>> choose_threads(800_000, 8), choose_threads(10_000_000, 8), choose_threads(10_000_000, 8, recorded=2)
+    (1, 8, 2)
+    """
+    return recorded or (1 if weights < SMALL else cores)
+
+
+def use_threads(weights: int, recorded: int | None = None) -> int:
+    """Set the threads of this process and return their number; a number set in the environment is kept.
+
+    Sums are rounded in another order with another number of threads, so a continued run keeps its own.
+
+    Args:
+        weights: of the matrices of the transformer blocks.
+        recorded: what the run worked with so far; None if it begins.
+    """
+    if not any(name in os.environ for name in _GIVEN):
+        torch.set_num_threads(choose_threads(weights, torch.get_num_threads(), recorded))
+    return torch.get_num_threads()

@@ -1,38 +1,141 @@
-"""Choices before a run starts: the tokens that its export keeps, and the density that meets its budget.
-
-Milliseconds differ between processes, and a branch on the hub may move between their requests. So the first process of
-a run finds the density that meets a speed-up, and the commits of names, and the others read them from the run folder.
-There is no process group yet to wait in.
-"""
+"""What is checked and chosen before a run starts: the tokens that its export keeps, the density that meets a budget."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
 from lit_compress.export.speed_asked import Place, bytes_of_shapes, find_place, programs
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
-from lit_compress.run.folder import Run, is_first_process
-from lit_compress.run.runner import Components, shapes_of
-from lit_compress.run.solve import Storage, check_choices, solve, solve_speed
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.backbones import empty_net, load_config, load_tokenizer, resolve
+from lit_compress.models.checks import refuse_compressed
+from lit_compress.models.foreign import check_weights
+from lit_compress.models.shapes import without_values
+from lit_compress.models.sites import find_sites
+from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
+from lit_compress.run.solve import Outline, Storage, check_choices, outline, solve, solve_speed
+from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
-T = TypeVar("T")
-MOST = 1800.0  # seconds that a process waits for the first one
-STALE = 30.0  # seconds after which a failure is that of this start: at a new start the first process removes the file
+    from lit_compress.data.datamodule import DataModule
+
+
+@dataclass
+class Components:
+    """Method, data, Trainer arguments and form of the export, which the command line builds again for every stage."""
+
+    method: Method
+    data: DataModule
+    trainer: dict[str, Any]
+    seed: int
+    storage: Storage = field(default_factory=Storage)
+
+    def __post_init__(self) -> None:
+        self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
+
+
+def check_sizes(method: Method) -> None:
+    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
+
+    Raises:
+        UserError: see above.
+    """
+    name, step = type(method).__name__, method.round_to
+    if step is not None and step < 1:
+        raise UserError(f"model.round_to: {step} is below 1, the smallest valid value; usual: 8")
+    if step is not None and all(stage.round_to is None for stage in method.stages()):
+        raise UserError(f"model.round_to: {name} chooses no ranks or widths, only weights or rows; leave it out")
+    if method.shape == "uniform" and not any(stage.uniform for stage in method.stages()):
+        raise UserError(
+            f"model.shape: 'uniform' is for heads and neurons that go at once, which {name} does not; "
+            "nearest: LLMPruner, or SecondOrder with model.retrain.removes structures"
+        )
+
+
+def check_stages(parts: Components) -> RunPlan:
+    """Check data, architecture, ranks and schedules of all stages before the first one starts.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UserError: the first setting that cannot work.
+    """
+    method, data, trainer = parts.method, parts.data, parts.trainer
+    net = shapes_of(method)
+    find_sites(net)
+    check_choices(parts.storage.choices, method, net)
+    if method.teacher:
+        _check_given_teacher(method, net.config)
+    check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
+    data.devices = processes(trainer)
+    data.prepare_data()
+    planned = []
+    check_sizes(method)
+    for stage in method.stages():
+        stage.check(net)
+        stage.check_data(data.train_size())
+        steps = stage_steps(stage, data, trainer)
+        stage.set_total_steps(steps)
+        planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
+    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
+    density = target_density(method, net)
+    of = method.rule.counted if method.rule else "sites"
+    asked = budget_plan(method.budget, method.density, outline_of(parts)) if method.budget else None
+    return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
+
+
+def shapes_of(method: Method) -> PreTrainedModel:
+    """Return the dense model of ``method`` without values.
+
+    Raises:
+        UserError: the backbone is compressed already, or cannot be read.
+    """
+    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
+    check_weights(f"model.backbone: '{method.backbone}'", Path(resolve(method.backbone, method.task)))
+    config = load_config(method.backbone, method.task, sites=method.sites)
+    return without_values(lambda: empty_net(config))
+
+
+def outline_of(parts: Components) -> Outline:
+    """Return the sizes of the model that a run will export, as far as they are known before it."""
+    net = shapes_of(parts.method)
+    return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
+
+
+def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
+    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width.
+
+    Raises:
+        UserError: its tokenizer or width differs from the backbone's.
+    """
+    refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
+    place = resolve(str(method.teacher), method.task, "model.teacher")
+    check_weights(f"model.teacher: '{method.teacher}'", Path(place))
+    teacher = load_config(str(method.teacher), method.task, "model.teacher")
+    vectors = method.kind.loss == "vectors"
+    if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
+            f"a teacher of the same width{'' if vectors else ', or distillation.alpha_layers 0'}"
+        )
+    named = {"model.teacher": str(method.teacher), "model.backbone": method.backbone}
+    vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
+    if vocabularies[0] != vocabularies[1]:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
+            f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
+        )
 
 
 def settle_storage(parts: Components) -> Storage:
@@ -81,84 +184,3 @@ def speed_place(parts: Components, net: PreTrainedModel) -> Place:
         texts = False
     length = reading_length(net, read_task(parts.data))
     return find_place(parts.method.budget, parts.storage.choices, net, length, texts)
-
-
-def density_of_first(run: Run, asked: str) -> float:
-    """Return the density that the first process finds for a budget; wait for it.
-
-    Raises:
-        UserError: the first process has failed, or takes longer than :data:`MOST`.
-    """
-    return _from_first(run, lambda: run.density(asked), f"model.budget: '{asked}' has no density")
-
-
-def removal_of_first(run: Run, asked: list[str]) -> dict[str, Any]:
-    """Return the first process's choice for what is ``asked``, as :meth:`Run.removal`; wait for it.
-
-    Raises:
-        UserError: as :func:`density_of_first`.
-    """
-    return _from_first(run, lambda: run.removal(asked), "model.retrain.removes: nothing was chosen")
-
-
-def config_of_first(run: Run) -> dict[str, Any]:
-    """Return the config of a run, with the commits of its names, that the first process writes; wait for it.
-
-    Raises:
-        UserError: as :func:`density_of_first`.
-    """
-    there = run.folder / "config.yaml"
-    return _from_first(run, lambda: run.config() if there.is_file() else None, "run_dir: there is no config")
-
-
-def change_of_first(run: Run, config: dict[str, Any]) -> None:
-    """Wait until the first process has given a run this config, and dropped the checkpoints of another model.
-
-    Raises:
-        UserError: as :func:`density_of_first`; or the run cannot have it.
-    """
-
-    def there() -> bool | None:
-        return ((run.folder / "config.yaml").is_file() and not run.check_same(config, allowed=True)) or None
-
-    _from_first(run, there, "allow_changed: the run has another config")
-
-
-def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
-    """Return the result of ``read`` once it is not None; ``lack`` is the start of an error."""
-    start, failed = time.monotonic(), 0.0
-    while (value := read()) is None:
-        time.sleep(0.2)
-        file, now = _failure(run), time.monotonic()
-        failed = (failed or now) if file.is_file() else 0.0
-        if failed and now - failed > STALE:
-            raise UserError(f"the first process has failed: {file.read_text().strip()}")
-        if now - start > MOST:
-            raise UserError(f"{lack} from the first process after {MOST / 60:.0f} minutes; see its messages")
-    return value
-
-
-@contextmanager
-def failure_told(run: Run) -> Iterator[None]:
-    """Leave a file next to the run folder if the first of several processes fails, so that no other waits for it.
-
-    The others must not read the density of an earlier start, which was killed before the run began.
-    """
-    several = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1
-    if not is_first_process() or not several:
-        yield
-        return
-    file = _failure(run)
-    file.unlink(missing_ok=True)
-    if not run.started:
-        (run.folder / "budget.json").unlink(missing_ok=True)
-    try:
-        yield
-    except BaseException as error:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, f"{error or type(error).__name__}\n")
-        raise
-
-
-def _failure(run: Run) -> Path:
-    return run.folder.with_name(f"{run.folder.name}.failed")

@@ -17,12 +17,10 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.outline import outline_export
 from lit_compress.export.report import gain_words
 from lit_compress.export.speed_asked import Programs, slowest
-from lit_compress.models.accounting import Params, count_params, dense_site_params, flops, latency
+from lit_compress.models.accounting import Params, count_params, dense_site_params, flops
 from lit_compress.models.budget import Budget, BudgetKind, shown
 from lit_compress.models.outline import estimated_bytes, file_bytes, weight_bytes
-from lit_compress.models.prices import forward_price
-from lit_compress.models.shapes import with_zeros, without_products
-from lit_compress.models.sites import embedding_params, find_sites
+from lit_compress.models.sites import embedding_params
 from lit_compress.numerics.search import within_limit
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -46,7 +44,7 @@ class Outline:
     Attributes:
         net: fused, without values.
         dense: the dense model, without values.
-        length: tokens of a text, for FLOPs and milliseconds.
+        length: tokens of a text, for FLOPs.
         about: whether data decide on shapes, which are then spread evenly here.
         kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
         choices: for the export; if it writes a program, the size counts that.
@@ -84,34 +82,6 @@ class Outline:
                 pass
         whole = dense_site_params(self.dense)
         return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
-
-    @cached_property
-    def milliseconds(self) -> float:
-        """Of one forward on one thread, by prices of its matrices.
-
-        A price is of one product again and again, whose matrix lies in a cache; in a forward it comes from memory. So
-        prices are scaled to the matrices' time in a forward of the dense model.
-        """
-        (whole, rest), sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
-        left = forward_price(self.net, self.length) if self.kept is None else self.kept * sites
-        return rest + (whole - rest) * left / sites
-
-
-_measured: dict[tuple[str, int], tuple[float, float]] = {}
-
-
-def dense_milliseconds(dense: PreTrainedModel, length: int) -> tuple[float, float]:
-    """Return the median latency of one text in the dense model, and without its matrices, in turns, on one thread.
-
-    Both are measured once per process.
-    """
-    key = (dense.config.to_json_string(use_diff=False), length)
-    if key not in _measured:
-        net = with_zeros(dense).eval()
-        bare = without_products(net, [site.name for site in find_sites(net)])
-        whole, rest = (times["median"] for times in latency([net, bare], length, repeats=10))
-        _measured[key] = whole, min(whole, rest)
-    return _measured[key]
 
 
 @dataclass(frozen=True)

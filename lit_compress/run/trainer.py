@@ -1,4 +1,7 @@
-"""Lightning's Trainer from the user's arguments: invalid arguments are refused before anything is trained."""
+"""Lightning's Trainer from the user's arguments: invalid arguments are refused before anything is trained.
+
+Also the strategy ``fsdp2`` for ``--trainer.strategy``, and accelerators that Lightning does not know.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
-from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_compress.run.strategies import OtherAccelerator
 from lit_compress.stages.base import Stage, count_steps
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
@@ -28,6 +31,67 @@ _MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
     "16": "16-mixed", "bf16": "bf16-mixed", "16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed",
 }  # fmt: skip
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Shard parameters, gradients, optimizer state and scores over all processes, by ``fully_shard``.
+
+    :meth:`lit_compress.methods.base.Method.configure_model` shards the modules. Checkpoints hold unsharded tensors:
+    any number of processes can read them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        """Use every process for data parallelism."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all processes")
+
+
+class OtherAccelerator(Accelerator):
+    """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: its current device."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        """Return the number of devices."""
+        return 1
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        """Return the device."""
+        device = torch.accelerator.current_accelerator()
+        assert device is not None
+        return [torch.device(device.type, torch.accelerator.current_device_index())]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """Return 1."""
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True: PyTorch has said so."""
+        return True
+
+    @staticmethod
+    def name() -> str:
+        """Return a name, which no option needs."""
+        return "other"
+
+    def setup_device(self, device: torch.device) -> None:
+        """Do nothing: it is the current device."""
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """Return no statistics."""
+        return {}
+
+    def teardown(self) -> None:
+        """Free the memory that PyTorch caches for later tensors."""
+        torch.accelerator.empty_cache()
 
 
 class PlainFiles(TorchCheckpointIO):
@@ -127,9 +191,14 @@ def forget(trainer: Trainer, method: Method) -> None:
     trim()
 
 
+def bare_trainer(arguments: Mapping[str, Any]) -> Trainer:
+    """Return a Trainer that logs and writes nothing, to ask for its devices and processes."""
+    return make_trainer(**{**arguments, "logger": False, "enable_checkpointing": False})
+
+
 def processes(arguments: Mapping[str, Any]) -> int:
     """Return the number of processes that a Trainer with these arguments has."""
-    made = make_trainer(**{**arguments, "logger": False, "enable_checkpointing": False})
+    made = bare_trainer(arguments)
     return made.num_devices * made.num_nodes
 
 

@@ -1,5 +1,6 @@
 """Making the runs of a comparison: a process per run, several workers in one folder, a failure does not stop the rest.
 
+OUT/compare.json      the results so far: cells and chosen learning rates
 OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense model
 OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``
 OUT/logs/<run>.log    its output
@@ -8,6 +9,7 @@ OUT/locks/<run>       locked while a process makes it, also if its worker is kil
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -18,15 +20,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from lit_compress.run.comparison import Job
+from lit_compress.export.report import of_program
+from lit_compress.run.comparison import Cell, Job
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, write_json
+from lit_compress.utils.manifest import check_manifest
+from lit_compress.utils.tables import print
 
+COMPARISON, FORMAT = "compare.json", 1
 POLL = 0.2  # seconds
 GRACE = 20.0  # seconds in which a process may end by itself
 # options that may differ when a comparison is continued: they change no result
@@ -86,6 +91,15 @@ class Layout:
     def lock(self, job: Job) -> Path:
         """Return the lock file of a job."""
         return self.out / "locks" / job.name
+
+    def running(self, job: Job) -> bool:
+        """Return whether a worker, here or elsewhere, is making a job."""
+        if not self.lock(job).is_file():
+            return False
+        if (taken := lock_of(self.lock(job))) is None:
+            return True
+        taken[0].release()
+        return False
 
     def log(self, job: Job) -> Path:
         """Return the log file of a job."""
@@ -163,20 +177,19 @@ class Worker:
         self.active: list[_Active] = []
         self.began = time.time()
 
-    def work(self, tick: Callable[[list[Job]], None] = lambda waiting: None) -> None:
-        """Make all jobs that are not done; wait for those that other workers make.
-
-        Args:
-            tick: is called every moment, with the jobs that other workers have while this one has nothing to do.
-        """
+    def work(self) -> None:
+        """Make all jobs that are not done; wait for those that other workers make, and say so once."""
+        said = False
         try:
             while True:
                 self._reap()
                 left = [job for job in self.jobs if not self.place.done(job) and not self._failed(job)]
                 busy = self._start(left)
-                tick(busy if not self.active else [])
                 if not left and not self.active:
                     return
+                if busy and not self.active and not said:
+                    said = True
+                    print(f"waiting for other workers: {', '.join(job.name for job in busy[:3])}", flush=True)
                 time.sleep(POLL)
         finally:
             self._stop()
@@ -197,7 +210,7 @@ class Worker:
             teacher = self.teachers.get(job.needs or "")
             if teacher is not None and not self.place.done(teacher):
                 if self._failed(teacher):
-                    self._fail(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
+                    self._end(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
                     continue
                 if any(teacher is active.job for active in self.active):
                     continue
@@ -237,19 +250,16 @@ class Worker:
             if (code := active.process.poll()) is None:
                 continue
             self.active.remove(active)
-            job, seconds = active.job, round(time.time() - active.begin, 1)
-            error = None
-            if code == 0 and self.place.done(job):
-                self._share(job)
-                self.place.record(job, status="done", seconds=seconds, ended=time.time())
-            else:
-                error = last_line(self.place.log(job), code)
-                self.place.record(job, status="failed", error=error, seconds=seconds, ended=time.time())
+            error = None if code == 0 and self.place.done(active.job) else last_line(self.place.log(active.job), code)
+            if error is None:
+                self._share(active.job)
+            self._end(active.job, error, seconds=round(time.time() - active.begin, 1))
             active.lock.release()
-            self.ended(job, error)
 
-    def _fail(self, job: Job, error: str) -> None:
-        self.place.record(job, status="failed", error=error, ended=time.time())
+    def _end(self, job: Job, error: str | None, **values: Any) -> None:
+        """Record the end of a job, and tell it."""
+        said = {"status": "failed", "error": error} if error else {"status": "done"}
+        self.place.record(job, **said, **values, ended=time.time())
         self.ended(job, error)
 
     def _share(self, job: Job) -> None:
@@ -293,36 +303,76 @@ def last_line(log: Path, code: int) -> str:
     return " ".join((errors or lines or [f"exit code {code}"])[-1].split())[:300]
 
 
-def seconds_left(place: Layout, jobs: Sequence[Job], at_once: int = 1, gone: float = 0.0) -> float | None:
-    """Return how long the jobs that are not done will take; None before any is finished.
-
-    A job is expected to take as long as its method's finished jobs, else as all finished jobs.
+def gather(place: Layout, cells: Sequence[Cell], config: dict[str, Any], command: str, task: str) -> dict[str, Any]:
+    """Write ``compare.json``, a function of the files in the folder, and return its content.
 
     Args:
-        place: the folder.
-        jobs: all of them.
-        at_once: how many are made at one time.
-        gone: seconds that the jobs that run now have taken already.
+        place: the folder of the comparison.
+        cells: of its plan.
+        config: as the user gave it.
+        command: that makes all of this again.
+        task: of all runs.
     """
-    took: dict[str, list[float]] = {}
-    left = []
-    for job in jobs:
-        if place.done(job):
-            took.setdefault(job.label, []).append(float(place.state(job).get("seconds") or 0))
-        elif place.error(job) is None:
-            left.append(job)
-    everything = [value for label, values in took.items() if label for value in values if value]
-    if not everything:
-        return None
-    usual = {label: mean(values) for label, values in took.items()}
-    return max(0.0, sum(usual.get(job.label, mean(everything)) for job in left) - gone) / at_once
+    entries = [_cell(place, cell) for cell in cells]
+    done = [place.out / entry["run"] for entry in entries if entry["status"] == "done"]
+    gathered = {
+        "format": FORMAT, "config": config, "task": task,
+        "metric": of_program(_read(done[-1] / "report.json"))["metric"] if done else None,
+        "fairness": fairness(config), "cells": entries, "command": command,
+    }  # fmt: skip
+    write_json(place.out / COMPARISON, gathered)
+    return gathered
 
 
-def is_running(place: Layout, job: Job) -> bool:
-    """Return whether a worker, here or elsewhere, is making a job."""
-    if not place.lock(job).is_file():
-        return False
-    if (taken := lock_of(place.lock(job))) is None:
-        return True
-    taken[0].release()
-    return False
+def fairness(config: dict[str, Any]) -> str:
+    """Return the sentence on how the runs were made equal, for the screen and the page."""
+    rates, rows = len(config["learning_rates"]), config["hold_out"]
+    return (
+        f"Every trained method takes {config['updates']:,} steps after the teacher and tries {rates} learning "
+        f"rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {rows:,} training rows that are held out, not "
+        "on the dev set. Runs of one seed share teacher, training rows and their order."
+    )
+
+
+def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
+    """Return the entry of a cell: the trials, and the run that held-out rows choose."""
+    trained = cell.jobs[0].rate is not None
+    tried, ranks = zip(*(_tried(place, job) for job in cell.jobs), strict=True)
+    states, errors = [one["status"] for one in tried], [one["error"] for one in tried if one["error"]]
+    best, error, status = tried[ranks.index(max(ranks))], next(iter(errors), None), "missing"
+    if len(errors) == len(tried):
+        status = "failed"
+    elif {"done", "failed"} >= {*states} and (best["held_out"] is not None or not trained):
+        status = "done"
+        error = f"{len(errors)} of {len(tried)} learning rates failed: {errors[0]}" if errors else None
+    elif "running" in states:
+        status = "running"
+    chosen = best if status == "done" else tried[0]
+    return {
+        "name": cell.name, "method": cell.method, "label": cell.label, "budget": cell.budget, "seed": cell.seed,
+        "learning_rate": chosen["learning_rate"] if status == "done" else None, "tried": list(tried) if trained else [],
+        "status": status, "error": error, "run": chosen["run"],
+        "seconds": sum(one["seconds"] or 0 for one in tried), "memory_mib": chosen["memory_mib"],
+    }  # fmt: skip
+
+
+def _tried(place: Layout, job: Job) -> tuple[dict[str, Any], float]:
+    """Return the entry of a learning rate, and a number that is larger for a better metric on the held-out rows."""
+    error, held_out, rank, memory = place.error(job), None, -math.inf, None
+    status = "done" if place.done(job) else "failed" if error else "running" if place.running(job) else "missing"
+    if status == "done":
+        report, records = (_read(place.out / job.folder / name) for name in ("report.json", "stages.json"))
+        memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
+        held_out = (records[-1].get("held_out") or {}).get(f"val/{report['metric']['name']}")
+        if held_out is not None:
+            rank = held_out if report["metric"]["mode"] == "max" else -held_out
+    return {
+        "learning_rate": job.rate, "held_out": held_out, "run": job.folder.as_posix(), "status": status, "error": error,
+        "seconds": place.state(job).get("seconds"), "memory_mib": memory,
+    }, rank  # fmt: skip
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a record of a run."""
+    check_manifest(f"out: '{path.parent}'", path.parent, path.name)
+    return json_of(path)

@@ -13,6 +13,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "gradient_damping": (0.01, "it is always 0.01"),
     "input_damping": (0.001, "it is always 0.001"),
     "stacked": (True, "matrices that read the same input always share one right factor"),
+    "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
 }
 # kind of a layer in exports of earlier versions -> what to do

@@ -11,8 +11,8 @@ from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.run.loggers import log_stage
-from lit_compress.run.tensorboard import RunLogger
+from lit_compress.run.folder import Run
+from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.stages.rank_rule import RankRule
 
 
@@ -51,7 +51,7 @@ def test_structure_figure_shows_every_site(sparse):
 
 
 def test_tensorboard_gets_histograms_and_the_picture_of_the_run(sparse, tmp_path):
-    logger = RunLogger(tmp_path, "prune", offset=100)
+    (logger,) = stage_loggers(None, Run(tmp_path), "prune", 100, None)
     logger.log_metrics({"train/loss": 1.0, "epoch": 0.0, "val/score": float("-inf")}, 5)
     logger.finalize("success")  # as Lightning does before the pictures are made
     log_stage([logger], sparse, "prune", 7, {}, 7)

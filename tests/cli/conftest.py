@@ -13,7 +13,7 @@ def run(short_run, tmp_path_factory):
     """A finished SVD run with its checkpoints, which no test changes."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:  # tests give its checkpoints where they do not belong
-        patch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
+        patch.setattr("lit_compress.run.folder.Run.remove_checkpoints", lambda run, stage: None)
         main(fit(short_run, folder))
     return folder
 

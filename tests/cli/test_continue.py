@@ -25,19 +25,6 @@ def test_a_run_of_another_config_is_refused(run, capsys, short_run):
     assert "model.retrain.learning_rate was 0.001, now 0.5" in line
 
 
-def test_what_is_allowed_to_change_is_written_down(stopped, capsys, short_run, monkeypatch):
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
-    other = ["--model.retrain.learning_rate", "0.5", "--model.retrain.epochs", "1", "--ckpt_path", "last"]
-    main(fit(short_run, stopped, *other, "--allow_changed"))
-    assert "changed: model.retrain.learning_rate was 0.001, from stage retrain on 0.5" in capsys.readouterr().out
-    record = json.loads((stopped / "stages.json").read_text())[-1]
-    assert record["steps"] == 13
-    assert {change["what"] for change in record["changed"]} == {"model.retrain.epochs", "model.retrain.learning_rate"}
-    main(fit(short_run, stopped, *other))  # what was allowed once is the run's config
-    more = fit(short_run, stopped, *other, "--model.retrain.epochs", "3")
-    assert "now 3" in fails(capsys, *more) and "is finished, nothing would" in fails(capsys, *more, "--allow_changed")
-
-
 def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
     before = (run / "export" / "model.safetensors").stat().st_mtime_ns
     main(fit(short_run, run, "--ckpt_path", "last"))
@@ -84,29 +71,6 @@ def stop_at_a_checkpoint(args: list[str]) -> None:
             main([*args, "--ckpt_path", "last"])
 
 
-@pytest.mark.parametrize(("option", "value", "because"), [
-    ("model.density", "0.25", "model.density has changed"),
-    ("model.allocation", "global", "model.allocation has changed"),
-    ("model.retrain.epochs", "1", "its number of steps has changed"),
-    ("model.distillation.temperature", "3", None),
-])  # fmt: skip
-def test_a_stage_whose_model_would_be_another_begins_again(
-    option, value, because, stopped, short_run, capsys, monkeypatch
-):
-    monkeypatch.setattr("lit_compress.utils.progress._noted", set())
-    args = fit(short_run, stopped, "--checkpoint_every", "2")
-    stop_at_a_checkpoint(args)
-    main([*args, f"--{option}", value, "--ckpt_path", "last", "--allow_changed"])
-    said = capsys.readouterr().err
-    lines = [f"note: retrain: begins again, as {because}\n", "note: SVD 2/2 retrain: continues at step 2\n"]
-    assert [line in said for line in lines] == [bool(because), not because]
-    stages, report = (json.loads((stopped / name).read_text()) for name in ("stages.json", "report.json"))
-    assert stages[-1]["changed"][0]["what"] == option
-    assert stages[-1]["steps"] == (13 if option == "model.retrain.epochs" else 26)
-    density = report["compressed"]["density"]
-    assert density == pytest.approx(float(value) if option == "model.density" else 0.5, abs=0.1)
-
-
 def test_a_stage_goes_on_with_another_split_of_its_steps(stopped, short_run, capsys, tmp_path, monkeypatch):
     """The rest of its rows, each once, in as many steps; another number of rows per step is another run."""
     whole, rows = tmp_path / "whole", []
@@ -127,7 +91,7 @@ def test_a_stage_goes_on_with_another_split_of_its_steps(stopped, short_run, cap
     main([*args, "--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"])
     assert rows == expected and len(rows) == 26
     ends = [json.loads((folder / "stages.json").read_text())[-1] for folder in (whole, stopped)]
-    assert ends[0]["steps"] == ends[1]["steps"] == 26 and ends[1]["split"] == [4, 2, 1] and "changed" not in ends[1]
+    assert ends[0]["steps"] == ends[1]["steps"] == 26 and ends[1]["split"] == [4, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +136,6 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
     assert "the stage began with other data" in line
-    main([*args, "--ckpt_path", "last", "--data.path", str(data), "--allow_changed"])
-    record = json.loads((stopped / "stages.json").read_text())[-1]
-    assert [(change["stage"], change["what"]) for change in record["changed"]] == [("retrain", "data")]
-    assert json.loads((stopped / "report.json").read_text())["changed"] == record["changed"]
-    assert "changed: data was " in capsys.readouterr().out
 
 
 def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -16,8 +15,7 @@ from mistakes import fails, rewrite
 
 from lit_compress.__main__ import main
 from lit_compress.cli import fitting
-from lit_compress.cli.options import CommandLine
-from lit_compress.cli.pins import follows_branches
+from lit_compress.run.folder import Run
 
 CARD = b"---\nlicense: apache-2.0\n---\n# a net\n"
 
@@ -125,59 +123,27 @@ def test_a_run_goes_on_with_its_commit(made, stopped, again, tiny_backbone, shor
     assert first["compressed"]["metric"] == second["compressed"]["metric"] and not again.asked()
 
 
-def test_other_processes_read_the_commit_of_the_first(made, run, again, tiny_backbone, short_run, monkeypatch):
+def test_other_processes_take_the_commit_of_the_first(made, run, again, tiny_backbone, short_run, monkeypatch):
     """They are started at once, and main may move between the requests of two."""
-    for stage in ("dense", "retrain"):
-        shutil.rmtree(run / stage)
-    (run / "stages.json").unlink()
-    again.add("me/net", backbone_files(tiny_backbone))
+    told = {"config": Run(run).config(), "density": None}
     again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     seen = []
-    monkeypatch.setattr(fitting, "choose_teacher", lambda cli, *_: seen.append(cli.config.model.init_args.revision))
-    monkeypatch.setattr(fitting, "settle_budget", lambda *_: None)
+    monkeypatch.setattr(fitting, "of_first", lambda *_: told)
+    monkeypatch.setattr(
+        fitting, "settle_budget", lambda cli, *_, **__: seen.append(cli.config.model.init_args.revision)
+    )
     monkeypatch.setattr(fitting, "run_stages", lambda *_: None)
     monkeypatch.setattr(fitting, "_report", lambda *_: None)
     as_a_new_process()
-    shutil.move(run / "config.yaml", run / "later")
-    writer = threading.Timer(0.5, shutil.move, [run / "later", run / "config.yaml"])
-    writer.start()
     main(by_name(short_run, "--run_dir", run))
-    writer.join()
     assert seen == [made[1]]
-
-
-@pytest.mark.parametrize(
-    ("words", "moves"),
-    [
-        ([], True), (["--model.revision", "v1"], True), (["--model.revision", "a" * 40], False),
-        (["--model.revision", "a" * 40, "--model.teacher", "me/other"], True),
-        (["--model.revision", "a" * 40, "--data.path", "me/rows"], True),
-        (["--model.revision", "a" * 40, "--data.path", "me/rows", "--data.revision", "b" * 40], False),
-        (["--model.backbone", "embedded"], False),
-    ],
-)  # fmt: skip
-def test_only_names_without_commits_are_waited_for(words, moves, short_run):
-    assert follows_branches(CommandLine([*by_name(short_run)[1:], *words], "fit").config) == moves
 
 
 def test_another_revision_is_another_run(made, stopped, again, tiny_backbone, short_run, capsys):
     other = again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)), revision="v2")
     line = fails(capsys, *by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last", "--model.revision", "v2"))
     assert f"model.revision was {made[1]}, now {other}" in line
-
-
-def test_a_run_of_an_earlier_version_goes_on_under_the_alias_of_its_name(made, stopped, hub, tiny_backbone, short_run):
-    """It kept no commit, and the default had its short name."""
-    path = stopped / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    del config["model"]["init_args"]["revision"], config["data"]["revision"]
-    config["model"]["init_args"]["backbone"] = config["data"]["backbone"] = "bert-base-uncased"
-    rewrite(path, yaml.safe_dump(config))
-    hub.add("google-bert/bert-base-uncased", backbone_files(tiny_backbone))
-    words = [w.replace("me/net", "google-bert/bert-base-uncased") for w in by_name(short_run, "--run_dir", stopped)]
-    main([*words, "--ckpt_path", "last"])
-    assert (stopped / "report.json").is_file()
 
 
 def test_a_revision_of_a_folder_is_refused(short_run, capsys, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from mistakes import rewrite
 
 from lit_compress.__main__ import main
-from lit_compress.run.clean import clean, removable
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
 
@@ -49,7 +48,7 @@ def litter(run):
 
 
 def test_a_finished_run_has_no_checkpoints(run):
-    assert not list(run.folder.rglob("*.ckpt")) and not removable(run)
+    assert not list(run.folder.rglob("*.ckpt")) and not run.clean()
     assert {"dense", "retrain", "export", "tensorboard"} <= {path.name for path in run.folder.iterdir()}
 
 
@@ -74,14 +73,14 @@ def test_what_a_resume_needs_stays(run):
     for path in needed:
         path.write_bytes(b"x")
     (run.stage("dense") / "best.ckpt").write_bytes(b"x")
-    assert list(clean(run)) == [run.stage("dense") / "best.ckpt"]
+    assert list(run.clean()) == [run.stage("dense") / "best.ckpt"]
     assert all(path.exists() for path in needed)
 
 
 def test_a_finished_stage_whose_net_is_gone_keeps_its_checkpoint(run):
     (run.stage("retrain") / "best.ckpt").write_bytes(b"x")
     shutil.rmtree(run.net("retrain"))
-    assert not clean(run)
+    assert not run.clean()
 
 
 def test_killed_half_way_it_goes_on_the_next_time(run, monkeypatch):
@@ -96,9 +95,9 @@ def test_killed_half_way_it_goes_on_the_next_time(run, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(run.folder), "unlink", once)
-        clean(run)
+        run.clean()
     assert 0 < sum(path.exists() for path in left) < len(left)
-    clean(run)
+    run.clean()
     assert not any(path.exists() for path in left)
 
 
@@ -130,8 +129,8 @@ def test_links_are_not_followed(run, tmp_path):
     (run.folder / "more").symlink_to(other)
     for name in ("best.ckpt", f".net.{gone()}.tmp"):
         (other / name).write_text("mine")
-    assert not clean(run)
+    assert not run.clean()
     records = json.loads((run.folder / "stages.json").read_text())
     rewrite(run.folder / "stages.json", json.dumps([records[0] | {"name": "../other"}]))
     with pytest.raises(UserError, match="holds something else than the records of stages"):
-        clean(run)
+        run.clean()

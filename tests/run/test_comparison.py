@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import Resolved, cells, read_comparison, shares, slug, teachers
-from lit_compress.run.equal_updates import divide
+from lit_compress.run.comparison import Resolved, cells, divide, read_comparison, shares, slug, teachers
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
@@ -77,12 +76,6 @@ def test_options_of_a_method_replace_those_of_all():
     )
 
 
-def test_each_varies_an_option():
-    made, found = plan(methods={"SVD": {"each": {"model.retrain.sigma_side": ["out", "in"]}}})
-    assert [entry.label for entry in made.entries()] == ["SVD, sigma_side out", "SVD, sigma_side in"]
-    assert options(found[2].jobs[0])["model.retrain.sigma_side"] == "out"
-
-
 def test_a_method_may_have_budgets_of_its_own():
     _, found = plan(methods={"SVD": {}, "LPAF": {"budgets": [0.33, 0.25]}}, budgets=[0.5, 0.25], seeds=[1])
     assert [(cell.label, cell.budget) for cell in found] == [
@@ -128,11 +121,15 @@ def test_slug():
         ({"budget": [1]}, "unknown key 'budget' in 'c.yaml'; did you mean 'budgets'?"),
         ({"methods": None}, "'c.yaml' names no methods"),
         ({"methods": {"A": {"optoins": {}}}}, "unknown key 'optoins' in methods.A; did you mean 'options'?"),
+        (
+            {"methods": {"SVD": {"each": {"a": [1]}}}},
+            "methods.SVD.each: this key was removed in version 0.3; give",
+        ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
-        ({"learning_rates": ["1e-4"]}, "'1e-4' is no number above 0; write 1.0e-4"),
+        ({"learning_rates": ["1e-4"]}, "learning_rates: ['1e-4']; give numbers above 0, with a point: 1.0e-4"),
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
-        ({"seeds": [1, 1]}, "seeds: [1, 1]; give one or more, each once"),
-        ({"updates": 0}, "updates: '0' is no whole number from 1 on"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1]; give a list of one or more, each once"),
+        ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
         ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
         ({"budgets": ["much"]}, "'much' is no density"),

@@ -15,7 +15,7 @@ def config(**values):
         "class_path": "mine.Mine",
         "init_args": {"density": 0.5, "prune": {"epochs": 1, "gates": ["a", "b"], "tables": [1, [2.0, None]]}},
     }
-    return {"model": model, "data": {"task": "sst2"}, "trainer": {"precision": "bf16-mixed"}, **values}
+    return {"model": model, "data": {"task": "sst2"}, "export": {}, "trainer": {"precision": "bf16-mixed"}, **values}
 
 
 def test_known_keys_are_kept():

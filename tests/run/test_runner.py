@@ -1,52 +1,80 @@
-"""Running stages: what each of several processes writes."""
+"""Running stages: what may change when a run is continued, and with how many threads it works."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from tiny import make_net
+import torch
 
-from lit_compress import methods
-from lit_compress.__main__ import main
-from lit_compress.run.runner import check_sizes
+from lit_compress.run.folder import Run
+from lit_compress.run.runner import SMALL, check_unchanged, choose_threads, use_threads
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
+from lit_compress.version import __version__
 
 
-def test_a_second_process_writes_nothing_before_training(short_run, tmp_path, monkeypatch):
-    """It can be ahead of the first, which checks that the run folder is new."""
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    monkeypatch.setattr(Trainer, "fit", lambda *_, **__: 1 / 0)
-    args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(tmp_path / "run")]
-    with pytest.raises(ZeroDivisionError):
-        main(args)
-    assert not (tmp_path / "run").exists()
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    made.finish({"name": "dense", "data": "old", "version": __version__})
+    return made
 
 
-def test_what_can_be_rounded():
-    """Every method that chooses ranks or widths; the others, and numbers that are none, are refused in one line."""
-    able, names = set(), {*methods.__all__} - {"Method"}
-    for name in names:
-        try:
-            check_sizes(getattr(methods, name)(task="sst2", round_to=8))
-            able.add(name)
-        except UserError as error:
-            assert str(error).startswith(f"model.round_to: {name} chooses no ranks or widths")
-    assert names - able == {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Layers",
-                            "Theseus"}  # fmt: skip
-    with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
-        check_sizes(methods.CoFi(task="sst2", round_to=0))
-    with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):
-        methods.SP3(task="sst2", round_to=8, fidelity="official").stages()
+def data(name, split=(8, 1, 1), task="sst2"):
+    return SimpleNamespace(fingerprint=lambda: name, split=list(split), record=get_task(task))
 
 
-def test_whose_layers_can_have_one_shape():
-    """FWSVD's can with the weightings that remove structures; its other settings are refused by the stage."""
-    able, names = set(), {*methods.__all__} - {"Method"}
-    for name in names:
-        try:
-            check_sizes(getattr(methods, name)(task="sst2", shape="uniform"))
-            able.add(name)
-        except UserError as error:
-            assert str(error).startswith("model.shape: 'uniform' is for heads and neurons that go at once, which ")
-    assert able == {"SecondOrder", "FWSVD", "LLMPruner"}
-    with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* 'components' makes factors; nearest: structures"):
-        methods.SecondOrder(task="sst2", shape="uniform").stages()[-1].check(make_net())
+@pytest.mark.parametrize("mark", [{}, {"data": "old", "version": __version__}])
+def test_other_data_is_refused(run, mark):
+    check_unchanged(run, data("old"), mark)
+    with pytest.raises(UserError, match=r"data.path: the data is not that of stage dense of .*; give the same"):
+        check_unchanged(run, data("new"), mark)
+
+
+@pytest.mark.parametrize(("task", "split", "line"), [
+    ("sst2", [4, 2, 1], None),
+    ("sst2", [4, 1, 2], None),
+    ("sst2", [8, 1, 2], r"data.batch_size: the global batch of .* was 8, now 16 \(batch_size, .*give the same product"),
+    ("stsb_embedding", [4, 2, 1], r"data.batch_size: the split of .* was \[8, 1, 1\], now \[4, 2, 1\]; vectors"),
+])  # fmt: skip
+def test_a_step_may_be_divided_otherwise(run, task, split, line):
+    mark = {"data": "old", "split": [8, 1, 1], "version": __version__}
+    now = data("old", split=split, task=task)
+    if line is None:
+        return check_unchanged(run, now, mark)
+    with pytest.raises(UserError, match=line):
+        check_unchanged(run, now, mark)
+
+
+def test_positions_of_0_2_counted_micro_batches(run):
+    mark = {"data": "old", "version": "0.2.0"}
+    check_unchanged(run, data("old"), mark)
+    with pytest.raises(UserError, match=r"is continued with one micro-batch on one device, now \[4, 2, 1\]; give"):
+        check_unchanged(run, data("old", split=[4, 2, 1]), mark)
+
+
+def test_another_version_goes_on_with_a_note(run, capsys, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.progress._noted", set())
+    check_unchanged(run, data("old"), {"data": "old", "version": "0.2.0"})
+    assert f"lit_compress 0.2.0 began '{run.folder}', this is {__version__}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("weights", "cores", "recorded", "expected"),
+    [(SMALL - 1, 8, None, 1), (SMALL, 8, None, 8), (SMALL, 8, 2, 2), (1, 8, 4, 4), (1, 1, None, 1)],
+)
+def test_a_small_net_has_one_thread_and_a_continued_run_its_own(weights, cores, recorded, expected):
+    assert choose_threads(weights, cores, recorded) == expected
+
+
+def test_the_environment_decides_first(monkeypatch):
+    pinned = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert use_threads(SMALL, recorded=3) == pinned
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    try:
+        assert use_threads(SMALL, recorded=3) == 3
+    finally:
+        torch.set_num_threads(pinned)

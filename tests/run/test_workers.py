@@ -13,8 +13,7 @@ from forks import Fork
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
 from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
-from lit_compress.run.gather import gather
-from lit_compress.run.workers import Layout, Worker, is_running, last_line, lock_of, seconds_left
+from lit_compress.run.workers import Layout, Worker, gather, last_line, lock_of
 from lit_compress.utils.errors import UserError
 
 CONFIG = {"learning_rates": [0.1, 0.2], "updates": 4, "hold_out": 2}
@@ -93,9 +92,9 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
     child = int(os.read(read, 20))
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
-    assert is_running(place, some) and lock_of(place.lock(some)) is None
+    assert place.running(some) and lock_of(place.lock(some)) is None
     os.kill(child, signal.SIGKILL)
-    while is_running(place, some):
+    while place.running(some):
         time.sleep(0.01)
     Worker(place, [some], []).work()
     assert (
@@ -185,13 +184,3 @@ def test_why_a_run_failed_is_one_line(tmp_path):
     assert last_line(log, 1) == "ValueError: a b"
     assert last_line(log, -9) == "killed by signal 9; was memory short?"
     assert last_line(tmp_path / "none", 3) == "exit code 3"
-
-
-def test_the_time_left_is_that_of_runs_like_these(place):
-    jobs = [job(place, f"a-{i}", label=label) for i, label in enumerate("AABC")]
-    assert seconds_left(place, jobs) is None
-    for some, seconds in ((jobs[0], 10), (jobs[2], 30)):
-        (place.out / some.folder).mkdir()
-        (place.out / some.folder / "report.json").write_text("{}")
-        place.record(some, status="done", seconds=seconds)
-    assert seconds_left(place, jobs, gone=5) == 10 + 20 - 5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,7 +14,6 @@ from lit_compress.methods.svd import Factorized
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
-from lit_compress.run.config import bring_up_to_date
 from lit_compress.stages.base import Training
 from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
 from lit_compress.utils.errors import UserError
@@ -186,17 +183,10 @@ def test_training_leaves_the_matrices(fit, dense):
     assert seen["counted"] < 0.5 * sum(p.numel() for p in method.net.parameters())
 
 
-@pytest.mark.parametrize("method", ["SVD", "CoFiLoSparse"])  # the second inherits its retraining
-def test_a_run_of_an_earlier_version_trained_everything(method):
-    config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"retrain": {"epochs": 2}}}}
-    retrain = bring_up_to_date(config)["model"]["init_args"]["retrain"]
-    assert retrain == {"epochs": 2, "parameters": "all", "lora": asdict(LoRA())}
-
-
 def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(
     short_run, tiny_backbone, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
+    monkeypatch.setattr("lit_compress.run.folder.Run.remove_checkpoints", lambda run, stage: None)
     run = tmp_path / "run"
     main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--model.teacher", str(tiny_backbone),
           "--model.retrain.parameters", "lora", "--model.retrain.lora.rank", "2", "--trainer.logger", "false",

@@ -1,0 +1,92 @@
+"""What the first process of a run decides before there is a process group: the others take it.
+
+Milliseconds differ between processes, and a branch on the hub may move between two requests. Lightning starts the other
+processes at the first stage: they inherit what was decided until then. torchrun and Slurm start all at once: the others
+wait at the store of torch.distributed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import distributed
+
+from lit_compress.run.trainer import bare_trainer
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import from_first, several
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+
+T = TypeVar("T")
+DECIDED = "LIT_COMPRESS_DECIDED"  # variable of the environment in which Lightning's processes inherit
+MOST = timedelta(minutes=30)  # that a process waits for the first one
+_stores: list[distributed.Store] = []  # the one of this process; it is kept, because the first process serves it
+_asked = count()
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first process of a run, also before the processes have a group."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> T:
+    """Return on every process what ``make`` returns on the first one, which alone calls it.
+
+    Args:
+        name: of what is decided; all processes ask in the same order.
+        make: returns plain values.
+        arguments: of the Trainer; they say how many processes there are.
+
+    Raises:
+        UserError: the first process has failed, or takes longer than :data:`MOST`.
+    """
+    if several():
+        return from_first(make)
+    trainer = bare_trainer(arguments)
+    if (ranks := trainer.num_devices * trainer.num_nodes) == 1:
+        return make()
+    environment: ClusterEnvironment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
+    inherited = json.loads(os.environ.get(DECIDED, "{}"))
+    if not environment.creates_processes_externally:
+        value = make()
+        os.environ[DECIDED] = json.dumps(inherited | {name: value})
+        return value
+    if name in inherited and not is_first_process():
+        value = inherited.pop(name)
+        os.environ[DECIDED] = json.dumps(inherited)
+        return value
+    return _at_store(_store(environment, ranks), f"lit_compress/{next(_asked)}/{name}", make)
+
+
+def _store(environment: ClusterEnvironment, ranks: int) -> distributed.Store:
+    if not _stores:
+        os.environ["MASTER_ADDR"] = environment.main_address
+        os.environ["MASTER_PORT"] = str(environment.main_port)
+        meeting = distributed.rendezvous("env://", rank=environment.global_rank(), world_size=ranks, timeout=MOST)
+        _stores.append(next(iter(meeting))[0])
+    return _stores[0]
+
+
+def _at_store(store: distributed.Store, key: str, make: Callable[[], T]) -> T:
+    if is_first_process():
+        try:
+            value = make()
+        except BaseException as error:
+            store.set(key, json.dumps({"error": str(error) or type(error).__name__}))
+            raise
+        store.set(key, json.dumps({"value": value}))
+        return value
+    try:
+        told = json.loads(store.get(key))
+    except (RuntimeError, distributed.DistError) as error:
+        raise UserError(f"the first process did not say what it decided ({error}); see its messages") from error
+    if "error" in told:
+        raise UserError(f"the first process has failed: {told['error']}")
+    return told["value"]  # type: ignore[no-any-return]
