@@ -28,7 +28,6 @@ from lit_compress.run.comparison import (
     Comparison,
     Entry,
     Job,
-    Resolved,
     cells,
     divide,
     read_comparison,
@@ -192,7 +191,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     for key in keys or ():
         if key not in made.methods:
             raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
-    only = frozenset(made.methods if keys is None else keys)
+    only = frozenset(map(str, made.methods if keys is None else keys))
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
@@ -203,15 +202,14 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
         cli.backbone_as_teacher()
         made = replace(made, teacher=cli.config.model.init_args.teacher)
         note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it teaches all seeds directly")
-    methods = [_resolve(entry, task.name) for entry in made.entries()]
+    entries = [_resolve(entry, task.name) for entry in made.entries()]
     parts.data.setup("fit")
     parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
-    splits = [shares(method.entry, method.stages) for method in methods]
-    trained = any(method.entry.train for method in methods)
-    steps = parts.data.steps_per_epoch()
-    epochs, length = divide(made.updates, made.epochs, splits, steps) if trained else (0, 1)
+    epochs, length = 0, 1
+    if any(entry.train for entry in entries):
+        epochs, length = divide(made.updates, made.epochs, list(map(shares, entries)), parts.data.steps_per_epoch())
     made = replace(made, epochs=epochs or None)
-    planned = cells(made, methods, out, epochs, length)
+    planned = cells(made, entries, out, epochs, length)
     return Plan(made, Layout(out), task.name, teachers(made, out), planned, command, only)
 
 
@@ -220,8 +218,8 @@ def _recorded(out: Path) -> dict[str, Any] | None:
     return next((Run(path.parent).config() for path in sorted(out.glob("*/*/config.yaml"))), None)
 
 
-def _resolve(entry: Entry, task: str) -> Resolved:
-    """Return what an entry's class is, with its stages.
+def _resolve(entry: Entry, task: str) -> Entry:
+    """Return an entry with its class, its stages, and the words that choose it.
 
     Raises:
         UserError: no class has this name.
@@ -238,7 +236,7 @@ def _resolve(entry: Entry, task: str) -> Resolved:
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
     if "params" in own:
         words.append("--model.params=null")  # a density or a budget is in its place
-    return Resolved(entry, kind.__name__, stages, tuple(words))
+    return replace(entry, method=kind.__name__, stages=stages, words=tuple(words))
 
 
 def _make_one(plan: Plan, index: int) -> None:

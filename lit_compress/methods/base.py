@@ -81,7 +81,6 @@ class Method(MicroBatches, Checkpointed):
             but bytes, stored parameters and FLOPs are the dense model's.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
-        former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
 
     net: PreTrainedModel  # from configure_model() to release()

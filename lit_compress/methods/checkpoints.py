@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -24,7 +23,6 @@ class Checkpointed(pl.LightningModule):
     net: PreTrainedModel
     stage: Stage
     initial: dict[str, float]
-    former_gates: Mapping[str, str] = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
@@ -49,21 +47,14 @@ class Checkpointed(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that this method and stage wrote the checkpoint; give former gates their names of today.
+        """Check that this method and stage wrote the checkpoint.
 
         Raises:
             UserError: another method or stage wrote it.
         """
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
-        self.rename_gates(checkpoint["state_dict"])
         self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
         self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
-
-    def rename_gates(self, state: dict[str, Any]) -> None:
-        """Give the gates in a checkpoint's ``state_dict``, in place, the names of today."""
-        for key in [key for key in state if key.startswith("stage.held.")]:
-            gate, _, rest = key.removeprefix("stage.held.").partition(".")
-            state[f"stage.held.{self.former_gates.get(gate, gate)}.{rest}"] = state.pop(key)
 
     def on_train_start(self) -> None:
         """Refuse to resume with other data or another number of steps, which would silently move the schedules.

@@ -41,6 +41,8 @@ class Entry:
         split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         budgets: of its runs, in place of the comparison's.
+        stages: after the teacher; this and ``words``, which choose the method, are the command line's.
+        words: see there.
     """
 
     label: str
@@ -51,6 +53,8 @@ class Entry:
     split: Mapping[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     budgets: Sequence[Any] = ()
+    stages: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def _entry(label: str, values: Any) -> Entry:
         raise UserError(
             f"config: methods.{label}.each: this key was removed in version 0.3; give every value a method of its own"
         )
-    known = [f.name for f in fields(Entry) if f.name != "label"]
+    known = [f.name for f in fields(Entry) if f.name not in ("label", "stages", "words")]
     for key in values:
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in methods.{label}; {nearest(key, known)}")
@@ -251,22 +255,22 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={as_text(value)}" for name, value in options.items()]
 
 
-def shares(entry: Entry, stages: Sequence[str]) -> dict[str, float]:
+def shares(entry: Entry) -> dict[str, float]:
     """Return each stage's share of a method's training steps after the teacher.
 
     Raises:
         UserError: ``split`` names another stage, or shares that are no numbers.
     """
     if not entry.train:
-        return dict.fromkeys(stages, 0)
+        return dict.fromkeys(entry.stages, 0)
     for stage, share in entry.split.items():
-        if stage not in stages:
-            raise UserError(f"config: methods.{entry.label}.split: no stage '{stage}'; {nearest(stage, stages)}")
+        if stage not in entry.stages:
+            raise UserError(f"config: methods.{entry.label}.split: no stage '{stage}'; {nearest(stage, entry.stages)}")
         if not isinstance(share, int) or share < 0:
             raise UserError(f"config: methods.{entry.label}.split.{stage}: '{share}' is no whole number from 0 on")
     if entry.split and not any(entry.split.values()):
         raise UserError(f"config: methods.{entry.label}.split: all shares are 0; give train: false")
-    return {stage: entry.split.get(stage, 0) if entry.split else 1 for stage in stages}
+    return {stage: entry.split.get(stage, 0) if entry.split else 1 for stage in entry.stages}
 
 
 def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float]], batches: int) -> tuple[int, int]:
@@ -306,16 +310,6 @@ def _near(updates: int, step: int, batches: int) -> int:
     return parts * max(1, min(batches, round(updates / parts)))
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """An entry as the command line resolves it: the class of the method, its stages, the words that choose it."""
-
-    entry: Entry
-    method: str
-    stages: tuple[str, ...]
-    words: tuple[str, ...]
-
-
 def teachers(made: Comparison, out: Path) -> list[Job]:
     """Return a ``fit`` of the dense model for every seed; [] if a folder is given."""
     if isinstance(made.teacher, str):
@@ -331,53 +325,47 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
     return jobs
 
 
-def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int, length: int) -> list[Cell]:
+def cells(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Cell]:
     """Return all cells: for each budget, and each seed, all methods that have it.
 
     Args:
         made: the comparison.
-        methods: its methods.
+        entries: its methods, with their stages.
         out: folder of the comparison.
         epochs: over all stages after the teacher.
         length: training steps of each.
     """
     made_cells = []
-    budgets = {budget_name(b): b for b in (*made.budgets, *(b for method in methods for b in method.entry.budgets))}
-    for (named, budget), seed, method in product(budgets.items(), made.seeds, methods):
-        entry, name = method.entry, f"{slug(method.entry.label)}-{slug_budget(budget)}-seed={seed}"
+    budgets = dict.fromkeys(map(budget_name, (*made.budgets, *(b for entry in entries for b in entry.budgets))))
+    for named, seed, entry in product(budgets, made.seeds, entries):
+        kind, _, value = named.partition("=")
+        name = f"{slug(entry.label)}-{slug(kind)}={slug(value)}-seed={seed}"
         if named not in map(budget_name, entry.budgets or made.budgets):
             continue
         rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
-        jobs = tuple(_job(made, method, budget, seed, rate, name, out, epochs, length) for rate in rates)
-        made_cells.append(Cell(name, entry.label, method.method, named, seed, jobs))
+        jobs = tuple(_job(made, entry, named, seed, rate, name, out, epochs, length) for rate in rates)
+        made_cells.append(Cell(name, entry.label, str(entry.method), named, seed, jobs))
     return made_cells
 
 
-def slug_budget(budget: Any) -> str:
-    """Return a budget for names of files."""
-    kind, _, value = budget_name(budget).partition("=")
-    return f"{slug(kind)}={slug(value)}"
-
-
 def _job(
-    made: Comparison, method: Resolved, budget: Any, seed: int, rate: float | None, cell: str, out: Path, epochs: int,
+    made: Comparison, entry: Entry, budget: str, seed: int, rate: float | None, cell: str, out: Path, epochs: int,
     length: int,
 ) -> Job:  # fmt: skip
-    entry = method.entry
-    split = shares(entry, method.stages)
+    split = shares(entry)
     total = sum(split.values()) or 1
     name = cell if rate is None else f"{cell}-rate={rate:g}"
     folder = Path(RUNS) / name
     taught = {k: v for k, v in made.taught.items() if not k.startswith(tuple(entry.without) or ("\0",))}
-    kind, _, value = budget_name(budget).partition("=")
+    kind, _, value = budget.partition("=")
     schedule: dict[str, Any] = {f"model.{stage}.epochs": round(epochs * split[stage] / total) for stage in split}
     if rate is not None:
         schedule |= {f"model.{stage}.learning_rate": rate for stage in split if split[stage]}
     own = isinstance(made.teacher, str)
     teacher = made.teacher if own else out / TEACHER / f"seed={seed}" / "dense" / "net"
     words = [
-        "fit", *method.words, *words_of({**_common(made), **taught, **entry.options}),
-        f"--model.density={value}" if kind == "density" else f"--model.budget={kind}={value}",
+        "fit", *entry.words, *words_of({**_common(made), **taught, **entry.options}),
+        f"--model.density={value}" if kind == "density" else f"--model.budget={budget}",
         *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={length}",
         f"--seed_everything={seed}", *_place(out / folder),
     ]  # fmt: skip

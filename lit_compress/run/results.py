@@ -198,46 +198,34 @@ def _init(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def _budget(config: dict[str, Any], report: dict[str, Any] | None) -> str:
     _, init = _init(config)
     name = next((name for name in _BUDGETS if init.get(name) is not None), None)
-    if name is not None:
-        return (
-            str(init[name]) if name == "budget" else f"{name}={init[name]:g}" if _plain(init[name]) else str(init[name])
-        )
-    return f"density={report['compressed']['density']:.2g}" if report else ""
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if name is None:
+        return f"density={report['compressed']['density']:.2g}" if report else ""
+    value = _short(init[name])
+    return value if name == "budget" or isinstance(init[name], str | bool) else f"{name}={value}"
 
 
 def _name_labels(runs: Sequence[RunResult]) -> None:
-    """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
+    """Add to the labels of runs of one method the options in which they differ."""
     for method in {run.label for run in runs}:
         some = [run for run in runs if run.label == method and run.report]
         options = [flatten(_init(run.report["config"])[1]) for run in some if run.report]
         names = dict.fromkeys(name for given in options for name in given if name.rpartition(".")[2] not in _OWN)
-        differing = [n for n in names if len({str(given[n]) for given in options if n in given}) > 1]
-        for name in (chosen := _telling(options, differing)):
+        chosen: list[str] = []
+        while len(_kinds(options, chosen)) < len(_kinds(options, [*names])):  # as few as tell them apart
+            chosen.append(max(names, key=lambda name: len(_kinds(options, [*chosen, name]))))
+        last = [name.rpartition(".")[2] for name in chosen]
+        for name, short in zip(chosen, last, strict=True):
             for run, given in zip(some, options, strict=True):
                 if name in given:
-                    short = name.rpartition(".")[2]
-                    alike = sum(other.rpartition(".")[2] == short for other in chosen) > 1
-                    run.label += f", {name if alike else short} {_short(given[name])}"
+                    run.label += f", {name if last.count(short) > 1 else short} {_short(given[name])}"
 
 
-def _telling(options: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """Return a small subset of ``names``, by greedy search, that distinguishes the options as well as all of them."""
-
-    def kinds(some: Sequence[str]) -> int:
-        return len({tuple(str(given.get(name)) for name in some) for given in options})
-
-    chosen: list[str] = []
-    while kinds(chosen) < kinds(names):
-        chosen.append(max((n for n in names if n not in chosen), key=lambda name: kinds([*chosen, name])))
-    return chosen
+def _kinds(options: Sequence[dict[str, Any]], names: Sequence[str]) -> set[tuple[str, ...]]:
+    return {tuple(str(given.get(name)) for name in names) for given in options}
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if _plain(value) else str(value)
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _comparison(folder: Path) -> Results:

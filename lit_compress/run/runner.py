@@ -93,7 +93,7 @@ def run_stages(
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
-        if is_first_process():  # the others can be ahead of its check that the run folder is new
+        if is_first_process():
             run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
         watches = FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title, stage)
@@ -128,11 +128,13 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
     if other := next((r["version"] for r in records if r.get("version") not in (None, __version__)), None):
         note(f"lit_compress {other} began '{run.folder}', this is {__version__}")
     vectors = task_type(data.record).loss == "vectors"
-    if mark and "split" not in mark and data.split[1:] != [1, 1]:  # of 0.2, whose positions counted micro-batches
-        raise UserError(
-            f"data.batch_size: the step of '{run.folder}' is continued with one micro-batch on one device, now "
-            f"{data.split}; give trainer.accumulate_grad_batches 1 and trainer.devices 1"
-        )
+    if mark and "split" not in mark:
+        accumulated = run.recorded().get("trainer", {}).get("accumulate_grad_batches") or 1
+        if accumulated > 1 or data.split[1:] != [1, 1]:
+            raise UserError(
+                f"ckpt_path: version 0.2 counted micro-batches in '{run.stage(mark['stage']) / 'last.ckpt'}', which is "
+                "an exact place with one for a step on one device only; remove it to begin the stage again"
+            )
     for was in (record.get("split") or data.split for record in records):
         if vectors and was != data.split:
             raise UserError(
@@ -235,7 +237,6 @@ def _finish_stage(
     stage.notes = mark.get("notes", {})
     parts.method.prepare(stage, parts.seed, previous, None, mark["structure"])
     parts.method.configure_model()
-    parts.method.rename_gates(checkpoint["state_dict"])
     parts.method.load_state_dict(checkpoint["state_dict"])
     net = parts.method.net
     stage.set_total_steps(mark["total_steps"])

@@ -12,7 +12,7 @@ processes is the step that one process makes with all of their examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -62,20 +62,17 @@ class GatedTraining(Training):
         require(self, "prune.target_warmup", low=0, below=1)
 
 
-def check_gates(names: Sequence[str], valid: Sequence[str], former: Mapping[str, str]) -> None:
+def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
     """Refuse unknown names of gates.
 
     Args:
         names: the gates that a user asks for.
         valid: all gates of the method.
-        former: name in earlier versions -> name today.
 
     Raises:
-        UserError: a name is unknown or of an earlier version.
+        UserError: a name is unknown.
     """
     for name in names:
-        if name in former:
-            raise UserError(f"prune.gates: '{name}' is called '{former[name]}' now")
         if name not in valid:
             raise UserError(f"prune.gates: there is no '{name}'; {nearest(name, valid)}")
 

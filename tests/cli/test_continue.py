@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 
-import processes
 import pytest
 import torch
 from mistakes import fails, fit, rewrite
@@ -141,19 +139,6 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
 def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):
     assert "stage retrain of" in fails(capsys, "export", stopped, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_terminated_run_does_not_end_as_if_it_were_done(short_run, tmp_path):
-    args = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--checkpoint_every", "1"]
-    process = processes.fork(args, tmp_path / "errors")
-    while not (tmp_path / "run" / "dense" / "last.ckpt").exists():
-        assert process.exitcode is None, (tmp_path / "errors").read_text()
-        time.sleep(0.005)
-    process.terminate()
-    process.join()
-    assert process.exitcode == 143
-    assert "--ckpt_path last continues" in (tmp_path / "errors").read_text()
 
 
 def test_a_checkpoint_is_read_once(run, stopped, short_run, monkeypatch):

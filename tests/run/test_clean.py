@@ -109,17 +109,6 @@ def test_only_runs_are_cleaned(tmp_path, capsys):
     assert (tmp_path / "best.ckpt").exists()
 
 
-def test_a_run_that_was_cleaned_is_exported_and_validated(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
-    litter(run)
-    main(["clean", str(run.folder)])
-    main(["validate", str(run.folder)])
-    main(["export", str(run.folder), str(tmp_path / "out")])
-    assert "val/accuracy" in capsys.readouterr().out
-    first, second = (folder / "model.safetensors" for folder in (run.folder / "export", tmp_path / "out"))
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_links_are_not_followed(run, tmp_path):
     """Not a stage's folder that is a link, not a stage whose name is a path, not a link beside them."""
     other = tmp_path / "other"

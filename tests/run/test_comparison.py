@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import Resolved, cells, divide, read_comparison, shares, slug, teachers
+from lit_compress.run.comparison import cells, divide, read_comparison, shares, slug, teachers
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
@@ -27,8 +28,8 @@ STAGES = {"LPAF": ("prune", "retrain"), "SVD": ("retrain",), "SP3": ("prune",)}
 
 def plan(**changes):
     made = read_comparison(BASE | changes, "c.yaml")
-    methods = [Resolved(e, e.method, STAGES[e.method], (f"--model={e.method}",)) for e in made.entries()]
-    splits = [shares(m.entry, m.stages) for m in methods]
+    methods = [replace(e, stages=STAGES[e.method], words=(f"--model={e.method}",)) for e in made.entries()]
+    splits = [*map(shares, methods)]
     return made, cells(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5))
 
 

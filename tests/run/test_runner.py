@@ -13,10 +13,13 @@ from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
 
+CONFIG = {"model": {"class_path": "SVD", "init_args": {"density": 0.5}}, "export": {}}
+
 
 @pytest.fixture
 def run(tmp_path):
     made = Run(tmp_path)
+    made.begin(CONFIG)
     made.finish({"name": "dense", "data": "old", "version": __version__})
     return made
 
@@ -47,11 +50,16 @@ def test_a_step_may_be_divided_otherwise(run, task, split, line):
         check_unchanged(run, now, mark)
 
 
-def test_positions_of_0_2_counted_micro_batches(run):
-    mark = {"data": "old", "version": "0.2.0"}
-    check_unchanged(run, data("old"), mark)
-    with pytest.raises(UserError, match=r"is continued with one micro-batch on one device, now \[4, 2, 1\]; give"):
-        check_unchanged(run, data("old", split=[4, 2, 1]), mark)
+@pytest.mark.parametrize(
+    ("was", "split", "exact"), [(1, [8, 1, 1], True), (1, [4, 2, 1], False), (2, [8, 1, 1], False)]
+)
+def test_positions_of_0_2_counted_micro_batches(was, split, exact, run):
+    mark = {"data": "old", "version": "0.2.0", "stage": "prune"}
+    run.begin(CONFIG | {"trainer": {"accumulate_grad_batches": was}})
+    if exact:
+        return check_unchanged(run, data("old", split=split), mark)
+    with pytest.raises(UserError, match=r"counted micro-batches in '.*prune/last.ckpt', which .*; remove it to begin"):
+        check_unchanged(run, data("old", split=split), mark)
 
 
 def test_another_version_goes_on_with_a_note(run, capsys, monkeypatch):

@@ -40,7 +40,6 @@ from lit_compress.layers import HardConcrete, Removed
 from lit_compress.methods.base import Method
 from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers
 from lit_compress.methods.cofi.gates import (
-    FORMER_GATES,
     GATES,
     gate_net,
     gate_shapes,
@@ -86,7 +85,7 @@ class CoFiPruning(GatedTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_gates(self.gates or (), GATES, FORMER_GATES)
+        check_gates(self.gates or (), GATES)
         if self.gates is not None and not self.gates:
             raise UserError(f"prune.gates: [] leaves nothing to prune; some of {', '.join(GATES)}")
 
@@ -291,7 +290,6 @@ class CoFi(Method):
     """
 
     pruning: type[GatedPruning] = GatedPruning
-    former_gates = FORMER_GATES
     usual_density = 0.2
 
     def __init__(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GATES = ("attention_layer", "ffn_layer", "heads", "neurons", "hidden")
-FORMER_GATES = {"attention": "attention_layer", "ffn": "ffn_layer"}  # name in earlier versions: name today
 
 
 def possible_gates(net: PreTrainedModel) -> tuple[str, ...]:

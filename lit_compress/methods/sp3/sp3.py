@@ -49,7 +49,6 @@ from typing import Any, Literal
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.distillation import SP3Distillation
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
-from lit_compress.models.projected.gates import FORMER_GATES
 from lit_compress.stages.base import Stage
 from lit_compress.utils.errors import UserError
 
@@ -69,7 +68,6 @@ class SP3(Method):
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 
-    former_gates = FORMER_GATES
     usual_density = 0.06
 
     def __init__(

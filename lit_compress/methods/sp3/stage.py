@@ -24,7 +24,6 @@ from lit_compress.models.projected.bases import Bases, identity_bases
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import (
     DIMENSIONS,
-    FORMER_GATES,
     GATES,
     GateSlots,
     ProjectionSpec,
@@ -100,7 +99,7 @@ class ProjectedPruning(GatedTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_gates(self.gates, GATES, FORMER_GATES)
+        check_gates(self.gates, GATES)
         if not self.gates or len(set(self.gates)) < len(self.gates):
             raise UserError(f"prune.gates: {list(self.gates)} must name at least one gate, each once")
         for name in ("start", "structure_start"):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer")
 DIMENSIONS = GATES[:4]  # the others are whole heads and layers
 _ROTARY = ("hidden", "neurons")
-FORMER_GATES = {"ffn": "neurons", "head": "heads", "mha": "attention_layer"}  # name in earlier versions: name today
 
 
 @dataclass(frozen=True)
