@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost
@@ -22,53 +22,6 @@ if TYPE_CHECKING:
 MOST_CLASSES = 8  # that are listed with their counts
 
 
-@dataclass(frozen=True)
-class StagePlan:
-    """A stage that will be trained: its name, epochs and optimizer steps."""
-
-    name: str
-    epochs: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The plan of a run.
-
-    Attributes:
-        method: its name.
-        stages: in order.
-        sites: weights of the dense model's sites.
-        total: all weights of the dense model.
-        density: fraction of the weights of the sites that is asked for, or of the total that ``of`` names.
-        stores_zeros: the removed weights stay in the exported file.
-        of: the density's total: ``sites``, ``model`` (all weights) or ``flops``
-            of the sites.
-        budget: the budget of the export in place of a density, and its expected value; None without a budget.
-    """
-
-    method: str
-    stages: tuple[StagePlan, ...]
-    sites: int
-    total: int
-    density: float
-    stores_zeros: bool
-    of: str = "sites"
-    budget: str | None = None
-
-    @property
-    def sites_after(self) -> int:
-        """Weights of the sites that are left."""
-        return round(self.density * self.sites)
-
-    @property
-    def total_after(self) -> int:
-        """All weights that are left."""
-        if self.of == "model":
-            return round(self.density * self.total)
-        return self.total - self.sites + self.sites_after
-
-
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
 
@@ -78,28 +31,30 @@ def target_density(method: Method, net: PreTrainedModel) -> float:
     return method.density if density is None else density
 
 
-def plan_lines(plan: RunPlan) -> Iterator[str]:
-    """Yield the lines of the plan."""
-    stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
-    yield f"{plan.method}: {stages}"
-    if plan.of == "model":
+def plan_lines(method: Method, net: PreTrainedModel, steps: Mapping[str, int]) -> Iterator[str]:
+    """Yield the lines of the plan: stages, and the weights that are left.
+
+    Args:
+        method: the density counts what its rule for ranks counts, else the sites' weights.
+        net: dense, without values.
+        steps: optimizer steps of every stage.
+    """
+    stages = (f"{stage.name} {stage.settings.epochs} epochs = {steps[stage.name]:,} steps" for stage in method.stages())
+    yield f"{type(method).__name__}: {', '.join(stages)}"
+    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
+    density, of = target_density(method, net), method.rule.counted if method.rule else "sites"
+    left = round(density * sites)
+    if of == "model":
+        left = round(density * total)
+        yield f"weights of the model {total:,} -> about {left:,} (density {density:.4g}), embeddings included"
+    elif of == "sites":
         yield (
-            f"weights of the model {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
-            "embeddings included"
-        )
-    elif plan.of == "sites":
-        yield (
-            f"weights of the sites {plan.sites:,} -> about {plan.sites_after:,} (density {plan.density:.4g}), "
-            f"of the model {plan.total:,} -> about {plan.total_after:,}"
+            f"weights of the sites {sites:,} -> about {left:,} (density {density:.4g}), "
+            f"of the model {total:,} -> about {total - sites + left:,}"
         )
     else:
-        yield (
-            f"the sites keep {plan.density:.4g} of their {plan.of}; of their {plan.sites:,} weights as many as that "
-            "allows"
-        )
-    if plan.budget:
-        yield plan.budget
-    if plan.stores_zeros:
+        yield f"the sites keep {density:.4g} of their {of}; of their {sites:,} weights as many as that allows"
+    if method.stores_zeros:
         yield "the removed weights are stored as zeros: they take as much of the file as before"
 
 
@@ -206,10 +161,10 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
     yield f"longest: tokens of the longest input; cut: inputs of more than {facts.max_length} tokens"
 
 
-def show_plan(task: str, facts: DataFacts, plan: RunPlan) -> None:
-    """Print the facts of the data and the plan."""
+def show_plan(task: str, facts: DataFacts, lines: Iterable[str]) -> None:
+    """Print the facts of the data and the lines of the plan."""
     from rich.console import Console
 
     Console().print(facts_table(task, facts))
-    for line in (*facts_lines(facts), *plan_lines(plan)):
+    for line in (*facts_lines(facts), *lines):
         print(line)

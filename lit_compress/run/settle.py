@@ -13,13 +13,12 @@ from lit_compress.export.report import reading_length
 from lit_compress.export.speed_asked import Place, bytes_of_shapes, find_place, programs
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
-from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
-from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
+from lit_compress.run.plan import budget_plan, plan_lines
 from lit_compress.run.solve import Outline, Storage, check_choices, outline, solve, solve_speed
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
@@ -62,11 +61,11 @@ def check_sizes(method: Method) -> None:
         )
 
 
-def check_stages(parts: Components) -> RunPlan:
+def check_stages(parts: Components) -> list[str]:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
     Returns:
-        The plan.
+        The lines of the plan.
 
     Raises:
         UserError: the first setting that cannot work.
@@ -80,19 +79,15 @@ def check_stages(parts: Components) -> RunPlan:
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
     data.devices = processes(trainer)
     data.prepare_data()
-    planned = []
+    steps = {}
     check_sizes(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())
-        steps = stage_steps(stage, data, trainer)
-        stage.set_total_steps(steps)
-        planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
-    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
-    density = target_density(method, net)
-    of = method.rule.counted if method.rule else "sites"
-    asked = budget_plan(method.budget, method.density, outline_of(parts)) if method.budget else None
-    return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
+        steps[stage.name] = stage_steps(stage, data, trainer)
+        stage.set_total_steps(steps[stage.name])
+    asked = [budget_plan(method.budget, method.density, outline_of(parts))] if method.budget else []
+    return [*plan_lines(method, net, steps), *asked]
 
 
 def shapes_of(method: Method) -> PreTrainedModel:

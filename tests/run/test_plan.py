@@ -11,7 +11,7 @@ from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.data.facts import DataFacts, SplitFacts
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.run.plan import RunPlan, StagePlan, facts_lines, facts_table, plan_lines, target_density
+from lit_compress.run.plan import facts_lines, facts_table, plan_lines, target_density
 
 
 def split(name="train", **values):
@@ -46,12 +46,13 @@ def test_classes_are_listed_with_their_counts_most_frequent_first():
 
 
 def test_what_will_be_done():
-    plan = RunPlan("LPAF", (StagePlan("dense", 3, 6315), StagePlan("prune", 6, 12630)), 1000, 1500, 0.25, False)
-    assert list(plan_lines(plan)) == [
-        "LPAF: dense 3 epochs = 6,315 steps, prune 6 epochs = 12,630 steps",
-        "weights of the sites 1,000 -> about 250 (density 0.25), of the model 1,500 -> about 750",
+    net, steps = make_net("bert"), {"dense": 6315, "prune": 12630, "retrain": 3}
+    assert list(plan_lines(methods.LPAF(task="sst2", density=0.25), net, steps)) == [
+        "LPAF: dense 3 epochs = 6,315 steps, prune 3 epochs = 12,630 steps, retrain 3 epochs = 3 steps",
+        "weights of the sites 16,384 -> about 4,096 (density 0.25), of the model 23,586 -> about 11,298",
     ]
-    assert len(list(plan_lines(RunPlan("PLATON", (), 10, 10, 0.5, True)))) == 3
+    *_, zeros = plan_lines(methods.PLATON(task="sst2"), net, steps)
+    assert zeros.startswith("the removed weights are stored as zeros")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,12 @@ def test_the_target_is_that_of_the_last_stage(name, options, density):
 
 
 def test_a_density_of_the_whole_net():
-    plan = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "model")
-    assert list(plan_lines(plan))[1] == "weights of the model 1,500 -> about 450 (density 0.3), embeddings included"
-    other = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "flops")
-    assert list(plan_lines(other))[1].startswith("the sites keep 0.3 of their flops; of their 1,000 weights")
-    method = methods.SecondOrder(task="sst2", density=0.4, scope="all")
-    assert target_density(method, make_net("bert")) == 0.4
+    net, steps = make_net("bert"), {"dense": 1, "retrain": 10}
+    _, line = plan_lines(method := methods.SecondOrder(task="sst2", density=0.4, scope="all"), net, steps)
+    assert line == "weights of the model 23,586 -> about 9,434 (density 0.4), embeddings included"
+    assert target_density(method, net) == 0.4
+    _, line = plan_lines(methods.SecondOrder(task="sst2", density=0.3, price="flops"), net, steps)
+    assert line == "the sites keep 0.3 of their flops; of their 16,384 weights as many as that allows"
 
 
 def test_the_target_of_a_rank_and_of_a_number_of_weights():
