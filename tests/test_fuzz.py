@@ -157,7 +157,7 @@ def test_a_broken_configuration_of_a_model_or_a_report(tmp_path, capsys):
 
 
 RECORDS = {"data.json": {"splits": [{"rows": 140}]}, "budget.json": {"asked": "params=5M", "density": 0.25},
-           "details.json": {"layers": [{"rank": 3}], "changes": None}, "changed.json": [{"was": 1}]}  # fmt: skip
+           "details.json": {"layers": [{"rank": 3}], "changes": None}}  # fmt: skip
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def whole(tmp_path, monkeypatch):
 def answers(run) -> dict[str, object]:
     """Return all that the commands read of a run and its export, in the order of their work."""
     record = Run(run)
-    read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts(), record.changes()]}
+    read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts()]}
     read["density"] = record.density("params=5M")
     read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run).runs]
     read["verify"] = read_report(run / "export")

@@ -80,7 +80,8 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
     groups = {"model.init_args": model["init_args"], **{name: stored.get(name, {}) for name in ("data", "trainer")}}
     if "export" not in stored:
         raise UserError(f"{what} is of a version before 0.2, which this one does not read; make the run again")
-    groups["export"] = stored["export"]
+    prune = model["init_args"].get("prune") if isinstance(model["init_args"], dict) else None
+    groups |= {"export": stored["export"], "model.prune": prune or {}}
     if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
         raise UserError(f"{what} has no options in {broken}; it is broken")
     if "seed_everything" in stored and "data" in stored:

@@ -1,7 +1,7 @@
-"""What the first process of a run decides before there is a process group: the others take it.
+"""Decisions of the first process of a run, made before there is a process group; the others take them.
 
 Milliseconds differ between processes, and a branch on the hub may move between two requests. Lightning starts the other
-processes at the first stage: they inherit what was decided until then. torchrun and Slurm start all at once: the others
+processes at the first stage: they inherit the decisions so far. torchrun and Slurm start all at once: the others
 wait at the store of torch.distributed.
 """
 
@@ -37,10 +37,10 @@ def is_first_process() -> bool:
 
 
 def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> T:
-    """Return on every process what ``make`` returns on the first one, which alone calls it.
+    """Return on every process the result of ``make``, which the first one alone calls.
 
     Args:
-        name: of what is decided; all processes ask in the same order.
+        name: of the decision; all processes ask in the same order.
         make: returns plain values.
         arguments: of the Trainer; they say how many processes there are.
 
@@ -86,7 +86,7 @@ def _at_store(store: distributed.Store, key: str, make: Callable[[], T]) -> T:
     try:
         told = json.loads(store.get(key))
     except (RuntimeError, distributed.DistError) as error:
-        raise UserError(f"the first process did not say what it decided ({error}); see its messages") from error
+        raise UserError(f"no decision from the first process ({error}); see its messages") from error
     if "error" in told:
         raise UserError(f"the first process has failed: {told['error']}")
     return told["value"]  # type: ignore[no-any-return]

@@ -229,13 +229,13 @@ class Run:
                 )
 
     def clean(self) -> dict[Path, int]:
-        """Remove what nothing needs: checkpoints of finished stages, leftovers of killed processes.
+        """Remove unneeded files: checkpoints of finished stages, leftovers of killed processes.
 
         A resume, ``export``, ``validate`` and the next stages read none of it. It may be called at any time, also while
         the run continues, and may be killed: each path goes by itself.
 
         Returns:
-            path: bytes, of what was removed.
+            {path: bytes} of the removed ones.
         """
         folders = [self.folder, *(path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink())]
         removed = {}

@@ -35,7 +35,7 @@ def plan_lines(method: Method, net: PreTrainedModel, steps: Mapping[str, int]) -
     """Yield the lines of the plan: stages, and the weights that are left.
 
     Args:
-        method: the density counts what its rule for ranks counts, else the sites' weights.
+        method: its rule for ranks, if there is one, says which weights a density counts.
         net: dense, without values.
         steps: optimizer steps of every stage.
     """

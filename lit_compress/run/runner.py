@@ -148,7 +148,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
             )
     before = next((record for record in run.finished().values() if "data" in record), None)
     if before is not None and before["data"] != data.fingerprint():
-        raise UserError(f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same")
+        raise UserError(f"data.path: stage {before['name']} of '{run.folder}' had other data; give the same")
 
 
 def _trainer(

@@ -1,4 +1,4 @@
-"""What is checked and chosen before a run starts: the tokens that its export keeps, the density that meets a budget."""
+"""Checks and choices before a run starts: the tokens that its export keeps, the density that meets a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first process of a run decides, the others take: from the environment, or from the store where they wait."""
+"""The first process of a run decides, the others take it: from the environment, or from the store where they wait."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_processes_that_are_there_already_wait(monkeypatch):
     with pytest.raises(UserError, match="the first process has failed: the budget cannot be met"):
         _at_store(store, "other", never)
     store.set_timeout(timedelta(milliseconds=100))
-    with pytest.raises(UserError, match="the first process did not say what it decided"):
+    with pytest.raises(UserError, match="no decision from the first process"):
         _at_store(store, "nothing", never)
 
 

@@ -31,7 +31,7 @@ def data(name, split=(8, 1, 1), task="sst2"):
 @pytest.mark.parametrize("mark", [{}, {"data": "old", "version": __version__}])
 def test_other_data_is_refused(run, mark):
     check_unchanged(run, data("old"), mark)
-    with pytest.raises(UserError, match=r"data.path: the data is not that of stage dense of .*; give the same"):
+    with pytest.raises(UserError, match=r"data.path: stage dense of .* had other data; give the same"):
         check_unchanged(run, data("new"), mark)
 
 
