@@ -48,7 +48,8 @@ def _print_run(run: Run, report: dict[str, Any]) -> None:
     print_table(report)
     print_choices(report)
     warn_missed(report)
-    print(f"export: {run.folder / 'export'}\nreport: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
+    print(f"ship this folder: {run.folder / 'export'}")
+    print(f"report: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
 
 
 def plan(args: list[str]) -> None:
@@ -168,7 +169,7 @@ def factorize(args: list[str]) -> None:
         print(f"distilled: {distilled['steps']} steps, {distilled['texts']:,} texts")
     print_choices(report)
     warn_missed(report)
-    print(f"export: {out}")
+    print(f"ship this folder: {out}")
 
 
 def validate(args: list[str]) -> None:

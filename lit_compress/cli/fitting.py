@@ -27,7 +27,7 @@ from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
 from lit_compress.run.details import keep_details
-from lit_compress.run.finish import export_run
+from lit_compress.run.finish import export_run, share_weights
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
@@ -358,6 +358,7 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
     parts = cli.build()
     parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
     report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
+    share_weights(run.net(list(run.finished())[-1]), run.folder / "export")
     keep_details(run, parts.data)
     run.keep("report.json", report)
     log_report(run, report, parts.trainer.get("logger"))

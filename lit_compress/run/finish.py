@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import filecmp
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -193,3 +195,25 @@ def _difference(was: Path, now: Path) -> str:
         return f"other names or shapes, {len(old)} were there, now {len(new)}"
     most = max(old, key=lambda name: float((old[name].double() - new[name].double()).abs().max()))
     return f"they differ by up to {float((old[most].double() - new[most].double()).abs().max()):.1e} ({most})"
+
+
+def share_weights(net: Path, export: Path) -> None:
+    """Replace the weights of the last stage's model by hard links to the equal files of its export.
+
+    A run then has them once on disk. Files that differ stay, e.g. those of another dtype or vocabulary. All stay if the
+    file system has no links.
+
+    Args:
+        net: folder of the stage's model.
+        export: folder of the export.
+    """
+    for path in net.glob("*.safetensors"):
+        other = export / path.name
+        if not other.is_file() or path.samefile(other) or not filecmp.cmp(path, other, shallow=False):
+            continue
+        link = net.with_name(f".{path.name}.{os.getpid()}.tmp")  # `clean` removes what a killed process leaves
+        try:
+            os.link(other, link)
+        except OSError:
+            return
+        link.replace(path)

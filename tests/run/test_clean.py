@@ -11,8 +11,10 @@ import pytest
 from mistakes import rewrite
 
 from lit_compress.__main__ import main
+from lit_compress.run.finish import share_weights
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import difference
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,28 @@ def test_killed_half_way_it_goes_on_the_next_time(run, monkeypatch):
     assert 0 < sum(path.exists() for path in left) < len(left)
     run.clean()
     assert not any(path.exists() for path in left)
+
+
+def test_a_run_has_its_weights_once(finished, run, tmp_path, monkeypatch):
+    """The last stage's are the export's; others, and all on a file system without links, stay files of their own."""
+    net, export = (folder / "model.safetensors" for folder in (Run(finished).net("retrain"), finished / "export"))
+    assert net.samefile(export) and difference(net.parent) is difference(export.parent) is None
+    mine, theirs = run.net("retrain") / "model.safetensors", run.folder / "export" / "model.safetensors"
+    assert not mine.samefile(theirs) and mine.read_bytes() == net.read_bytes()  # a copy of a run
+
+    def refuse(*_):
+        raise OSError("no links here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", refuse)
+        share_weights(mine.parent, theirs.parent)
+    assert not mine.samefile(theirs)
+    share_weights(run.net("dense"), theirs.parent)
+    assert not theirs.samefile(run.net("dense") / "model.safetensors")
+    share_weights(mine.parent, theirs.parent)
+    assert mine.samefile(theirs) and not run.clean()
+    theirs.unlink()
+    assert mine.read_bytes() == net.read_bytes() and difference(mine.parent) is None
 
 
 def test_only_runs_are_cleaned(tmp_path, capsys):
