@@ -44,7 +44,7 @@ text, one thread, median; ≈: too noisy for a second decimal. These are the {co
 single weights, other densities and the claims.
 
 {methods}
-![Accuracy on SST-2 over parameters, FLOPs, bytes and milliseconds](comparison/figures/sst2.png)
+![Accuracy on SST-2 over megabytes and milliseconds](comparison/figures/sst2.png)
 
 Bars: one standard error. `python -m benchmarks.tables` makes this page from the JSONs under
 `<study>/results/`, which hold config, commit, versions and hardware.

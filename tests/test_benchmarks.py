@@ -283,7 +283,7 @@ def test_the_front_table_has_what_is_finished(
     (axes,) = front_table.figure().axes
     _, names = axes.get_legend_handles_labels()
     assert {"dense, int8", "SecondOrder, heads and neurons, 0.25 to 0.03"} <= set(names)
-    assert any(line.get_xdata().tolist() == [5.0] for line in axes.lines)  # with the data's vocabulary
+    assert any(line.get_xdata().tolist() == [13.0] for line in axes.lines)
     assert (
         "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 88.9 | 13.0 | 1 | 1 | 1 | 5.0 | 80.0 ± 1.0 |"
         in shown

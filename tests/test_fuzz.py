@@ -23,8 +23,8 @@ from benchmarks.reliability import cases, checks
 from lit_compress.cli.targets import find_target, load_checked, open_target
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
-from lit_compress.run.details import details_of
 from lit_compress.run.folder import Run
+from lit_compress.run.pages import details_of
 from lit_compress.run.results import read_report, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import write_manifest, write_record

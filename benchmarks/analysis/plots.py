@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.analysis.widths import component_figure, width_figure
-from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.analysis.pictures import looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +30,10 @@ def _by(rows: TableRows, key: str) -> dict[Any, TableRows]:
 
 
 def _curves(axes: Axes, rows: TableRows, x: str, y: str, by: str = "weighting") -> None:
-    numbers = numbers_of(str(row[by]) for row in rows) if by == "method" else {}
+    styles = looks(str(row[by]) for row in rows) if by == "method" else {}
     for label, group in _by(rows, by).items():
-        colour, marker = look(numbers[label]) if numbers else (None, 0)
-        axes.plot(
-            [r[x] for r in group], [r[y] for r in group], marker=MARKERS[marker], markersize=4, label=label,
-            color=None if colour is None else LIGHT[colour],
-        )  # fmt: skip
+        look: dict[str, Any] = styles.get(label, {"marker": "o"})
+        axes.plot([r[x] for r in group], [r[y] for r in group], markersize=4, label=label, **look)
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     axes.grid(alpha=0.3)
 

@@ -30,7 +30,7 @@ from scipy import stats
 from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.comparison import budget_name
-from lit_compress.run.details import ANSWERS
+from lit_compress.run.pages import ANSWERS
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import json_of, read_yaml
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.common import file_density, percent, table
 from benchmarks.comparison.front_table import NAMES
-from lit_compress.analysis.pareto import edge_of, is_beyond
-from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error
 
 HEAD = """## The six best at other densities
@@ -88,9 +87,8 @@ def figure(made: dict[str, list[dict[str, Any]]]) -> Any:
     for axes, (task, found) in zip(panels, tasks.items(), strict=True):
         runs = [run for made in found.values() for run in made.values()]
         dense = 100 * runs[0]["dense"]["metric"]
-        edge = edge_of([100 * run["compressed"]["metric"] for run in runs], dense, "max")
-        for place, (label, number) in enumerate(numbers_of(sorted(found)).items()):
-            colour, shape = look(number)
+        edge = _edge([100 * run["compressed"]["metric"] for run in runs], dense)
+        for place, (label, look) in enumerate(looks(sorted(found)).items()):
             own, apart = label.startswith("SecondOrder"), APART ** (place - (len(found) - 1) / 2)
             points = [
                 (
@@ -101,13 +99,13 @@ def figure(made: dict[str, list[dict[str, Any]]]) -> Any:
                 for density, run in found[label].items()
             ]
             axes.errorbar(
-                *zip(*(point for point in points if not is_beyond(point[1], edge, "max")), strict=True), capsize=2,
-                elinewidth=0.8, linewidth=2 if own else 1.2, color=LIGHT[colour], marker=MARKERS[shape],
+                *zip(*(point for point in points if point[1] >= edge), strict=True), capsize=2,
+                elinewidth=0.8, linewidth=2 if own else 1.2, **look,
                 markersize=7 if own else 6, label=label, zorder=3 if own else 2,
             )  # fmt: skip
             for x, y, _ in points:
-                if edge is not None and is_beyond(y, edge, "max"):
-                    axes.plot(x, edge, "v", color=LIGHT[colour])
+                if y < edge:
+                    axes.plot(x, edge, "v", color=look["color"])
                     axes.annotate(f"{y:.1f}", (x, edge), (6, 0), textcoords="offset points", fontsize=8, va="center")
         axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense")
         axes.set_xscale("log")
@@ -123,3 +121,12 @@ def figure(made: dict[str, list[dict[str, Any]]]) -> Any:
     handles, names = panels[0].get_legend_handles_labels()
     drawn.legend(handles, names, fontsize=8, loc="outside lower center", ncols=4, frameon=False)
     return drawn
+
+
+def _edge(values: list[float], dense: float) -> float:
+    """Return where the picture ends: a little below the worst model that has three quarters of the dense metric."""
+    near = [value for value in values if value >= 0.75 * dense]
+    if len(near) in (0, len(values)):
+        return min(values)
+    worst, best = min(*near, dense), max(*near, dense)
+    return worst - 0.2 * (best - worst or 0.05 * dense)

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.common import HERE, load, origin, percent, table
 from benchmarks.comparison.front import BASE, ROWS, SCRIPT, TIMES
-from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error
 
 NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
@@ -18,8 +18,8 @@ PICTURE = """## 8-bit programs: metric and megabytes
 
 ![Metric of 8-bit programs over megabytes](figures/front.png)
 
-Filled marks: the program. Open marks: the same program with the vocabulary of the data. Bars: one standard error.
-Static vectors are far below and only in the tables.
+Bars: one standard error. Static vectors are far below. They are in the tables, as is every program with the
+vocabulary of the data.
 """
 HEAD = """## {task}: 8-bit programs, beside what a user would pick instead
 
@@ -131,7 +131,7 @@ def short() -> str:
 
 
 def figure() -> Any:
-    """Return the picture of metric and megabytes, a panel for each timed task; open marks: the data's vocabulary."""
+    """Return the picture of metric and megabytes, a panel for each timed task."""
     from matplotlib.figure import Figure
 
     timed = [(task, rows) for task, rows, times in fronts() if times]
@@ -139,26 +139,23 @@ def figure() -> Any:
     made = Figure(figsize=(7.2 * across, 5 * down), layout="constrained", dpi=100)
     for place, (task, rows) in enumerate(timed, 1):
         axes = made.add_subplot(down, across, place)
-        for label, number in numbers_of(LINES).items():
-            colour, shape = look(number)
-            for part, style, fill in (("program", "-", LIGHT[colour]), ("vocabulary", "--", "white")):
-                programs = [row[part] for key, row in rows.items() if key.startswith(LINES[label]) and part in row]
-                axes.errorbar(
-                    [program["bytes"] / 1e6 for program in programs], [100 * program["metric"] for program in programs],
-                    [100 * standard_error(program["interval"]) for program in programs], capsize=2, elinewidth=0.8,
-                    linestyle=style, linewidth=1, color=LIGHT[colour], marker=MARKERS[shape], markerfacecolor=fill,
-                    markersize=6, label=label if part == "program" else None,
-                )  # fmt: skip
+        for label, look in looks(LINES).items():
+            programs = [row["program"] for key, row in rows.items() if key.startswith(LINES[label])]
+            axes.errorbar(
+                [program["bytes"] / 1e6 for program in programs], [100 * program["metric"] for program in programs],
+                [100 * standard_error(program["interval"]) for program in programs], capsize=2, elinewidth=0.8,
+                linewidth=1, **look, markersize=6, label=label,
+            )  # fmt: skip
         dense = rows["dense"]["program"]
         label = f"dense, float32: {dense['bytes'] / 1e6:.0f} MB"
-        axes.plot([], [], "o", color="grey", markerfacecolor="white", label="open: with the data's vocabulary")
         axes.axhline(100 * dense["metric"], color="grey", linewidth=0.8, linestyle="--", label=label)
         axes.set(
             xlabel="megabytes of the program",
             ylabel="dev metric in %",
-            title=f"{NAMES[task]}, MiniLM-L6-H384, 8-bit programs",
+            title=NAMES[task],
         )
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
+    made.suptitle("8-bit programs of MiniLM-L6-H384")
     made.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2, frameon=False)
     return made

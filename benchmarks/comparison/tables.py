@@ -328,7 +328,8 @@ def sections() -> Iterator[str]:
 
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the command's own picture of every task, and the picture of 8-bit programs."""
-    from lit_compress.analysis.pareto import costs_of, mean_costs, pareto_figure
+    from lit_compress.analysis.costs import costs_of, mean_costs
+    from lit_compress.analysis.pictures import pareto_figure
 
     for made, runs in comparisons():
         several = grouped(runs)

@@ -15,6 +15,14 @@ STUDY = "size"
 TITLE = "Accuracy against megabytes"
 ABOUT = "Budgets of `size=<N>MB` on SST-2, with one more way to a smaller file each time: blocks, table, vocabulary, 16 and 8 bits."
 KEY = "val/accuracy"
+# name of a group -> in the picture
+LEGEND = {
+    "blocks": "smaller blocks",
+    "blocks, table": "smaller blocks and embeddings",
+    "blocks, table, vocabulary": "smaller blocks and embeddings, unused words removed",
+    "blocks, table, vocabulary, 16 bits": "smaller blocks and embeddings, unused words removed, 16-bit weights",
+    "blocks, table in 8 bits, vocabulary, 16 bits": "smaller blocks, 8-bit embeddings, unused words removed, 16-bit weights",
+}
 SHOWN = {"dense": "dense", "second_order": "factors", "structures": "heads and neurons"}
 
 HEAD = """## What a file of so many megabytes answers: MiniLM-L6-H384 on SST-2
@@ -106,7 +114,7 @@ def figures() -> Iterator[tuple[str, Any]]:
     if not results:
         return
     dense = results[0]["dense"]
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained", dpi=100)
+    figure = Figure(figsize=(7.2, 5.6), layout="constrained", dpi=100)
     axes = figure.subplots()
     for name, group in groups(results).items():
         sizes = [r["compressed"]["bytes"] / 1e6 for r in group]
@@ -114,18 +122,26 @@ def figures() -> Iterator[tuple[str, Any]]:
         bars = [100 * standard_error(r["compressed"]["interval"]) for r in group]
         axes.errorbar(
             sizes, [100 * r["compressed"]["metric"] for r in group], bars, capsize=2, elinewidth=0.8,
-            fmt="*" if trained else "o-", markersize=11 if trained else 5, label=name,
+            fmt="*" if trained else "o-", markersize=11 if trained else 5, label=LEGEND[name.removeprefix("trained, ")] + ", trained" * trained,
         )  # fmt: skip
     error = 100 * standard_error(dense["interval"])
     axes.errorbar(
-        dense["bytes"] / 1e6, 100 * dense["metric"], error, fmt="ks", capsize=2, elinewidth=0.8, label="dense"
+        dense["bytes"] / 1e6,
+        100 * dense["metric"],
+        error,
+        fmt="ks",
+        capsize=2,
+        elinewidth=0.8,
+        label="dense model",
     )
-    axes.axhline(100 * dense["metric"] - 3, color="grey", linewidth=0.8, linestyle="--", label="3 points below dense")
+    axes.axhline(
+        100 * dense["metric"] - 3, color="grey", linewidth=0.8, linestyle="--", label="3 points below the dense model"
+    )
     ticks = [2, 3, 4, 6, 8, 10, 15, 20, 40, 60, 90]
     title = "SST-2, MiniLM-L6-H384, one seed; bars: one standard error"
     axes.set(xscale="log", xlabel="megabytes of the file", ylabel="dev accuracy in %", title=title)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
+    figure.legend(fontsize=9, loc="outside lower center", ncols=1, frameon=False)
     yield "megabytes", figure

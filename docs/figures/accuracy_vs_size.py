@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error, wilson
 
 HERE = Path(__file__).resolve().parent
@@ -58,10 +58,9 @@ def read(folder: Path, key: str, styles: Shown, pattern: str = "*.json") -> dict
 def draw(axes: Axes, found: dict[str, list[dict[str, Any]]], styles: Shown) -> None:
     """Draw dev accuracy over the density of the file, and the dense model's accuracy."""
     taken: dict[int, int] = {}
-    numbers = numbers_of(method for _, method, _ in styles.values())
+    methods = looks(method for _, method, _ in styles.values())
     for name, cells in found.items():
         label, method, line = styles[name]
-        colour, shape = look(numbers[method])
         own = method == "SecondOrder"
         points = []
         for result in cells:
@@ -71,10 +70,11 @@ def draw(axes: Axes, found: dict[str, list[dict[str, Any]]], styles: Shown) -> N
             x = 100 * density(result) * APART ** ((side + 1) // 2 * (-1) ** side)
             error = 100 * standard_error(wilson(result["compressed"]["metric"], ROWS))
             points.append((x, 100 * result["compressed"]["metric"], error))
-        marker = {"-": MARKERS[shape], "--": "^", ":": "P"}[line]
+        marker = {"-": methods[method]["marker"], "--": "^", ":": "P"}[line]
         axes.errorbar(
-            *zip(*points, strict=True), color=LIGHT[colour], marker=marker, markersize=8 if own else 6, label=label,
-            linewidth=2 if own else 1.2, linestyle=line, zorder=3 if own else 2, capsize=2, elinewidth=0.8,
+            *zip(*points, strict=True), color=methods[method]["color"], marker=marker,
+            markersize=8 if own else 6, label=label, linewidth=2 if own else 1.2, linestyle=line,
+            zorder=3 if own else 2, capsize=2, elinewidth=0.8,
         )  # fmt: skip
     (dense,) = {100 * r["dense"]["metric"] for cells in found.values() for r in cells}
     axes.axhline(dense, color="black", linestyle="--", linewidth=1)

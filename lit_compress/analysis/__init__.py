@@ -1,5 +1,5 @@
-"""Figures and tables of models and results: the structure of a compressed model, speed-ups, Pareto fronts.
+"""Costs, speed-ups, tables and figures of models and results.
 
-It knows neither loggers nor run folders; run/loggers.py logs the figure of a run. Begin with pictures.py, which
-draws a compressed model, or pareto.py, which draws metrics against costs.
+It knows neither loggers nor run folders; run/loggers.py logs the figure of a run. Begin with costs.py, then
+pictures.py, which draws models and results; speed.py has the tables of ``bench``.
 """

@@ -1,18 +1,79 @@
-"""The table and the figure of a compressed model: densities and ranks by layer and role."""
+"""Figures of matplotlib: the structure of a model, the curves of a run, metrics against costs; one look per method."""
 
 from __future__ import annotations
 
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.analysis.costs import front
 from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.accounting import dense_layers, dense_sites, weights
 from lit_compress.models.sites import find_sites
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
+
+COLOURS = (
+    "#0a5cad", "#c4500b", "#12805c", "#b0307a", "#8a6d00", "#6b40b5", "#2191b5", "#7a4a3a", "#57606a", "#6a9a1f",
+    "#e2718e", "#8fa7e0",
+)  # fmt: skip
+LOOKS = [(COLOURS[n % 12], "os^D"[(n + n // 12) % 4]) for n in range(48)]  # all different
+# a method's place is its look
+METHODS = (
+    "SecondOrder", "CoFi", "LoSparse", "SP3", "ITP", "LPAF", "FWSVD", "SVD", "FLOP", "BlockMovement", "Theseus",
+    "LowRankI", "LLMPruner", "SliceGPT", "Movement", "Layers", "CoFiLoSparse", "Magnitude", "FirstOrder", "PLATON",
+    "LowRankII",
+)  # fmt: skip
+
+
+def looks(labels: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return ``color`` and ``marker`` of every label for matplotlib, in the order of ``labels``.
+
+    A method has the same look in every picture. Labels that begin with its name share its colour as long as there are
+    markers. The others get free looks.
+
+    >>> looks(["SVD, no training", "SVD"])["SVD"]
+    {'color': '#6b40b5', 'marker': '^'}
+    """
+    labels = list(dict.fromkeys(labels))
+    known = {_letters(name): number for number, name in enumerate(METHODS)}
+    numbers = {label: known[_letters(label)] for label in labels if _letters(label) in known}
+    for label in labels:
+        base = max((name for name in known if _letters(label).startswith(name)), key=len, default=None)
+        same = [] if base is None else [(known[base] + 12 * i) % 48 for i in range(4)]
+        free = [n for n in (*same, *range(len(METHODS), 48), *range(48)) if n not in numbers.values()]
+        numbers.setdefault(label, free[0] if free else len(numbers) % 48)
+    return {label: dict(zip(("color", "marker"), LOOKS[numbers[label]], strict=True)) for label in labels}
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _plain(text: str) -> str:
+    """Return a text in which matplotlib sees no formula."""
+    return text.replace("$", r"\$")
+
+
+def as_svg(figure: Figure) -> str:
+    """Return a figure as SVG, the same text from the same numbers; its background is transparent."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lit_compress"}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------- structure
 
 
 def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> list[dict[str, Any]]:
@@ -28,45 +89,160 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
     whole = net if before is None else before
     table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}
     for site in dense_sites(whole):
-        if site.name not in left:
-            table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": None, "density": 0.0})
-            continue
-        module = net.get_submodule(site.name)
-        kept = sum(int(torch.count_nonzero(w)) for w in weights(module))
-        table.append(
-            {
-                "name": site.name, "role": site.role, "layer": site.layer,
-                "rank": module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None,
-                "density": kept / dense[site.name].weight.numel(),
-            }
-        )  # fmt: skip
+        rank, kept = None, 0
+        if site.name in left:
+            module = net.get_submodule(site.name)
+            rank = module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None
+            kept = sum(int(torch.count_nonzero(w)) for w in weights(module))
+        share = kept / dense[site.name].weight.numel()
+        table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": rank, "density": share})
     return table
 
 
+def kept(row: dict[str, Any]) -> str:
+    """Return what is left of a matrix of :func:`site_table`, for a cell of a map: its rank, or else its density.
+
+    >>> [kept({"rank": rank, "density": share}) for rank, share in ((8, 0.3), (None, 0.25), (None, 1.0), (None, 0.0))]
+    ['r 8', '25%', 'dense', 'gone']
+    """
+    share, rank = row["density"], row.get("rank")
+    return f"r {rank}" if rank else "gone" if not share else "dense" if share > 0.9995 else f"{share:.0%}"
+
+
 def structure_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw a grid of layers and roles with the ranks of factorized sites; without any, with densities."""
+    """Draw a grid of layers and roles: the colour is the density, the text the rank of the factors if there are any."""
     from matplotlib.figure import Figure
 
     table = site_table(net)
     roles = list(dict.fromkeys(row["role"] for row in table))
-    layers = 1 + max(row["layer"] for row in table)
-    ranks = any(row["rank"] for row in table)
-    taken = {(row["layer"], row["role"]) for row in table if not row["density"]}
-    grid = torch.full((layers, len(roles)), torch.nan)
-    figure = Figure(figsize=(1.2 + 0.9 * len(roles), 1.2 + 0.45 * layers), layout="constrained")
+    grid = torch.full((1 + max(row["layer"] for row in table), len(roles)), torch.nan)
+    figure = Figure(figsize=(1.2 + 0.9 * len(roles), 1.2 + 0.45 * len(grid)), layout="constrained")
     axes = figure.subplots()
     for row in table:
-        value = row["rank"] if ranks else row["density"]
-        grid[row["layer"], roles.index(row["role"])] = torch.nan if value is None else value
-    top = None if ranks else 1.0
-    image = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=top)
-    for layer in range(layers):
-        for column in range(len(roles)):
-            value = float(grid[layer, column])
-            gone = value != value and (layer, roles[column]) in taken
-            label = "gone" if gone else "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
-            bright = value == value and value > 0.6 * (top or float(grid.nan_to_num().max()))
-            axes.text(column, layer, label, ha="center", va="center", fontsize=8, color="black" if bright else "white")
-    axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(layers), ylabel="layer", title=title)
-    figure.colorbar(image, label="rank" if ranks else "density")
+        x, y = roles.index(row["role"]), row["layer"]
+        grid[y, x] = row["density"]
+        colour = "black" if row["density"] > 0.6 else "white"
+        axes.text(x, y, kept(row), ha="center", va="center", fontsize=8, color=colour)
+    image = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1)
+    axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(len(grid)), ylabel="layer", title=title)
+    figure.colorbar(image, label="density")
     return figure
+
+
+# ---------------------------------------------------------------------------------------------------- curves
+
+
+def curves_figure(
+    losses: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], metric: str,
+    points: Sequence[tuple[float, float]], chance: float | None = None,
+) -> Figure:  # fmt: skip
+    """Return a figure with a panel for every kind of loss, in which every stage is a line, and one for the dev metric.
+
+    Args:
+        losses: label of a panel -> name of the stage -> points (step, loss).
+        metric: label of the last panel.
+        points: (step, metric) of all stages; [] for no such panel.
+        chance: metric of the best constant answer, a dotted line; None if it is not known.
+    """
+    from matplotlib.figure import Figure
+
+    count = len(losses) + bool(points)
+    figure = Figure(figsize=(4.4 * count, 2.6), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    for axes, (label, lines) in zip(panels, losses.items(), strict=False):
+        for (stage, line), colour in zip(lines.items(), cycle(COLOURS)):
+            axes.plot(*zip(*line, strict=True), label=_plain(stage), color=colour, **_thin(line))
+        axes.set_ylabel(_plain(label))
+        axes.legend(fontsize=8, frameon=False)
+    if points:
+        panels[-1].plot(*zip(*points, strict=True), color=COLOURS[2], **_thin(points))
+        panels[-1].set_ylabel(_plain(metric))
+        if chance is not None:
+            panels[-1].axhline(chance, color="0.5", linestyle=":", label="a constant answer")
+            panels[-1].legend(fontsize=8, frameon=False)
+    for axes in panels:
+        axes.set_xlabel("training step")
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _thin(line: Sequence[Any]) -> dict[str, Any]:
+    return {"marker": "o" if len(line) < 12 else None, "markersize": 3, "linewidth": 1.2}
+
+
+# --------------------------------------------------------------------------------------- metrics against costs
+
+PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, ms", 1.0)}  # cost -> label, its unit
+
+
+def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:
+    """Return a figure of the metric against megabytes and milliseconds.
+
+    Models of about the same cost are side by side. A hollow mark is at chance. Models far behind, which would squeeze
+    the others, are only named: below three quarters of the dense model's metric, or above three times of it.
+
+    Args:
+        groups: ``label``, ``mean``, ``bar`` (half the error bar, or None), ``costs`` {name: mean} and, if it is at
+            chance, ``chance``.
+        dense: ``mean`` and ``costs`` of the dense model, which is a star, its metric a dashed line.
+        metric: label of the vertical axis.
+        mode: ``max`` where more is better.
+    """
+    from matplotlib.figure import Figure
+
+    styles = looks(group["label"] for group in groups)
+    columns = max(1, min(5, 150 // (9 + max(map(len, styles), default=1))))
+    figure = Figure(figsize=(9.6, 4.2 + 0.18 * (len(styles) // columns + 1)), layout="constrained", dpi=120)
+    panels = figure.subplots(1, 2, sharey=True)
+    near = [
+        g for g in groups if (g["mean"] >= 0.75 * dense["mean"] if mode == "max" else g["mean"] <= 3 * dense["mean"])
+    ]
+    far = [group for group in groups if group not in near] if near and dense["mean"] > 0 else []
+    near = near if far else list(groups)
+    for axes, (cost, (label, unit)) in zip(panels, PANELS.items(), strict=True):
+        places = [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]
+        whole = dense["costs"].get(cost)
+        if places:
+            _panel(axes, places, whole and whole * unit, mode, {g["label"]: styles[g["label"]] for _, g in places})
+        axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+        if whole:
+            axes.plot(whole * unit, dense["mean"], "*", color="0.15", markersize=11, label="dense")
+        axes.set(xlabel=label)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(_plain(metric))
+    entries = {name: mark for axes in panels for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if entries:
+        figure.legend(entries.values(), entries, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    if far:
+        words = ", ".join(f"{group['label']} {group['mean']:.3g}" for group in far[:6]) + " ..." * (len(far) > 6)
+        figure.suptitle(_plain(f"not drawn, far behind: {words}"), fontsize=8)
+    return figure
+
+
+def _panel(
+    axes: Axes, places: Sequence[tuple[float, dict[str, Any]]], dense: float | None, mode: str,
+    styles: Mapping[str, dict[str, str]],
+) -> None:  # fmt: skip
+    """Draw models at (cost, metric), a line for each label, and their front."""
+    costs = sorted(cost for cost, _ in places)
+    span = max([*costs, dense or 0.0]) - min([*costs, dense or costs[0]]) or costs[0]
+    crowd: list[list[float]] = []  # costs that are about the same
+    for cost in costs:
+        if not crowd or cost > crowd[-1][0] + 0.04 * span:
+            crowd.append([])
+        crowd[-1].append(cost)
+    drawn: Counter[float] = Counter()  # by the first cost of the crowd
+    for label, style in styles.items():
+        line = []
+        for cost, group in sorted((p for p in places if p[1]["label"] == label), key=lambda place: place[0]):
+            same = next(some for some in crowd if cost in some)
+            step = span * min(0.022, 0.16 / len(same))
+            line.append((cost + step * (drawn[same[0]] - (len(same) - 1) / 2), group["mean"]))
+            drawn[same[0]] += 1
+            axes.errorbar(
+                *line[-1], group["bar"] or 0, capsize=2, elinewidth=0.8, markersize=6, label=_plain(label), **style,
+                markerfacecolor="white" if group.get("chance") else style["color"],
+            )  # fmt: skip
+        axes.plot(*zip(*line, strict=True), color=style["color"], linewidth=1)
+    best = front([(cost, group["mean"]) for cost, group in places], mode)
+    axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)

@@ -1,20 +1,23 @@
-"""Tables and the figure of ``bench``'s measurements (export/bench.py)."""
+"""The tables of ``bench``'s measurements (export/bench.py)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.export.report import short
+from lit_compress.analysis.costs import front
 from lit_compress.utils.tables import screen_table
 from lit_compress.utils.timing import STEADY, Speedup
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from rich.table import Table
 
 SpeedResult = dict[str, Any]
-BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are not to be trusted"
+BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough"
+
+
+def short(value: float) -> str:
+    """Return three digits: four columns with more would not fit the screen."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
@@ -49,7 +52,7 @@ def _times(entry: dict[str, Any] | None) -> str:
 
 
 def is_busy(result: SpeedResult) -> bool:
-    """Return whether some times are not to be trusted."""
+    """Return whether the machine was busy at some times."""
     return not all(entry["steady"] for shape in result["shapes"] for entry in shape["times"])
 
 
@@ -97,54 +100,39 @@ def far_line(entry: dict[str, Any], programs: list[dict[str, Any]]) -> str:
     return f"{said}; dev metric {entry['metric']:.4f}" + (f", not {full[0]:.4f}" if full else "")
 
 
-def speed_figure(result: SpeedResult) -> Figure:
-    """Draw the speed-up over the dense model by batch size, a panel for every length; without one, time per text.
+def alternatives_table(result: dict[str, Any]) -> Table:
+    """Return the table of ``bench --against``: metric, megabytes, time and throughput of every model and runtime.
 
-    Bars are from p10 to p90. Hollow points are speed-ups that the spread does not carry, or times of a busy machine.
+    Rows without a metric or a time are left out. ``front`` names the costs at which no other row is better in both.
     """
-    from matplotlib.figure import Figure
-
-    nets = list(result["nets"])
-    compared = "dense" in nets[:-1]
-    lengths = sorted({shape["length"] for shape in result["shapes"]})
-    figure = Figure(figsize=(1 + 2.9 * len(lengths), 3.8), layout="constrained", dpi=120)
-    panels = figure.subplots(1, len(lengths), squeeze=False, sharey=True)[0]
-    batches = sorted({shape["batch"] for shape in result["shapes"]})
-    runtimes = list(dict.fromkeys(e["runtime"] for shape in result["shapes"] for e in shape["times"]))
-    for length, axes in zip(lengths, panels, strict=True):
-        for number, runtime in enumerate(runtimes):
-            points = [(shape["batch"], e) for shape in result["shapes"] if shape["length"] == length
-                      for e in shape["times"] if (e["net"], e["runtime"]) == (nets[-1], runtime)]  # fmt: skip
-            _draw(axes, points, compared, runtime, number, len(runtimes))
-        axes.set(title=f"{length} tokens", xlabel="texts in a batch", xscale="log")
-        axes.set_xticks(batches, [str(batch) for batch in batches])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        if compared:
-            axes.axhline(1, color="black", linewidth=0.8)
-    panels[0].set_ylabel("speed-up over the dense model" if compared else "ms per text")
-    if not compared:
-        panels[0].set_yscale("log")
-    panels[-1].legend(fontsize=8)
-    threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] != "cpu" else "cpu"]
-    hollow = "too noisy to claim a speed-up" if compared else "of a busy machine"
-    figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
-    return figure
+    first, last = _shapes_shown(result)
+    one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
+    known = [p for p in result["programs"]
+             if p.get("metric") is not None and (p["net"], p["runtime"]) in one.keys() & many.keys()]  # fmt: skip
+    costs = [{"ms": one[p["net"], p["runtime"]]["median"], "MB": p["bytes"] and p["bytes"] / 1e6} for p in known]
+    fronts = {
+        name: front([(c[name], p["metric"]) for c, p in zip(costs, known, strict=True) if c[name] is not None],
+                    result["metric"]["mode"]) for name in ("ms", "MB")
+    }  # fmt: skip
+    header = ["model", "runtime", result["metric"]["name"], "MB", f"ms, {first['batch']} x {first['length']}",
+              f"texts/s, {last['batch']} x {last['length']}", "front"]  # fmt: skip
+    body = []
+    for entry, cost in zip(known, costs, strict=True):
+        key = entry["net"], entry["runtime"]
+        low, high = entry["interval"] or (None, None)
+        error = "" if low is None or high is None else f" ± {(high - low) / 2:.4f}"
+        noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
+        best = ", ".join(name for name in fronts if (cost[name], entry["metric"]) in fronts[name])
+        body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}",
+                     "" if cost["MB"] is None else f"{cost['MB']:.1f}", f"{cost['ms']:.2f}{noisy}",
+                     f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}", best])  # fmt: skip
+    return screen_table(header, body, left=2, whole=2)
 
 
-def _draw(
-    axes: Axes, points: list[tuple[int, dict[str, Any]]], compared: bool, label: str, number: int, count: int
-) -> None:
-    """Draw one runtime; points of one batch are a little next to each other."""
-    colour, beside = f"C{number}", 1.06 ** (number - (count - 1) / 2)
-    measured = []
-    for batch, entry in points:
-        if not compared:
-            measured.append((batch, *(entry[key] / batch for key in ("median", "p10", "p90")), entry["steady"]))
-        elif gain := gain_of(entry, "over_dense"):
-            measured.append((batch, gain.median, gain.low, gain.high, gain.is_named))
-    axes.plot([f[0] * beside for f in measured], [f[1] for f in measured], color=colour, linewidth=1, label=label)
-    for batch, middle, low, high, sure in measured:
-        bars = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-        axes.errorbar([batch * beside], [middle], bars, color=colour, marker="o", markersize=5, capsize=2,
-                      markerfacecolor=colour if sure else "white")  # fmt: skip
+def _shapes_shown(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the shapes with the smallest and the largest batch, at the median length of the task if it is there."""
+    lengths = [shape["length"] for shape in result["shapes"]]
+    median = result["own_lengths"].get("median")
+    length = median if median in lengths else min(lengths)
+    at = sorted((shape for shape in result["shapes"] if shape["length"] == length), key=lambda shape: shape["batch"])
+    return at[0], at[-1]

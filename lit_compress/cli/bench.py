@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from lit_compress.analysis.alternatives import alternatives_figure, alternatives_table
-from lit_compress.analysis.speed import BUSY, far_line, is_busy, programs_table, speed_figure, times_table
+from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
@@ -20,8 +19,8 @@ from lit_compress.export.bench import FILE, bench
 from lit_compress.export.benched import BATCHES, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.quantize import Feed, training_feeds
-from lit_compress.export.report import of_all
 from lit_compress.export.runtimes import RUNTIMES, Runner
+from lit_compress.export.table import of_all
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
@@ -47,7 +46,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--baseline", metavar="DENSE", help="folder of the dense model to compare OUT with (default the run's)")
     add("--against", nargs="+", default=[], metavar="MODEL",
         help="other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all, in "
-        "one table and alternatives.png; the data is the run's or of --data.path")  # fmt: skip
+        "one table; the data is the run's or of --data.path")  # fmt: skip
     add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
     add("--length", nargs="+", type=_positive, metavar="N",
         help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
@@ -64,7 +63,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, help="of PyTorch (default bfloat16 on an accelerator, float32 on the CPU)")
     add("--trust_remote_code", action="store_true",
         help="run the code of OUT and DENSE, also if another version exported it")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT; for a name this one)")
+    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} (default OUT; for a name this one)")
     parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
     return parser
 
@@ -199,7 +198,7 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
 
 
 def _show(result: dict[str, Any], output: Path) -> None:
-    """Print the tables and draw the figure."""
+    """Print the tables."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)
@@ -225,13 +224,8 @@ def _show(result: dict[str, Any], output: Path) -> None:
     if result["shapes"] and result["metric"]:
         console.print(alternatives_table(result))
         print("front: no other is better in both the metric and ms, or MB")
-        alternatives_figure(result).savefig(output / "alternatives.png")
-        print(f"figure: {output / 'alternatives.png'}")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     if result["stopped"]:
         print(f"stopped: {len(result['shapes'])} of {result['asked']} shapes are measured")
     print(f"numbers: {output / FILE}")
-    if result["shapes"]:
-        speed_figure(result).savefig(output / "bench.png")
-        print(f"figure: {output / 'bench.png'}")

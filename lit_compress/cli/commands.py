@@ -22,7 +22,7 @@ from lit_compress.export.again import check_again, export_again
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
-from lit_compress.export.report import of_all, print_table
+from lit_compress.export.table import of_all, print_table
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit

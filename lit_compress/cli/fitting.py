@@ -26,12 +26,12 @@ from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
-from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run, share_weights
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import log_report
+from lit_compress.run.pages import keep_details
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import Components, check_stages, settle_storage, shapes_of, solve_budget, speed_place

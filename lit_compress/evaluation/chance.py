@@ -39,9 +39,9 @@ class Constant(NamedTuple):
         )
 
 
-def near_chance(report: dict[str, Any]) -> str:
-    """Return in words that the dense model's metric is near a constant answer's; "" if it is better, or not known."""
+def near_chance(report: dict[str, Any], model: str = "dense") -> str:
+    """Return in words that the metric of a model (``dense`` or ``compressed``) is near a constant answer's; else ""."""
     if (constant := report.get("constant")) is None:
         return ""
     answer = Constant(constant, report.get("constant_error", 0.0))
-    return answer.near(report["metric"]["name"], report["dense"]["metric"])
+    return answer.near(report["metric"]["name"], report[model]["metric"])

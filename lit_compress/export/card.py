@@ -11,7 +11,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.modelling import REFUSAL
-from lit_compress.export.report import counted, markdown, speed_lines
+from lit_compress.export.table import counted, markdown, speed_line
 from lit_compress.models.backbones import EMBEDDED, given_dtype
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
@@ -115,7 +115,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     made = ModelCard.from_template(
         _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
         name=name, commit=revision, factors=factors, here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report),
-        table=markdown(report), speed=speed_lines(report), number=lambda x: "-" if x is None else f"{x:.1e}",
+        table=markdown(report), speed=speed_line(report), number=lambda x: "-" if x is None else f"{x:.1e}",
         plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"

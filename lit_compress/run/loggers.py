@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.analysis.pictures import site_table, structure_figure
-from lit_compress.export.report import markdown, rows
+from lit_compress.export.table import markdown, rows
 from lit_compress.run.folder import Run, flatten
 
 if TYPE_CHECKING:

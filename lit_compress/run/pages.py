@@ -1,25 +1,55 @@
-"""The page of a comparison, a run, or a folder of runs: one HTML file; also Markdown, CSV, JSON, PNG and SVG."""
+"""The page of a comparison, a run, or a folder of runs: one HTML file, ``results.csv`` and the picture as SVG.
+
+A run keeps for it when it ends, so that a page of 200 runs takes seconds:
+
+RUN/details.json   layers: the kept size of every matrix; curves: logged values, thinned; changes: between the answers
+RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
+"""
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
+import json
+import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
 
-from lit_compress.analysis.pareto import COSTS, compact, cost_of, write_pareto
-from lit_compress.analysis.styles import DARK, LIGHT, variables
-from lit_compress.run import page_parts as parts
-from lit_compress.run.results import Results, RunResult, read_results
-from lit_compress.utils.errors import UserError, printable
-from lit_compress.utils.files import atomic_folder, check_folder, write_json, yaml_text
-from lit_compress.utils.tables import escaped, markdown_table
+from lit_compress.analysis.costs import COSTS, cost_of, costs_of
+from lit_compress.analysis.pictures import as_svg, curves_figure, kept, pareto_figure, site_table
+from lit_compress.evaluation.answers import answers, changes
+from lit_compress.evaluation.chance import near_chance
+from lit_compress.evaluation.intervals import standard_error
+from lit_compress.export.table import counted, generation_lines, rows, score_lines, speed_line
+from lit_compress.models.backbones import load_tokenizer
+from lit_compress.models.storage import load_net
+from lit_compress.run.changes import changed_line
+from lit_compress.run.folder import Run
+from lit_compress.run.results import Results, RunResult, budget_order, groups, read_results
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, check_folder, json_of, write_text, yaml_text
+from lit_compress.utils.manifest import check_manifest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lit_compress.data.datamodule import DataModule
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
+DETAILS, ANSWERS = "details.json", "answers.jsonl"
+FEW, SOME = 12, 60  # runs: missing details are read from their models and events; curves and options are shown
+MOST_POINTS = 120  # of a curve
+MOST_TEXT = 300  # characters of a text of a changed answer
+
+Curves = dict[str, list[tuple[float, float]]]  # name -> (step, value), by step
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -40,135 +70,115 @@ def write(folder: Path, out: Path | None = None) -> Path:
     check_folder("--out", out)
     if out.is_dir() and any(out.iterdir()) and not (out / "index.html").is_file():
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
-    anchors = {run.name: f"#run-{number}" for number, run in enumerate(results.runs, 1)}
-    studies = parts.studies(results.runs, anchors)
+    found = _studies(results.runs) if len(results.runs) > 1 else []
     with atomic_folder(out) as temporary:
-        for number, study in enumerate(studies):
-            study["picture"] = (
-                "pareto" if not number else re.sub(r"\W+", "_", f"pareto-{study['task']}-{study['metric']}")
-            )
+        for study in found:
             done = [group for group in study["groups"] if group["n"]]
-            study["chart"] = Markup(
-                write_pareto(done, study["dense"], f"dev {study['metric']}", study["mode"], temporary, study["picture"])
-            )
-        _write(temporary / "index.html", page(results, studies, out, anchors))
-        _write(temporary / "report.md", markdown(results, studies))
-        _write(temporary / "results.csv", table(results.runs))
-        write_json(temporary / "results.json", plain(results, studies))
+            figure = pareto_figure(done, study["dense"], study["title"], study["mode"])
+            write_text(temporary / study["file"], as_svg(figure))
+            study["picture"] = _image(figure)
+        page = _environment().from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+            title=_title(results), results=results, studies=found, runs=_shown(results.runs, out),
+            origins=_origins(results.runs), config=_yaml(results.config),
+        )  # fmt: skip
+        for name, text in (("index.html", page), ("results.csv", table(results.runs))):
+            (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="replace")  # a file may hold half of a character
-
-
-def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: dict[str, str]) -> str:
-    """Return the HTML of the page; every text from a file is escaped."""
+def _environment() -> jinja2.Environment:
+    """Return what renders the template; every text from a file is escaped."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {
-        "number": _number, "signed": _signed, "short": compact, "milliseconds": _milliseconds,
-    }  # fmt: skip
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    counts = {status: sum(run.status == status for run in results.runs) for status in _STATUS}
-    return template.render(
-        title=_title(results), studies=studies, runs=parts.shown_runs(results.runs, out, anchors),
-        origins=parts.origins(results.runs), command=results.command,
-        counts={status: count for status, count in counts.items() if count}, files=_files(studies),
-        config=_yaml(results.config), fairness=results.fairness, many=len(results.runs) > parts.FEW,
-        light=variables(LIGHT), dark=variables(DARK),
-    )  # fmt: skip
-
-
-_STATUS = ("done", "running", "failed", "missing")
+    environment.filters |= {"number": _number, "cell": _cell}
+    return environment
 
 
 def _title(results: Results) -> str:
-    done = next((run.report for run in results.runs if run.report), None)
-    tasks = list(dict.fromkeys(run.report["task"] for run in results.runs if run.report))
-    if len(results.runs) == 1:
-        run = results.runs[0]
-        return f"{run.label} on {done['task']}, {run.budget}" if done else f"{run.label}, {run.status}"
-    return f"{len(results.runs)} runs on {', '.join(tasks) or 'nothing yet'}"
-
-
-def _files(studies: list[dict[str, Any]]) -> list[str]:
-    pictures = [f"{study['picture']}.{suffix}" for study in studies for suffix in ("png", "svg")]
-    return ["report.md", "results.csv", "results.json", *pictures]
+    tasks = dict.fromkeys(run.report["task"] for run in results.runs if run.report)
+    if len(results.runs) > 1:
+        return f"{len(results.runs)} runs on {', '.join(tasks) or 'nothing yet'}"
+    (run,) = results.runs
+    return f"{run.label} on {', '.join(tasks)}, {run.budget}" if tasks else f"{run.label}, {run.status}"
 
 
 def _yaml(config: dict[str, Any] | None) -> str:
     return yaml_text(config, unicode=True) if config else ""
 
 
+def _image(figure: Figure) -> str:
+    """Return a figure as the source of an image in the page."""
+    return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
+
+
 def _number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def _signed(group: dict[str, Any] | None) -> str:
-    """Return mean, spread and number of runs of a group; missing runs are named, and a density that is not as asked."""
-    if group is None:
-        return "-"
-    if group["mean"] is None:
-        return ", ".join(dict.fromkeys(run.status for run in group["runs"]))
-    text = f"{group['mean']:.4f}"
-    text += f" ± {group['spread']:.4f}" if group["spread"] is not None else ""
-    of = f" of {group['wanted']}" if group["wanted"] > group["n"] else ""
-    text += f" ({group['n']}{of})" if group["wanted"] > 1 else ""
-    return text if group["stored"] is None else f"{text}, stored {group['stored']:.3f}"
+def _cell(group: dict[str, Any] | None, density: bool = True) -> str:
+    """Return mean, spread and number of runs of a group; it says what is missing, at chance or of another density."""
+    if group is None or group["mean"] is None:
+        return "-" if group is None else ", ".join(dict.fromkeys(run.status for run in group["runs"]))
+    text = f"{group['mean']:.4f}" + (f" ± {group['spread']:.4f}" if group["spread"] is not None else "")
+    if group["wanted"] > 1:
+        text += f" ({group['n']})" if group["wanted"] == group["n"] else f" ({group['n']} of {group['wanted']})"
+    text += ", at chance" if group["chance"] else ""
+    return text if group["stored"] is None or not density else f"{text}, density {group['stored']:.3f}"
 
 
-def _milliseconds(group: dict[str, Any]) -> str:
-    """Return the latency of a group, which is the dense models' over its speed-up and as certain."""
-    value, gain = group["costs"]["latency"], group["gain"]
-    return "" if value is None else f"{value:.2f}" if gain is None or gain.steady else f"≈{value:.1f}"
+# ---------------------------------------------------------------------------------------------------- comparisons
 
 
-# -------------------------------------------------------------------------------------------- the other formats
+def _studies(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return for every task and metric what the tables and the picture of its runs show."""
+    by_task: dict[tuple[str, str], list[RunResult]] = {}
+    for run in runs:
+        if run.report:
+            by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
+    if len(by_task) == 1:  # what is not done is of the only task
+        by_task = {key: list(runs) for key in by_task}
+    return [_study(task, metric, some, number) for number, ((task, metric), some) in enumerate(by_task.items())]
 
 
-def _rows_of(header: list[str], body: list[list[Any]]) -> str:
-    return markdown_table(header, ([escaped(cell) for cell in row] for row in body))
+def _study(task: str, metric: str, runs: list[RunResult], number: int) -> dict[str, Any]:
+    reports = [run.report for run in runs if run.report]
+    first, mode = reports[0], reports[0]["metric"].get("mode", "max")
+    dense = mean(report["dense"]["metric"] for report in reports)
+    ends = [report["dense"]["interval"] for report in reports if report["dense"].get("interval")]
+    grouped = groups(runs)
+    budgets = sorted({group["budget"] for group in grouped}, key=budget_order)
+    for budget in budgets:
+        here = [group for group in grouped if group["budget"] == budget]
+        best = (max if mode == "max" else min)((g["mean"] for g in here if g["mean"] is not None), default=None)
+        for group in here:
+            done = [run.report for run in group["runs"] if run.report]
+            group["best"] = len(here) > 1 and group["mean"] is not None and group["mean"] == best
+            group["chance"] = bool(done) and all(near_chance(report, "compressed") for report in done)
+    return {
+        "task": task, "metric": metric, "title": f"dev {metric}", "mode": mode, "groups": grouped, "budgets": budgets,
+        "labels": list(dict.fromkeys(group["label"] for group in grouped)),
+        "cells": {(group["label"], group["budget"]): group for group in grouped},
+        "rows": counted(first) if "rows" in first["metric"] else "",
+        "error": mean(map(standard_error, ends)) if ends else None,
+        "dense": {"mean": dense, "costs": costs_of(reports)[1]},
+        "rough": any(group["gain"] and not group["gain"].steady for group in grouped),
+        "file": re.sub(r"\W+", "_", f"pareto-{task}-{metric}") + ".svg" if number else "pareto.svg",
+    }  # fmt: skip
 
 
-def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
-    """Return the tables, the versions and the command as Markdown."""
-    text = [f"# {escaped(_title(results))}"]
-    for study in studies:
-        text.append(f"## {escaped(study['task'])}: dev {escaped(study['metric'])}")
-        dense = study["dense"]["mean"]
-        said = f"The dense model has {dense:.4f}. Mean ± standard deviation (number of runs)"
-        error = study["error"]
-        text.append(said + (f"; the standard error of one run is {error:.4f}." if error else "."))
-        header = ["method", "budget", f"dev {study['metric']}", "of dense", "density", "parameters", "FLOPs", "bytes",
-                  "latency ms", "speed-up"]  # fmt: skip
-        if results.fairness:
-            text.append(escaped(results.fairness))
-        body = []
-        for group in (group for group in study["groups"] if group["n"]):
-            costs = [group["costs"][cost] for cost in COSTS]
-            body.append([
-                group["label"], group["budget"], _signed(group), _number(group["of_dense"], 3),
-                _number(group["density"]),
-                *("" if value is None else f"{value:,.0f}" for value in costs[:-1]), _milliseconds(group),
-                group["gain"] or "",
-            ])  # fmt: skip
-        text += [_rows_of(header, body), *([study["unsteady"]] if study["unsteady"] else []),
-                 f"![Pareto fronts]({study['picture']}.png)"]  # fmt: skip
-    missing = [[run.name, run.status, run.error or ""] for run in results.runs if run.status != "done"]
-    if missing:
-        text += ["## Not done", _rows_of(["run", "status", "error"], missing)]
-    for origin in parts.origins(results.runs):
-        listed = {**origin["versions"], **origin["hardware"], "commit": " ".join(origin["commits"]) or None}
-        words = ", ".join(f"{key} {value}" for key, value in listed.items() if value is not None)
-        text.append(f"{origin['runs']} run{'s' if origin['runs'] > 1 else ''} with {escaped(words)}.")
-    if results.command:
-        text.append(f"```bash\n{printable(results.command.replace('```', ''))}\n```")
-    return "\n\n".join(text) + "\n"
+def table(runs: Sequence[RunResult]) -> str:
+    """Return a line per run as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    file = io.StringIO()
+    lines = [_record(run) for run in runs]
+    writer = csv.DictWriter(file, lines[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@" and v else v for k, v in line.items()})
+    return file.getvalue()
 
 
-def record(run: RunResult) -> dict[str, Any]:
+def _record(run: RunResult) -> dict[str, Any]:
     """Return a run as one line of numbers."""
     report = run.report
     entry, dense = (report["compressed"], report["dense"]) if report else ({}, {})
@@ -184,27 +194,189 @@ def record(run: RunResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(runs: list[RunResult]) -> str:
-    """Return a line per run as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    file = io.StringIO()
-    lines = [record(run) for run in runs]
-    writer = csv.DictWriter(file, lines[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@" and v else v for k, v in line.items()})
-    return file.getvalue()
+def _origins(runs: Sequence[RunResult]) -> list[tuple[int, str]]:
+    """Return for every version and machine the number of its runs, and what it is, in words."""
+    counts: dict[str, int] = {}
+    for report in (run.report for run in runs if run.report):
+        known = {**(report.get("hardware") or {}), **(report.get("versions") or {}), "commit": report.get("commit")}
+        words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in known.items() if value is not None)
+        counts[words] = counts.get(words, 0) + 1
+    return [(count, words) for words, count in counts.items()]
 
 
-def plain(results: Results, studies: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return all numbers of the page as JSON."""
-    kept = ("label", "budget", "n", "wanted", "mean", "spread", "density", "costs")
+# -------------------------------------------------------------------------------------------------------- one run
+
+
+def _shown(runs: Sequence[RunResult], out: Path) -> list[dict[str, Any]]:
+    """Return what the page shows of every run."""
+    flips = max(4, min(30, 600 // len(runs)))
+    return [_one(run, out, len(runs) <= FEW, len(runs) <= SOME, flips) for run in runs]
+
+
+def _one(run: RunResult, out: Path, few: bool, some: bool, flips: int) -> dict[str, Any]:
+    report, details = run.report, details_of(run.folder, few) if run.folder else {}
+    ends = report["compressed"].get("interval") if report else None
+    places = (run.folder / "export", run.folder) if run.folder else ()
+    ship = next((place for place in places if (place / "structure.json").is_file()), None)
+    figure = _curves(details.get("curves") or {}, run) if some else None
     return {
-        "studies": [
-            {"task": study["task"], "metric": study["metric"], "mode": study["mode"], "dense": study["dense"],
-             "groups": [{**{key: group[key] for key in kept}, "speedup": (gain := group["gain"]) and gain.times,
-                         "steady": gain and gain.steady} for group in study["groups"]]}
-            for study in studies
-        ],
-        "runs": [record(run) for run in results.runs],
-        "command": results.command, "config": results.config,
+        "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
+        "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
+        "lines": [*score_lines(report), speed_line(report), *generation_lines(report)] if report else [],
+        "curves": figure and _image(figure), "map": layer_map(details.get("layers") or []),
+        "changes": _changes(details.get("changes"), flips),
+        "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
+        "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
+        if some and report else "",
     }  # fmt: skip
+
+
+def _link(folder: Path, out: Path) -> str:
+    return quote(os.path.relpath(folder, out)) + "/"
+
+
+def _curves(curves: Curves, run: RunResult) -> Figure | None:
+    """Return the figure of the losses and the dev metric of a run; None if nothing was logged.
+
+    A line for each stage. The dense stage has a panel of its own: it learns labels alone, later ones also the teacher.
+    """
+    losses: dict[str, Curves] = {}
+    starts, step = list[tuple[int, str]](), 0
+    for record in run.stages:
+        starts.append((step, record["name"]))
+        step += record.get("steps") or 0
+    if run.status == "running":
+        starts.append((step, "now"))
+    for x, y in curves.get("train/loss", ()):
+        stage = next((name for start, name in reversed(starts) if x >= start), "training")
+        panel = "loss on labels" if stage == "dense" else "loss with the teacher"
+        losses.setdefault(panel, {}).setdefault(stage, []).append((x, y))
+    report = run.report or {"metric": {"name": ""}}
+    points = curves.get(f"val/{report['metric']['name']}") or []
+    if not losses and not points:
+        return None
+    return curves_figure(losses, f"dev {report['metric']['name']}", points, report.get("constant") or None)
+
+
+def layer_map(layers: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the map of the kept size of every matrix, its rank or else its density; None without layers.
+
+    ``columns``: roles; ``rows``: name of a layer -> a cell per role: share that is left, text; None for no matrix.
+    """
+    blocks = [_split(row) for row in layers]
+    roles = list(dict.fromkeys(role for _, role in blocks))
+    cells: dict[str, list[tuple[float, str] | None]] = {block: [None] * len(roles) for block, _ in blocks}
+    for row, (block, role) in zip(layers, blocks, strict=True):
+        cells[block][roles.index(role)] = row["density"], kept(row)
+    return {"columns": roles, "rows": cells} if layers else None
+
+
+def _split(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the block and the role of a matrix; a decoder's attention over the encoder's states has own roles."""
+    name = row["name"]
+    stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
+    cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
+    return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
+
+
+def _changes(changed: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
+    """Return the changes between two models' answers, with a few examples as short texts."""
+    return changed and {**changed, "examples": [
+        {"texts": {name: _text(value) for name, value in line["texts"].items()},
+         **{key: _text(line.get(key)) for key in ("given", "before", "after")}}
+        for line in changed["examples"][:flips]
+    ]}  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    """Return a value of a row as a short text."""
+    if value is None:
+        return ""
+    if isinstance(value, dict) and "text" in value:
+        value = value["text"]
+    if isinstance(value, list):
+        value = (" " if all(isinstance(v, str) and " " not in v for v in value) else " | ").join(map(str, value))
+    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"
+
+
+# -------------------------------------------------------------------------------------------------------- details
+
+
+def keep_details(run: Run, data: DataModule) -> None:
+    """Write the details of a run whose export is written: answers of two models, layers, curves.
+
+    Args:
+        run: with the models of its stages, and ``export``.
+        data: of the run.
+    """
+    export = run.folder / "export"
+    dense, small, own = load_net(run.net("dense")), load_net(export), data
+    if small.config.vocab_size != dense.config.vocab_size:
+        own = data.read_by(load_tokenizer(str(export), data.record))
+    lines = answers([(dense, data), (small, own)])
+    shown = ({key: line[key] for key in ("texts", "given")}
+             | dict(zip(("dense", "compressed"), line["answers"], strict=True)) for line in lines)  # fmt: skip
+    run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
+    run.keep(DETAILS, json.dumps({
+        "layers": site_table(small, dense), "changes": changes(lines, data.record.kind, data.record.labels),
+        "curves": read_curves(run.folder),
+    }) + "\n")  # fmt: skip
+
+
+def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
+    """Return the details of a run or an export; if none were kept, read them from its other files.
+
+    Args:
+        folder: of a run or an export.
+        look: read events and the exported model where nothing was kept, a second for each.
+    """
+    if (folder / DETAILS).is_file():
+        check_manifest(f"'{folder}'", folder, DETAILS)
+        with suppress(ValueError):  # read again
+            return json_of(folder / DETAILS)
+    if not look:
+        return {}
+    net, found = folder / "export" if (folder / "export").is_dir() else folder, {"curves": read_curves(folder)}
+    with suppress(UserError):  # a page of results needs no models
+        found["layers"] = site_table(load_net(net)) if (net / "structure.json").is_file() else []
+    return found
+
+
+def read_curves(folder: Path) -> Curves:
+    """Return the losses and dev metrics that the run in ``folder`` has logged, at most 120 points of each.
+
+    They are of TensorBoard's events, or of the ``metrics.csv`` of Lightning's CSVLogger; {} without any.
+    """
+    curves: Curves = {}
+    for name, x, y in [*_events(folder / "tensorboard")] or _columns(folder):
+        if name.startswith(("train/loss", "val/", "val_")) and not name.endswith(("/score", "val/loss")):
+            curves.setdefault(name, []).append((float(x), float(y)))
+    return {name: _thin(sorted(points)) for name, points in curves.items()}
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most ``MOST_POINTS`` of the points, evenly, with the first and the last."""
+    if len(points) <= MOST_POINTS:
+        return points
+    return [points[round(i * (len(points) - 1) / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
+
+
+def _events(folder: Path) -> Iterator[tuple[str, float, float]]:
+    """Yield the scalars of all files of events under ``folder``: name, step, value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    none = {name: 1 for name in ("images", "histograms", "compressedHistograms", "audio", "tensors")}
+    for place in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
+        events = EventAccumulator(str(place), size_guidance={**none, "scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            yield from ((name, event.step, event.value) for event in events.Scalars(name))
+
+
+def _columns(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the values of all ``metrics.csv`` under ``folder``: name, step, value."""
+    for path in sorted(folder.rglob("metrics.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                yield from ((name, row["step"], row[name]) for name in row if name and row[name] and row.get("step"))

@@ -11,8 +11,7 @@ from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
-from lit_compress.analysis.gains import mean_gain, shared_gains
-from lit_compress.analysis.pareto import costs_of, mean_costs
+from lit_compress.analysis.costs import costs_of, mean_costs, mean_gain, shared_gains
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten

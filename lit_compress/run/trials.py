@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.divergence import ROWS, divergence
-from lit_compress.export.report import gain_words
 from lit_compress.export.speed_asked import Programs, slowest
+from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 from lit_compress.run.solve import ANCHORS, Gains, Storage, search_speed, too_fast

@@ -1,13 +1,26 @@
-"""The pictures say what the net is."""
+"""The pictures say what the net is, and show every method; the same numbers are the same picture."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import make_net
 
-from lit_compress.analysis.pictures import site_table, structure_figure
+from lit_compress import methods
+from lit_compress.analysis.pictures import (
+    LOOKS,
+    METHODS,
+    as_svg,
+    curves_figure,
+    looks,
+    pareto_figure,
+    site_table,
+    structure_figure,
+)
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -45,9 +58,9 @@ def test_site_table_of_an_ordinary_net_compares_it_with_the_dense_one():
 
 def test_structure_figure_shows_every_site(sparse):
     texts = [text.get_text() for text in structure_figure(sparse, "prune").axes[0].texts]
-    assert len(texts) == len(find_sites(sparse)) and texts[1] == f"{1 / 32:.2f}"
+    assert len(texts) == len(find_sites(sparse)) and texts[1] == "3%"
     factorize(sparse, RankRule(0.5).allocate(sparse), None)
-    assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"8", "10"}
+    assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"r 8", "r 10"}
 
 
 def test_tensorboard_gets_histograms_and_the_picture_of_the_run(sparse, tmp_path):
@@ -73,4 +86,69 @@ def test_a_removed_sublayer_has_no_density():
     cut_closed(net, z)
     table = {row["name"].split("encoder.layer.")[1]: row["density"] for row in site_table(net)}
     assert len(table) == 12 and table["0.attention.self.query"] == 0 and table["1.attention.self.query"] == 0.5
-    assert "0.00" in [text.get_text() for text in structure_figure(net, "x").axes[0].texts]
+    assert "gone" in [text.get_text() for text in structure_figure(net, "x").axes[0].texts]
+
+
+def test_every_method_has_a_look_of_its_own_in_every_picture():
+    assert set(METHODS) == {name for name in methods.__all__ if name != "Method"}
+    assert len(set(LOOKS)) == len(LOOKS) > len(METHODS)
+    alone, crowded = looks(["CoFi"]), looks(["mine", "CoFi x LoSparse", "CoFi, no training", "CoFi", *METHODS])
+    assert alone["CoFi"] == crowded["CoFi"] and len({tuple(look.values()) for look in crowded.values()}) == len(crowded)
+    assert list(crowded)[:2] == ["mine", "CoFi x LoSparse"]
+    assert len({crowded[label]["color"] for label in ("CoFi", "CoFi x LoSparse", "CoFi, no training")}) == 1
+    assert len(looks(f"own {i}" for i in range(100))) == 100
+
+
+def test_every_stage_is_a_line_and_every_kind_of_loss_a_panel():
+    losses = {"on labels": {"dense": [(0, 2.0), (5, 1.0)]}, "with $": {"prune": [(6, 0.5)], "retrain": [(9, 0.4)]}}
+    dense, later, metric = curves_figure(losses, "dev accuracy", [(5, 0.5), (9, 0.6)], chance=0.3).axes
+    assert [axes.get_ylabel() for axes in (dense, later, metric)] == ["on labels", r"with \$", "dev accuracy"]
+    assert dense.lines[0].get_xydata().tolist() == [[0, 2.0], [5, 1.0]] and len(dense.lines) == 1
+    assert [line.get_label() for line in later.lines] == ["prune", "retrain"]
+    assert [line.get_label() for line in metric.lines][1] == "a constant answer" and metric.lines[1].get_ydata()[
+        0
+    ] == 0.3
+    assert len(curves_figure(losses, "", []).axes) == 2
+    hostile = '"><script>alert(1)</script>--><img src=x>$'
+    text = as_svg(curves_figure({hostile: {hostile: [(0, 1.0)]}}, hostile, [(0, 1.0)]))
+    assert "<script" not in text and "<img" not in text and "&lt;script&gt;" in text
+
+
+def group(label: str, mean: float, **costs: float) -> dict:
+    return {"label": label, "mean": mean, "bar": None, "costs": dict.fromkeys(("bytes", "latency")) | costs}
+
+
+def marks(figure, panel: int = 0) -> dict:
+    """Return (x, y) and the colour inside of the mark of every label."""
+    lines = [box.lines[0] for box in figure.axes[panel].containers]
+    names = [box.get_label() for box in figure.axes[panel].containers]
+    return {name: (*line.get_xydata()[0], line.get_markerfacecolor()) for name, line in zip(names, lines, strict=True)}
+
+
+def test_models_with_the_same_result_are_side_by_side():
+    many = [group(f"m {i}", 0.8, bytes=5e6 + i, latency=3.0) for i in range(3)] + [group("far", 0.8, bytes=8e6)]
+    figure = pareto_figure(many, group("", 0.9, bytes=1e7, latency=9.0), "accuracy", "max")
+    for panel in (0, 1):
+        places = sorted(x for name, (x, *_) in marks(figure, panel).items() if name != "far")
+        apart = [right - left for left, right in pairwise(places)]
+        low, high = figure.axes[panel].get_xlim()
+        assert len(places) == 3 and min(apart) > 0.01 * (high - low)
+    assert marks(figure)["far"][0] == 8 and "far" not in marks(figure, 1)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["dense", "m 0", "m 1", "m 2", "far"]
+
+
+def test_a_model_at_chance_is_hollow_and_one_far_behind_is_named():
+    groups = [group("good, 2$", 0.88, bytes=2e6), group("bad", 0.135, bytes=1e6), group("luck", 0.7, bytes=1e6)]
+    groups[2]["chance"] = True
+    dense = group("", 0.9, bytes=1e7)
+    figure = pareto_figure(groups, dense, "accuracy", "max")
+    assert figure.get_suptitle() == "not drawn, far behind: bad 0.135" and "bad" not in marks(figure)
+    assert marks(figure)["luck"][2] == "white" != marks(figure)[r"good, 2\$"][2]
+    text = as_svg(figure)
+    assert text == as_svg(pareto_figure(groups, dense, "accuracy", "max"))
+    assert ElementTree.fromstring(text).tag.endswith("svg") and "good, 2$" in text and "MB on disk" in text
+    perplexity = [group("a", 20.0, bytes=1e6), group("b", 900.0, bytes=1e6)]
+    assert "b 900" in pareto_figure(perplexity, group("", 18.0), "perplexity", "min").get_suptitle()
+    assert pareto_figure([], group("", 0.9), "accuracy", "max").get_suptitle() == ""
+    assert len(marks(pareto_figure([group("all", 0.1, bytes=1e6)], dense, "accuracy", "max"))) == 1

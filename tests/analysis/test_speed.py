@@ -1,4 +1,4 @@
-"""The tables and the figure of ``bench``, from results that are written down here."""
+"""The tables of ``bench``, from results that are written down here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from lit_compress.analysis.speed import is_busy, programs_table, rows, speed_figure, times_table
+from lit_compress.analysis.speed import alternatives_table, is_busy, programs_table, rows, times_table
 
 NAMED = {"median": 2.11, "low": 1.94, "high": 2.3, "verdict": "faster"}
 NOISE = {"median": 1.1, "low": 0.9, "high": 1.2, "verdict": "noise"}
@@ -68,13 +68,23 @@ def test_tables_are_printed():
     assert any(all(text in line for text in ("4e-01! ", "4.4", "1.60", "0.02", "1,234")) for line in lines)
 
 
-def test_hollow_points_are_not_carried():
-    figure = speed_figure(result())
-    short, long = figure.axes
-    assert (short.get_title(), long.get_title()) == ("23 tokens", "128 tokens")
-    for axes, colour in ((short, {"white"}), (long, {"C0", "C1"})):
-        assert {line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"} == colour
-    assert [text.get_text() for text in long.get_legend().get_texts()] == ["eager", "onnx"]
-    alone = speed_figure(result(dense=False, steady=False)).axes[0]
-    assert alone.get_ylabel() == "ms per text" and alone.get_yscale() == "log"
-    assert {line.get_markerfacecolor() for line in alone.lines if line.get_marker() == "o"} == {"white", "C1"}
+def test_a_row_of_alternatives_has_what_was_measured():
+    """Of all models and runtimes with a metric; ``front`` marks all that no other is better than in both."""
+
+    def program(net, runtime, metric, megabytes, **more):
+        return {"net": net, "runtime": runtime, "metric": metric, "bytes": megabytes and int(1e6 * megabytes),
+                "interval": [metric - 0.02, metric + 0.02], "far": False} | more  # fmt: skip
+
+    made = result()
+    made["metric"] = {"name": "accuracy", "mode": "max"}
+    made["programs"] = [
+        program("dense", "eager", 0.9, 91.2), program("compressed", "eager", 0.9, 12.3, far=True),
+        program("dense", "onnx", 0.8, None, interval=None), {**program("compressed", "onnx", 0.8, 12), "metric": None},
+    ]  # fmt: skip
+    table = alternatives_table(made)
+    assert [str(column.header) for column in table.columns][3:] == ["MB", "ms, 1 x 23", "texts/s, 32 x 23", "front"]
+    assert [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)] == [
+        ["dense", "eager", "0.9000 ± 0.0200", "91.2", "23.00", "43", ""],
+        ["compressed", "eager", "0.9000 ± 0.0200!", "12.3", "11.50", "87", "ms, MB"],
+        ["dense", "onnx", "0.8000", "", "18.40", "54", ""],
+    ]

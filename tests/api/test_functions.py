@@ -79,7 +79,7 @@ def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_
     report = json.loads((tmp_path / "command" / "report.json").read_text())
     for key in ("metric", "density", "params", "flops", "bytes", "interval"):
         assert small.report["compressed"][key] == report["compressed"][key]
-    assert "site density" in str(small.report) and small.report._repr_markdown_().startswith("| SecondOrder on sst2")
+    assert "| density" in str(small.report) and small.report._repr_markdown_().startswith("| SecondOrder on sst2")
 
 
 def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):

@@ -26,7 +26,7 @@ def test_a_run_of_another_config_is_refused(run, capsys, short_run):
 def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
     before = (run / "export" / "model.safetensors").stat().st_mtime_ns
     main(fit(short_run, run, "--ckpt_path", "last"))
-    assert "site density" in capsys.readouterr().out
+    assert "MB on disk" in capsys.readouterr().out
     assert (run / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import recipes
-from lit_compress.run.details import ANSWERS, DETAILS
+from lit_compress.run.pages import ANSWERS, DETAILS
 from lit_compress.utils.manifest import difference, write_manifest
 
 
@@ -43,7 +43,7 @@ def test_mistakes(capsys, tmp_path):
     assert "no folder" in fails(capsys, "report", tmp_path / "none")
 
 
-def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
+def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path):
     details = json.loads((run / DETAILS).read_text())
     changes, report = details["changes"], json.loads((run / "report.json").read_text())
     rows = [json.loads(line) for line in (run / ANSWERS).read_text().splitlines()]
@@ -54,10 +54,10 @@ def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
     assert changes["changed"] == sum(row["dense"] != row["compressed"] for row in rows)
     assert len(details["layers"]) == 12 and details["curves"]["val/accuracy"]
     assert json.loads((run / "stages.json").read_text())[0]["peak_mib"] > 1
-    monkeypatch.setattr("lit_compress.run.pages.write_pareto", lambda *_: None)
     text = said(capsys, "report", run, "--out", tmp_path / "page")
     assert text == f"page: {tmp_path / 'page' / 'index.html'}\n"
-    assert "Changed answers" in (tmp_path / "page" / "index.html").read_text()
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "Changed answers" in page and "Ship this folder" in page and "data:image/svg+xml" in page
 
 
 def test_a_run_lists_all_it_wrote(run, tmp_path, capsys):

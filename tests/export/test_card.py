@@ -54,13 +54,17 @@ def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
     code = blocks(Path("README.md").read_text())
     assert len(code) == 2
     names = {}
+    capsys.readouterr()
     for block in code:
         exec(block, names)
+    said = capsys.readouterr()
+    assert said.out.strip() in get_task("sst2").labels
+    assert said.err.count("\n") < 2 and "not supported" not in said.err
     assert names["output"].logits.shape == (1, 2) and names["outputs"]["logits"].shape == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("stored", "words"), [(1.0, "as large as the dense"), (0.4, "40.0% of the block matrices are")]
+    ("stored", "words"), [(1.0, "as large as the dense"), (0.4, "40.0% of the blocks' weights are")]
 )
 def test_zeros_take_what_they_take(stored, words, run):
     report = json.loads((run / "report.json").read_text())

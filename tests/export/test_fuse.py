@@ -168,10 +168,10 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     assert all(0.4 < share < 1 for share in report["merged"]["matrices"].values())
     assert found["kept"] == density(net) < found["density"] == found["stored"] == stored_density(as_deployed(net))
     assert found["params"]["sites"] == round(found["stored"] * report["dense"]["params"]["sites"])
-    assert f"{count} of 12 matrices are stored dense" in card and f"{found['stored']:.1%} of the block" in card
+    assert f"{count} of 12 matrices are stored dense" in card and f"{found['stored']:.1%} of the blocks'" in card
     assert "rows of over 40% of" in card and "as zeros" not in card and f"({found['kept']:.1%} of all), so" in card
-    assert f"| kept by the method |  | {found['kept']:.4f} |" in card
-    assert f"to {found['density']:.1%} of its block" in card
+    assert f"| kept by the method | 1.0000 | {found['kept']:.4f} |" in card
+    assert f"to {found['density']:.1%} of the weights in its blocks" in card
     monkeypatch.setattr("lit_compress.models.prices.measured", lambda outs, inner, tokens: Price(1.0, 2.0))
     net, report, card = export(merge="slower")
     assert report["merged"]["by"] == "slower" and len(report["merged"]["matrices"]) == 12

@@ -15,7 +15,7 @@ from tiny import WORDS, write_backbone
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import check
-from lit_compress.export.report import generation_lines
+from lit_compress.export.table import generation_lines
 from lit_compress.models.storage import load_net
 from lit_compress.run.pages import write
 

@@ -12,9 +12,9 @@ from mistakes import fit
 from lit_compress.__main__ import main
 from lit_compress.run import loggers
 from lit_compress.run.callbacks import Checkpoints
-from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_report, log_stage, stage_loggers, where_curves_are
+from lit_compress.run.pages import read_curves
 
 
 def rows(file: Path) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import csv
 import json
@@ -13,9 +14,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from lit_compress.run import pages
-from lit_compress.run.details import DETAILS
+from lit_compress.run.pages import DETAILS, MOST_POINTS, read_curves
 from lit_compress.utils.errors import UserError
 
 OLD = Path(__file__).parents[1] / "old_runs" / "lpaf"
@@ -58,9 +60,12 @@ def read(page: Path) -> Reader:
     assert len(ids) == len(set(ids))
     links = [str(attrs["href"]) for tag, attrs in found.tags if tag == "a"]
     assert all(link[1:] in ids for link in links if link.startswith("#"))
-    links = [link for link in links if not link.startswith("#") and "pareto" not in link]
-    assert all((page.parent / unquote(link)).exists() for link in links)
-    assert not {tag for tag, _ in found.tags} & {"script", "img", "link", "iframe", "object", "embed"}
+    assert all((page.parent / unquote(link)).exists() for link in links if not link.startswith("#"))
+    pictures = [str(attrs["src"]) for tag, attrs in found.tags if tag == "img"]
+    assert all(re.fullmatch(r"data:image/svg\+xml;base64,[\w+/=]+", picture) for picture in pictures)
+    assert not {tag for tag, _ in found.tags} & {"script", "link", "iframe", "object", "embed"}
+    for picture in pictures:
+        html = html.replace(picture, "")
     assert not re.search(r"(?:https?:)?//\w", html), "something from outside"
     assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
     return found
@@ -120,22 +125,19 @@ def test_200_runs_are_a_page_at_once(tmp_path):
     assert page == folder / "report" / "index.html" and page.stat().st_size < 5e6
     found = read(page)
     assert sum(tag == "details" for tag, _ in found.tags) >= 200
-    (chart,) = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "chart"]
-    assert chart["aria-label"] == "dev accuracy against costs"
+    (chart,) = [attrs for tag, attrs in found.tags if tag == "img"]
+    assert chart["alt"] == "dev accuracy against megabytes and milliseconds"
     assert "0.9020 ± 0.0016 (5)" in found.text and "This makes it again" in found.text
     assert "Every method makes 1,200 updates." in found.text
-    assert "Every method makes 1,200 updates." in (page.parent / "report.md").read_text()
     rows = list(csv.DictReader((page.parent / "results.csv").open()))
     assert len(rows) == 200 and rows[0]["steps"] == "1200"
-    assert {path.name for path in page.parent.iterdir()} == {
-        "index.html", "report.md", "results.csv", "results.json", "pareto.png", "pareto.svg",
-    }  # fmt: skip
+    assert {path.name for path in page.parent.iterdir()} == {"index.html", "results.csv", "pareto.svg"}
 
 
 @pytest.fixture
 def no_pictures(monkeypatch):
     """They take seconds to draw."""
-    monkeypatch.setattr(pages, "write_pareto", lambda *_: "")
+    monkeypatch.setattr(pages, "as_svg", lambda figure: "<svg/>")
 
 
 @pytest.fixture
@@ -161,8 +163,6 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
     found = read(page)
     assert HOSTILE in found.text
     assert all(word in found.text for word in ("1 failed", "1 missing", "1 running", "5 done"))
-    text = (page.parent / "report.md").read_text()
-    assert "<script>" not in text.replace(f"```bash\n{HOSTILE}", "") and "Not done" in text
 
 
 def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pictures):
@@ -177,26 +177,50 @@ def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pi
         made["compressed"]["density"] = (0.4, 0.4999)[label]
         path.write_text(json.dumps(made))
     page = pages.write(folder)
-    text = (page.parent / "report.md").read_text()
-    assert "2.15x" not in text and "4.88x" not in text and text.count("≈3.5x") == 2
-    assert "| 0.9000, stored 0.400 |" in text and text.count("stored") == 1
-    assert read(page).text.count("≈3.5x") == 2 and "too noisy for a second decimal" in read(page).text
+    text = read(page).text
+    assert text.count("≈3.5x") == 2 and "2.15x" not in text.split("Each run")[0] and "too noisy for a second" in text
+    assert "0.9000, density 0.400" in text and text.count(", density 0.4") == 1
     rows = [*csv.DictReader((page.parent / "results.csv").open())]
     assert sum(row["speedup_verdict"] == "unsteady" for row in rows) == 2
 
 
-def test_charts_are_in_the_page_in_its_colours(tmp_path):
-    """Of few runs also the curves; parts of different charts have different names."""
+def pictures(page: Path) -> list[str]:
+    """Return the pictures of a page as SVG."""
+    found = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page.read_text())
+    return [base64.b64decode(text).decode() for text in found]
+
+
+def test_a_run_has_its_curves_by_stage_and_what_is_left_of_its_layers(tmp_path):
+    """The loss of the dense stage and the loss with the teacher have two panels; chance is a line."""
     folder = comparison(tmp_path / "c", 1, 1, DETAIL)
-    page = pages.write(folder)
+    run = folder / "runs" / "0-0-0"
+    stages = [{"name": "dense", "steps": 600}, {"name": "retrain", "steps": 600, "seconds": 90.0}]
+    (run / "stages.json").write_text(json.dumps(stages))
+    (run / "report.json").write_text(json.dumps(report(0.9, 0.5) | {"constant": 0.5, "constant_error": 0.01}))
+    (run / "config.yaml").write_text("seed_everything: 7")
+    page = pages.write(run)
     found = read(page)
-    labels = [attrs["aria-label"] for tag, attrs in found.tags if tag == "svg"]
-    assert labels == ["dev accuracy against costs", *["curves of the training"] * 4]
-    html = page.read_text()
-    assert "fill: var(--c" in html and "currentColor" in html and "#000000" not in html.split("</style>")[1]
-    assert all(word in found.text for word in ("bytes on disk", "training loss", "optimizer step", "method 0"))
-    rows = html.split("Kept size of every layer")[1].split("</table>")[0]
+    (curves,) = pictures(page)
+    assert all(f">{word}</text>" in curves for word in (
+        "loss on labels", "loss with the teacher", "dense", "retrain", "dev accuracy", "a constant answer",
+    ))  # fmt: skip
+    rows = page.read_text().split("What is left of every layer")[1].split("</table>")[0]
     assert rows.count("<td") == 12 * 6 and ">r 64</td>" in rows and ">gone</td>" in rows
+    assert "1,200 training steps, 1.5 minutes" in found.text and "Runs and their costs" not in found.text
+    lines = [line for line in re.findall(r"<tr>(.*?)</tr>", page.read_text()) if ">yes<" in line]
+    assert re.findall(r">(\d+)<", lines[0]) == ["444", "414", "413"]  # rows of a class, right before and after
+
+
+def test_all_methods_with_the_best_result_are_bold_and_chance_is_told(tmp_path):
+    folder = comparison(tmp_path / "c", 3, 1, DETAIL)
+    for label, metric in enumerate((0.9, 0.9, 0.55)):
+        made = report(metric, 0.5) | {"constant": 0.5, "constant_error": 0.03}
+        (folder / "runs" / f"{label}-0-0" / "report.json").write_text(json.dumps(made))
+    page = pages.write(folder)
+    cells = re.findall(r'<td( class="best")?><a href="#run-\d+">([^<]+)</a>', page.read_text())
+    assert cells.count((' class="best"', "0.9000")) == 4  # in the table by budget, and in the one of sizes
+    assert ("", "0.5500, at chance") in cells and "the compressed model is at chance" in read(page).text
+    assert all(f">method {label}</text>" in pictures(page)[0] for label in range(3))
 
 
 def test_one_run_of_an_earlier_version(tmp_path, no_pictures):
@@ -204,7 +228,11 @@ def test_one_run_of_an_earlier_version(tmp_path, no_pictures):
     run = Path(shutil.copytree(OLD, tmp_path / "lpaf"))
     page = pages.write(run)
     found = read(page)
-    assert "Kept size of every layer" in found.text and "r 8" in found.text
+    assert (
+        "What is left of every layer" in found.text
+        and "r 8" in found.text
+        and "Ship this folder: ../export/" in found.text
+    )
     before = page.read_bytes()
     assert pages.write(run).read_bytes() == before
 
@@ -221,7 +249,7 @@ def test_labels_of_a_folder_of_runs_are_told_apart(tmp_path, no_pictures):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("{}")
     page = pages.write(tmp_path)
-    runs = json.loads((page.parent / "results.json").read_text())["runs"]
+    runs = [*csv.DictReader((page.parent / "results.csv").open())]
     assert [(run["label"], run["status"]) for run in runs] == [
         ("LPAF, power 0.5", "done"), ("LPAF, power 1", "done"), ("SVD", "running"),
     ]  # fmt: skip
@@ -234,3 +262,24 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match="holds something that is not a report"):
         pages.write(OLD, tmp_path)
     assert (tmp_path / "mine.txt").is_file()
+
+
+def test_events_of_all_stages_are_one_curve(tmp_path):
+    for stage, start in (("prune", 0), ("retrain", 200)):
+        events = SummaryWriter(str(tmp_path / "tensorboard" / stage))
+        for step in range(start, start + 200):
+            events.add_scalar("train/loss", step / 2, step)
+            events.add_scalar("train/threshold", 1.0, step)
+        events.close()
+    found = read_curves(tmp_path)
+    assert set(found) == {"train/loss"} and len(found["train/loss"]) == MOST_POINTS
+    assert found["train/loss"][0] == (0, 0) and found["train/loss"][-1] == (399, 199.5)
+
+
+def test_columns_of_a_csv_logger(tmp_path):
+    (tmp_path / "logs" / "version_0").mkdir(parents=True)
+    (tmp_path / "logs" / "version_0" / "metrics.csv").write_text(
+        "epoch,step,train/loss,val/accuracy\n0,9,,0.5\n0,4,2,\n"
+    )
+    assert read_curves(tmp_path) == {"train/loss": [(4, 2)], "val/accuracy": [(9, 0.5)]}
+    assert read_curves(tmp_path / "none") == {}

@@ -10,7 +10,9 @@ import pytest
 from transformers import BertConfig
 
 from lit_compress.evaluation.intervals import standard_error, wilson
-from lit_compress.export.report import add_intervals, generation_lines, markdown, print_table, score_line, speed_lines
+from lit_compress.export import report as reports
+from lit_compress.export.report import add_intervals
+from lit_compress.export.table import generation_lines, markdown, print_table, score_lines, speed_line
 
 PARAMS = {"sites": 85_054_464, "non_embedding": 85_648_130, "total": 109_483_778}
 TIMES = {"median": 112.48, "p10": 110.22, "p90": 131.94, "batch": 1, "length": 128, "threads": 1}
@@ -39,9 +41,7 @@ def splits(rows, available):
     ("values", "rows"),
     [
         ({}, "872 of 872 rows"),
-        ({"metric": {"name": "accuracy", "rows": 64, "available": 872}}, "64 of 872 rows"),
         ({"metric": {"name": "accuracy", "rows": 5_463, "available": None}}, "5,463 rows"),
-        ({"data": splits(67_349, 67_349)}, "872 of 872 rows"),
         ({"data": splits(96, 67_349)}, "872 of 872 rows; 96 of 67,349 training rows were used"),
     ],
 )
@@ -51,7 +51,7 @@ def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
     error = (0.8165 * 0.1835 / made["metric"]["rows"]) ** 0.5
     assert standard_error(made["compressed"]["interval"]) == pytest.approx(error, rel=0.03)
     shown = f"{standard_error(made['compressed']['interval']):.4f}"
-    assert score_line(made) == f"dev accuracy 0.8165 ± {shown} ({rows})"
+    assert score_lines(made) == [f"dev accuracy 0.8165 ± {shown} ({rows})"]
     assert f"| ± {shown} |" in markdown(made)
     assert made["dense"]["interval"] == list(wilson(0.92, made["metric"]["rows"]))
 
@@ -59,22 +59,39 @@ def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
 def test_only_what_was_drawn_is_known_of_other_metrics():
     made = report("matthews")
     add_intervals(made, {"dense": (0.90, 0.94), "prune": None, "compressed": (0.80, 0.84)})
-    assert made["dense"]["interval"] == [0.90, 0.94] and made["compressed"]["interval"] == [0.80, 0.84]
-    assert [made["stages"][name]["interval"] for name in ("prune", "retrain")] == [None, None]
-    assert score_line(made) == "dev matthews 0.8165 ± 0.0102 (872 of 872 rows)"
+    assert [entry["interval"] for entry in made["stages"].values()] == [[0.90, 0.94], None, None, [0.80, 0.84]]
+    assert score_lines(made) == ["dev matthews 0.8165 ± 0.0102 (872 of 872 rows)"]
     add_intervals(made, {})
-    assert score_line(made) == "dev matthews 0.8165 (872 of 872 rows)" and "standard error" not in markdown(made)
+    assert score_lines(made) == ["dev matthews 0.8165 (872 of 872 rows)"] and "standard error" not in markdown(made)
 
 
-@pytest.mark.parametrize(("constant", "marked"), [({"constant": 0.9, "constant_error": 0.01}, True), ({}, False),
-                                                  ({"constant": 0.9, "constant_error": 0.005}, False)])  # fmt: skip
-def test_the_ratio_of_a_dense_model_near_a_constant_answer_is_marked(constant, marked):
-    assert ("0.887 (chance) |" in markdown(report(**constant))) == marked
+@pytest.mark.parametrize(("constant", "marked", "told"), [((0.9, 0.01), True, True), ((0.9, 0.005), True, True),
+                                                          ((0.8, 0.01), True, True), ((0.8, 0.005), False, False),
+                                                          (None, False, False)])  # fmt: skip
+def test_a_metric_near_a_constant_answers_is_marked(constant, marked, told):
+    """The dense model's is 0.92, the compressed one's 0.8165."""
+    made = report(**dict(zip(("constant", "constant_error"), constant, strict=True)) if constant else {})
+    assert ("0.887 (chance) |" in markdown(made)) == marked
+    assert ("the compressed model is at chance: dev accuracy 0.8165" in " ".join(score_lines(made))) == told
+
+
+def test_a_row_of_the_table_has_no_empty_cell_and_no_row_without_a_difference():
+    """Densities are in every column if they differ in one; a word of the code is in none."""
+    shown = markdown(report())
+    assert "| counting stored zeros | 0.9999 | 0.9999 | 0.9999 | 0.9999 |" in shown
+    made = report()
+    made["stages"]["prune"]["stored"] = made["stages"]["prune"]["density"]
+    assert "| counting stored zeros | 0.9999 | 0.2461 | 0.9999 | 0.9999 |" in markdown(made)
+    for net in made["stages"].values():
+        del net["stored"], net["kept"]
+    assert "stored" not in markdown(made) and "kept" not in markdown(made)
+    assert not {"site", "non-embedding", "decompose", "p10"} & set(shown.replace("|", " ").split())
 
 
 def test_a_report_of_an_earlier_version_is_shown():
     made = report(metric={"name": "accuracy", "mode": "max"})
-    assert score_line(made) == "dev accuracy 0.8165" and "0.8165" in markdown(made)
+    assert score_lines(made) == ["dev accuracy 0.8165"] and "0.8165" in markdown(made) and "1.00x" in markdown(made)
+    assert speed_line(made) == ""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -92,17 +109,16 @@ def test_a_log_is_plain_and_no_wider_than_a_screen(encoding, monkeypatch):
 
 def timed(monkeypatch, dense, small):
     """Return a report whose latency is that of nets with these times."""
-    from lit_compress.export import report as module
-
-    monkeypatch.setattr(module, "forward_times", lambda nets, length: [dense, small])
+    monkeypatch.setattr(reports, "forward_times", lambda nets, length: [dense, small])
     made = report()
     made["ratios"] = {}
     net, task = SimpleNamespace(config=BertConfig()), SimpleNamespace(length=23)
-    made["timing"] = module.add_latency([made["dense"], made["compressed"]], [net, net], task)
+    made["timing"] = reports.add_latency([made["dense"], made["compressed"]], [net, net], task)
     return made
 
 
 QUIET = [14.0, 14.2, 14.1, 14.3, 14.2, 14.0, 14.1, 14.4, 14.2, 14.1]
+BUSY = [15.0, 28.0] * 5
 
 
 def test_a_speed_up_is_named_if_the_spread_carries_it(monkeypatch):
@@ -112,17 +128,19 @@ def test_a_speed_up_is_named_if_the_spread_carries_it(monkeypatch):
     }  # fmt: skip
     assert made["timing"]["steady"] and made["timing"]["rounds"] == 10
     assert made["timing"]["speedup"] == {"median": 2.0, "low": 2.0, "high": 2.0, "verdict": "faster"}
-    assert speed_lines(made) == ["speed-up 2.00x (2.00-2.00)"] and "| 2.00x |" in markdown(made)
+    assert speed_line(made) == "speed-up 2.00x (2.00-2.00)" and "| 2.00x |" in markdown(made)
     made = timed(monkeypatch, QUIET, QUIET[::-1])
-    assert speed_lines(made) == ["speed-up within the noise"] and "| noise |" in markdown(made)
+    assert speed_line(made) == "speed-up within the noise" and "| noise |" in markdown(made)
 
 
-def test_the_times_of_a_busy_machine_are_not_to_be_trusted(monkeypatch):
-    made = timed(monkeypatch, QUIET, [15.0, 28.0] * 5)
+def test_table_and_line_agree_on_the_times_of_a_busy_machine(monkeypatch):
+    """Both have the same rough number, or none."""
+    made = timed(monkeypatch, BUSY, [time / 2 for time in BUSY])
     assert not made["timing"]["steady"] and made["timing"]["spread"] == pytest.approx(28 / 15)
-    busy = "the times are not to be trusted: the machine was busy, p90 is up to 1.9 times p10"
-    assert speed_lines(made)[1:] == [busy]
-    assert speed_lines(report()) == []  # of earlier versions
+    assert speed_line(made).startswith("speed-up ≈2.0x, only roughly: the machine was busy")
+    assert "| ≈2.0x |" in markdown(made) and "2.00x" not in markdown(made) + speed_line(made)
+    made = timed(monkeypatch, QUIET, BUSY)
+    assert speed_line(made).startswith("speed-up unknown: the machine") and "| noise |" in markdown(made)
 
 
 def test_what_a_net_writes_cannot_command_the_terminal():

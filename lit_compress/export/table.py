@@ -1,0 +1,173 @@
+"""The final table of a run and the lines below it, from its report: for the screen, the page and the card."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lit_compress.evaluation.chance import near_chance
+from lit_compress.evaluation.intervals import standard_error
+from lit_compress.models.budget import budget_line, verdict
+from lit_compress.models.budget import shown as shown_value
+from lit_compress.utils.errors import printable
+from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
+from lit_compress.utils.timing import Speedup
+
+WIDEST = 100  # characters of a text on the screen
+
+
+def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of the final table; its last column is compressed / dense, or the speed-up."""
+    stages, dense, small = report["stages"], report["dense"], report["compressed"]
+    body = []
+
+    def add(label: str, form: str, value: Callable[[dict[str, Any]], float | None], ratio: str | None = None) -> None:
+        values = [value(entry) for entry in stages.values()]
+        if any(known is not None for known in values):
+            whole, part = value(dense), value(small)
+            ratio = f"{part / whole:.3f}" if ratio is None and whole and part else ratio or ""
+            body.append([label, *("" if known is None else form.format(known) for known in values), ratio])
+
+    add(f"dev {report['metric']['name']}", "{:.4f}", lambda e: e["metric"])
+    if near_chance(report) or near_chance(report, "compressed"):
+        body[-1][-1] += " (chance)"
+    add("   standard error", "± {:.4f}", lambda e: standard_error(e["interval"]) if e.get("interval") else None, "")
+    add("   before training", "{:.4f}", lambda e: e["initial"], "")
+    add("density", "{:.4f}", lambda e: e["density"], "")
+    for key, label in (("kept", "   kept by the method"), ("stored", "   counting stored zeros")):
+        if any(entry.get(key, entry["density"]) != entry["density"] for entry in stages.values()):
+            add(label, "{:.4f}", lambda e, key=key: e.get(key, e["density"]), "")  # type: ignore[misc]
+    add("parameters", "{:,}", lambda e: e["params"]["total"])
+    add("   without embeddings", "{:,}", lambda e: e["params"]["non_embedding"])
+    tokens = dense["latency_ms"]["length"]
+    add(f"MFLOPs, 1 x {tokens} tokens", "{:,.1f}", lambda e: e["flops"] / 1e6 if e["flops"] else None)
+    add("MB on disk", "{:,.2f}", lambda e: e["bytes"] / 1e6)
+    add("CPU latency ms, median", "{:.2f}", lambda e: e["latency_ms"]["median"], _gain(report))
+    if budget := report.get("budget"):
+        reached = shown_value(budget["kind"], budget["reached"])
+        body.append([f"budget {budget['asked']}", *[""] * (len(stages) - 1), reached, verdict(budget["met"])])
+    return [f"{report['method']} on {report['task']}", *stages, "ratio"], body
+
+
+def _gain(report: dict[str, Any]) -> str:
+    """Return the speed-up with the digits that its timing carries; reports of earlier versions have one number only."""
+    dense, small = (report[name]["latency_ms"]["median"] for name in ("dense", "compressed"))
+    if not (gain := speedup_of(report)):
+        return f"{dense / small:.2f}x" if dense and small else ""
+    return "noise" if not gain.is_named else f"{gain.median:.2f}x" if report["timing"]["steady"] else rough(gain.median)
+
+
+def rough(times: float) -> str:
+    """Return a speed-up whose timing carries no second decimal.
+
+    >>> rough(2.38)
+    '≈2.4x'
+    """
+    return f"≈{times:.1f}x"
+
+
+def speedup_of(report: dict[str, Any]) -> Speedup | None:
+    """Return the speed-up of the compressed model; None in reports of earlier versions, which have one number only."""
+    gain = (report.get("timing") or {}).get("speedup")
+    return gain and Speedup(*(gain[key] for key in ("median", "low", "high")))
+
+
+def speed_line(report: dict[str, Any]) -> str:
+    """Return the line on the latency, for the screen, the page and the card; "" if nothing was timed in turns."""
+    if not (gain := speedup_of(report)):
+        return ""
+    if report["timing"]["steady"]:
+        return f"speed-up {gain}"
+    said = f"{rough(gain.median)}, only roughly" if gain.is_named else "unknown"
+    return f"speed-up {said}: the machine was busy; measure it again with `bench`"
+
+
+def program_speed_lines(report: dict[str, Any]) -> list[str]:
+    """Return how much faster the program of the budget's runtime is than the dense model's, for the screen."""
+    if not (speed := report.get("speed")):
+        return []
+    where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"
+    return [f"speed-up in {speed['runtime']}, {where}: {gain_words(speed['shapes'])}"]
+
+
+def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
+    """Return speed-ups for users.
+
+    >>> gain_words([{"batch": 1, "length": 32, "median": 2.11, "low": 1.94, "high": 2.3}])
+    '1 x 32: 2.11x (1.94-2.30)'
+    """
+    return ", ".join(
+        f"{gain['batch']} x {gain['length']}: {Speedup(gain['median'], gain['low'], gain['high'])}" for gain in gains
+    )
+
+
+def generation_lines(report: dict[str, Any]) -> list[str]:
+    """Return how both models continue with a prompt, for the screen; [] for models that do not write."""
+    if not (generation := report.get("generation")):
+        return []
+    texts = {key: printable(" ".join(generation[key].split())) for key in ("prompt", "dense", "compressed")}
+    shown = [f"{key}: {text[:WIDEST]}{' …' * (len(text) > WIDEST)}" for key, text in texts.items()]
+    return [*shown, same_tokens(generation)]
+
+
+def same_tokens(generation: dict[str, Any]) -> str:
+    """Return how far the two continuations are the same.
+
+    >>> same_tokens({"same": 3, "tokens": 20})
+    'the first 3 of 20 tokens are the same'
+    """
+    same, tokens = generation["same"], generation["tokens"]
+    return f"the first {same} of {tokens} tokens are the same" if same < tokens else f"all {tokens} tokens are the same"
+
+
+def counted(report: dict[str, Any]) -> str:
+    """Return of how many of how many rows the metric is, and of the training rows if it is not all: text for users.
+
+    >>> counted({"metric": {"rows": 64, "available": 872}, "data": {"splits": [{"rows": 96, "available": 67349}]}})
+    '64 of 872 rows; 96 of 67,349 training rows were used'
+    """
+    metric = report["metric"]
+    train = ((report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}])[0]
+    text = f"{of_all(metric['rows'], metric.get('available'))} rows"
+    if train["rows"] < train["available"]:
+        text += f"; {of_all(train['rows'], train['available'])} training rows were used"
+    return text
+
+
+def of_all(used: int, available: int | None) -> str:
+    """Return a number of rows, of how many it is: ``64 of 872``; the number alone if the rows are one text."""
+    return f"{used:,}" if available is None else f"{used:,} of {available:,}"
+
+
+def score_lines(report: dict[str, Any]) -> list[str]:
+    """Return the metric of the compressed model with its error and its number of rows, and whether it is chance."""
+    small, metric = report["compressed"], report["metric"]
+    error = f" ± {standard_error(small['interval']):.4f}" if small.get("interval") else ""
+    rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
+    lines = [f"dev {metric['name']} {small['metric']:.4f}{error}{rows}"]
+    if finding := near_chance(report, "compressed"):
+        lines.append(f"the compressed model is at chance: {finding}")
+    return lines
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Print the final table, the score and the speed-up; into a file the table is as wide as it needs to be."""
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
+    console, (header, body) = Console(highlight=False), rows(report)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    console.print(screen_table(header, body, whole=len(header)))
+    lines = [*score_lines(report), speed_line(report), *program_speed_lines(report), *generation_lines(report)]
+    print(*filter(None, lines), sep="\n")
+    if budget := report.get("budget"):
+        print(budget_line(budget))
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return the final table as Markdown, for TensorBoard and the model card."""
+    header, body = rows(report)
+    return markdown_table([*map(escaped, header)], ([escaped(cell) for cell in row] for row in body))
