@@ -99,34 +99,39 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
     return table
 
 
-def kept(row: dict[str, Any]) -> str:
-    """Return what is left of a matrix of :func:`site_table`, for a cell of a map: its rank, or else its density.
+def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figure:
+    """Draw a grid of layers and roles: the colour is the density, the text the rank of the factors if there are any.
 
-    >>> [kept({"rank": rank, "density": share}) for rank, share in ((8, 0.3), (None, 0.25), (None, 1.0), (None, 0.0))]
-    ['r 8', '25%', 'dense', 'gone']
+    Args:
+        layers: of :func:`site_table`.
+        title: of the figure.
     """
-    share, rank = row["density"], row.get("rank")
-    return f"r {rank}" if rank else "gone" if not share else "dense" if share > 0.9995 else f"{share:.0%}"
-
-
-def structure_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw a grid of layers and roles: the colour is the density, the text the rank of the factors if there are any."""
     from matplotlib.figure import Figure
 
-    table = site_table(net)
-    roles = list(dict.fromkeys(row["role"] for row in table))
-    grid = torch.full((1 + max(row["layer"] for row in table), len(roles)), torch.nan)
-    figure = Figure(figsize=(1.2 + 0.9 * len(roles), 1.2 + 0.45 * len(grid)), layout="constrained")
+    places = [_place(row) for row in layers]
+    names, roles = (list(dict.fromkeys(name)) for name in zip(*places, strict=True))
+    grid = torch.full((len(names), len(roles)), torch.nan)
+    figure = Figure(figsize=(1.4 + 0.7 * len(roles), 0.8 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots()
-    for row in table:
-        x, y = roles.index(row["role"]), row["layer"]
-        grid[y, x] = row["density"]
-        colour = "black" if row["density"] > 0.6 else "white"
-        axes.text(x, y, kept(row), ha="center", va="center", fontsize=8, color=colour)
-    image = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1)
-    axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(len(grid)), ylabel="layer", title=title)
+    for row, (name, role) in zip(layers, places, strict=True):
+        x, y, share = roles.index(role), names.index(name), row["density"]
+        grid[y, x] = share
+        text = f"r {row['rank']}" if row.get("rank") else "gone" if not share else f"{share:.0%}"
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if share > 0.6 else "black")
+    image = axes.imshow(grid, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    axes.set(xticks=range(len(roles)), yticks=range(len(names)), ylabel="layer", title=_plain(title))
+    axes.set_xticklabels(map(_plain, roles))
+    axes.set_yticklabels(map(_plain, names))
     figure.colorbar(image, label="density")
     return figure
+
+
+def _place(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the layer and the role of a matrix; a decoder's attention over the encoder's states has own roles."""
+    name = row["name"]
+    stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
+    cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
+    return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
 
 
 # ---------------------------------------------------------------------------------------------------- curves

@@ -107,7 +107,7 @@ def log_stage(
     """
     if not (loggers := list(loggers)):
         return
-    figure = structure_figure(net, stage)
+    figure = structure_figure(site_table(net), stage)
     for logger in loggers:
         inner, at = getattr(logger, "inner", logger), getattr(logger, "offset", 0) + steps
         if isinstance(inner, TensorBoardLogger):

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import jinja2
 
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
-from lit_compress.analysis.pictures import as_svg, curves_figure, kept, pareto_figure, site_table
+from lit_compress.analysis.pictures import as_svg, curves_figure, pareto_figure, site_table, structure_figure
 from lit_compress.evaluation.answers import answers, changes
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
@@ -219,11 +219,12 @@ def _one(run: RunResult, out: Path, few: bool, some: bool, flips: int) -> dict[s
     places = (run.folder / "export", run.folder) if run.folder else ()
     ship = next((place for place in places if (place / "structure.json").is_file()), None)
     figure = _curves(details.get("curves") or {}, run) if some else None
+    layers = details.get("layers") if some else None
     return {
         "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
         "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report), *generation_lines(report)] if report else [],
-        "curves": figure and _image(figure), "map": layer_map(details.get("layers") or []),
+        "curves": figure and _image(figure), "layers": _image(structure_figure(layers)) if layers else None,
         "changes": _changes(details.get("changes"), flips),
         "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
         "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
@@ -256,27 +257,6 @@ def _curves(curves: Curves, run: RunResult) -> Figure | None:
     if not losses and not points:
         return None
     return curves_figure(losses, f"dev {report['metric']['name']}", points, report.get("constant") or None)
-
-
-def layer_map(layers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the map of the kept size of every matrix, its rank or else its density; None without layers.
-
-    ``columns``: roles; ``rows``: name of a layer -> a cell per role: share that is left, text; None for no matrix.
-    """
-    blocks = [_split(row) for row in layers]
-    roles = list(dict.fromkeys(role for _, role in blocks))
-    cells: dict[str, list[tuple[float, str] | None]] = {block: [None] * len(roles) for block, _ in blocks}
-    for row, (block, role) in zip(layers, blocks, strict=True):
-        cells[block][roles.index(role)] = row["density"], kept(row)
-    return {"columns": roles, "rows": cells} if layers else None
-
-
-def _split(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the block and the role of a matrix; a decoder's attention over the encoder's states has own roles."""
-    name = row["name"]
-    stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
-    cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
-    return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
 
 
 def _changes(changed: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:

@@ -144,7 +144,7 @@ class Factors(Compression):
         if self.rule.allocation == "uniform":
             even = self.rule.allocate(net)
         members = {name: sites for name, sites in self.rule.members(net).items() if name in names}
-        for name, sites in track(members.items(), "factorize", len(members)):
+        for name, sites in track(members.items(), "singular values", len(members)):
             if even is not None and name not in even:
                 continue
             weight = stacked_weight(net, sites)

@@ -57,10 +57,10 @@ def test_site_table_of_an_ordinary_net_compares_it_with_the_dense_one():
 
 
 def test_structure_figure_shows_every_site(sparse):
-    texts = [text.get_text() for text in structure_figure(sparse, "prune").axes[0].texts]
+    texts = [text.get_text() for text in structure_figure(site_table(sparse), "prune").axes[0].texts]
     assert len(texts) == len(find_sites(sparse)) and texts[1] == "3%"
     factorize(sparse, RankRule(0.5).allocate(sparse), None)
-    assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"r 8", "r 10"}
+    assert {text.get_text() for text in structure_figure(site_table(sparse)).axes[0].texts} == {"r 8", "r 10"}
 
 
 def test_tensorboard_gets_histograms_and_the_picture_of_the_run(sparse, tmp_path):
@@ -86,7 +86,16 @@ def test_a_removed_sublayer_has_no_density():
     cut_closed(net, z)
     table = {row["name"].split("encoder.layer.")[1]: row["density"] for row in site_table(net)}
     assert len(table) == 12 and table["0.attention.self.query"] == 0 and table["1.attention.self.query"] == 0.5
-    assert "gone" in [text.get_text() for text in structure_figure(net, "x").axes[0].texts]
+    assert "gone" in [text.get_text() for text in structure_figure(site_table(net)).axes[0].texts]
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_not_on_top_of_each_other():
+    names = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
+    layers = [{"name": name, "role": "q", "layer": 0, "rank": None, "density": 0.5} for name in names]
+    axes = structure_figure(layers).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["encoder 0", "decoder 0"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["q", "q cross"]
+    assert len({text.get_position() for text in axes.texts}) == 3
 
 
 def test_every_method_has_a_look_of_its_own_in_every_picture():

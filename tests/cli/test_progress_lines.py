@@ -31,7 +31,7 @@ def test_factorize(phases, run, tiny_data, tmp_path):
     data = ["--data.task", "sst2", "--data.path", tiny_data, "--data.batch_size", 8]
     found = phases("factorize", run / "dense" / "net", tmp_path / "out", *data, "--density", 0.5)
     check = "check the export in another process"
-    work = {"Kronecker factors", "decompose", "factorize", "compare", "evaluate", check, "measure"}
+    work = {"Kronecker factors", "singular values", "factorize", "compare", "evaluate", check, "measure"}
     assert work | {"measure the latency"} <= set(found)
 
 

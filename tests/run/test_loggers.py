@@ -98,7 +98,8 @@ class Own(Logger):
 
 def test_any_logger_gets_steps_of_the_run_figures_and_the_table_and_ends_with_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.run.loggers.rows", lambda report: (["a"], [["b"]]))
-    monkeypatch.setattr("lit_compress.run.loggers.structure_figure", lambda net, stage: "figure")
+    monkeypatch.setattr("lit_compress.run.loggers.site_table", lambda net: [])
+    monkeypatch.setattr("lit_compress.run.loggers.structure_figure", lambda layers, stage: "figure")
     run, logger = Run(tmp_path), Own()
     shifted = of_stage(logger, run, 100)
     shifted.log_metrics({"train/loss": 1.0, "val/score": 0.5}, 5)
