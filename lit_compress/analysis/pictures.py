@@ -34,7 +34,7 @@ METHODS = (
 )  # fmt: skip
 
 
-def looks(labels: Iterable[str]) -> dict[str, dict[str, str]]:
+def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return ``color`` and ``marker`` of every label for matplotlib, in the order of ``labels``.
 
     A method has the same look in every picture. Labels that begin with its name share its colour as long as there are
@@ -226,7 +226,7 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
 
 def _panel(
     axes: Axes, places: Sequence[tuple[float, dict[str, Any]]], dense: float | None, mode: str,
-    styles: Mapping[str, dict[str, str]],
+    styles: Mapping[str, dict[str, Any]],
 ) -> None:  # fmt: skip
     """Draw models at (cost, metric), a line for each label, and their front."""
     costs = sorted(cost for cost, _ in places)

@@ -81,7 +81,7 @@ def speed_line(report: dict[str, Any]) -> str:
     if report["timing"]["steady"]:
         return f"speed-up {gain}"
     said = f"{rough(gain.median)}, only roughly" if gain.is_named else "unknown"
-    return f"speed-up {said}: the machine was busy; measure it again with `bench`"
+    return f"speed-up {said}: the machine was busy; measure it again with the command bench"
 
 
 def program_speed_lines(report: dict[str, Any]) -> list[str]:

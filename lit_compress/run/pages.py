@@ -317,7 +317,8 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
             return json_of(folder / DETAILS)
     if not look:
         return {}
-    net, found = folder / "export" if (folder / "export").is_dir() else folder, {"curves": read_curves(folder)}
+    net = folder / "export" if (folder / "export").is_dir() else folder
+    found: dict[str, Any] = {"curves": read_curves(folder)}
     with suppress(UserError):  # a page of results needs no models
         found["layers"] = site_table(load_net(net)) if (net / "structure.json").is_file() else []
     return found

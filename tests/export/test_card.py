@@ -128,7 +128,7 @@ def test_factors_are_described_where_there_are_some(method, factors, run, short_
         folder = tmp_path / "run"
         main(["fit", "--model", method, "--model.density", "0.5", *options, "--run_dir", str(folder)])
     card = (folder / "export" / "README.md").read_text()
-    assert ("<site>.left" in card) == factors
+    assert ("<module>.left" in card) == factors
     structure = json.loads((folder / "export" / "structure.json").read_text())
     assert ("trust_remote_code" in card) == bool(structure)
 
