@@ -200,7 +200,7 @@ def _difference(was: Path, now: Path) -> str:
 def share_weights(net: Path, export: Path) -> None:
     """Replace the weights of the last stage's model by hard links to the equal files of its export.
 
-    A run then has them once on disk. Files that differ stay, e.g. those of another dtype or vocabulary. All stay if the
+    A run then has them once on disk. Files that differ stay, e.g. with another dtype or vocabulary. All stay if the
     file system has no links.
 
     Args:
