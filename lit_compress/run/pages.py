@@ -31,7 +31,6 @@ from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, generation_lines, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
-from lit_compress.run.changes import changed_line
 from lit_compress.run.folder import Run
 from lit_compress.run.results import Results, RunResult, budget_order, groups, read_results
 from lit_compress.utils.errors import UserError
@@ -226,7 +225,6 @@ def _one(run: RunResult, out: Path, few: bool, some: bool, flips: int) -> dict[s
         "lines": [*score_lines(report), speed_line(report), *generation_lines(report)] if report else [],
         "curves": figure and _image(figure), "layers": _image(structure_figure(layers)) if layers else None,
         "changes": _changes(details.get("changes"), flips),
-        "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
         "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
         if some and report else "",
     }  # fmt: skip
