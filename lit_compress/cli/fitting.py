@@ -76,14 +76,8 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
         if not is_first_process():
             _take(cli, run, **told)
         try:
-            run_stages(
-                cli.build,
-                run,
-                config.ckpt_path,
-                config.checkpoint_every,
-                config.max_skipped,
-                partial(decide_run, cli, run),
-            )
+            limits = config.checkpoint_every, config.max_skipped
+            run_stages(cli.build, run, config.ckpt_path, *limits, partial(decide_run, cli, run))
         except SIGTERMException as error:  # Lightning's would end the process with exit code 0
             print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM) from error

@@ -13,6 +13,7 @@ import torch
 
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints, StageBar, shows_bar
+from lit_compress.run.folder import Run
 from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage
 from lit_compress.stages.unstructured import CubicStage
@@ -48,6 +49,7 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     folder = tmp_path / "run"
     main(args(short_run, folder))
     assert {path.name for path in (folder / "tensorboard").iterdir()} == {"dense", "retrain", "report"}
+    assert not list(folder.rglob("*.ckpt")) and not Run(folder).clean()
     assert all(len(list((folder / "tensorboard" / name).glob("events.*"))) == 1 for name in ("dense", "retrain"))
     dense, events = (EventAccumulator(str(folder / "tensorboard" / n)).Reload() for n in ("dense", "retrain"))
     tags = events.Tags()
