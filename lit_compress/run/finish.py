@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import filecmp
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.results import read_report
 from lit_compress.run.runner import use_threads
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import link_if_equal
 from lit_compress.utils.manifest import MANIFEST
 from lit_compress.version import __version__
 
@@ -200,20 +199,11 @@ def _difference(was: Path, now: Path) -> str:
 def share_weights(net: Path, export: Path) -> None:
     """Replace the weights of the last stage's model by hard links to the equal files of its export.
 
-    A run then has them once on disk. Files that differ stay, e.g. with another dtype or vocabulary. All stay if the
-    file system has no links.
+    A run then has them once on disk. Files that differ stay, e.g. those of another dtype or vocabulary.
 
     Args:
         net: folder of the stage's model.
         export: folder of the export.
     """
     for path in net.glob("*.safetensors"):
-        other = export / path.name
-        if not other.is_file() or path.samefile(other) or not filecmp.cmp(path, other, shallow=False):
-            continue
-        link = net.with_name(f".{path.name}.{os.getpid()}.tmp")  # `clean` removes what a killed process leaves
-        try:
-            os.link(other, link)
-        except OSError:
-            return
-        link.replace(path)
+        link_if_equal(path, export / path.name)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from lit_compress.export.report import of_program
 from lit_compress.run.comparison import Cell, Job
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, write_json
+from lit_compress.utils.files import json_of, link_if_equal, write_json
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.tables import print
 
@@ -264,16 +264,8 @@ class Worker:
 
     def _share(self, job: Job) -> None:
         """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
-        teacher = self.teachers.get(job.needs or "")
-        if teacher is None:
-            return
-        source, copy = (self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (teacher, job))
-        with suppress(OSError):  # another disk, or one without links
-            if not source.samefile(copy) and source.read_bytes() == copy.read_bytes():
-                link = copy.with_name(f".{copy.name}.link")
-                link.unlink(missing_ok=True)
-                os.link(source, link)
-                os.replace(link, copy)
+        if (teacher := self.teachers.get(job.needs or "")) is not None:
+            link_if_equal(*(self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (job, teacher)))
 
     def _stop(self) -> None:
         """End the processes that still run; the same command continues their runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import filecmp
 import glob
 import json
 import os
@@ -178,6 +179,16 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 _POINTS = b"version https://git-lfs.github.com/spec/"
 POINTER = "a Git LFS pointer, not the file itself; run git lfs pull in its repository"
+
+
+def link_if_equal(path: Path, other: Path) -> None:
+    """Make a file a hard link to an equal one; it stays as it is where they differ, or where there are no links."""
+    if not (path.is_file() and other.is_file()) or path.samefile(other) or not filecmp.cmp(path, other, shallow=False):
+        return
+    link = path.parent.with_name(f".{path.name}.{os.getpid()}.tmp")  # `clean` removes what a killed process leaves
+    with suppress(OSError):
+        os.link(other, link)
+        link.replace(path)
 
 
 def is_pointer(path: Path) -> bool:

@@ -18,6 +18,7 @@ from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage
 from lit_compress.stages.unstructured import CubicStage
 from lit_compress.tasks.records import get_task
+from lit_compress.utils.manifest import difference
 
 
 def args(short_run, folder, *extra):
@@ -50,6 +51,9 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     main(args(short_run, folder))
     assert {path.name for path in (folder / "tensorboard").iterdir()} == {"dense", "retrain", "report"}
     assert not list(folder.rglob("*.ckpt")) and not Run(folder).clean()
+    net, export = folder / "retrain" / "net", folder / "export"
+    assert (net / "model.safetensors").samefile(export / "model.safetensors")
+    assert difference(net) is difference(export) is None
     assert all(len(list((folder / "tensorboard" / name).glob("events.*"))) == 1 for name in ("dense", "retrain"))
     dense, events = (EventAccumulator(str(folder / "tensorboard" / n)).Reload() for n in ("dense", "retrain"))
     tags = events.Tags()
