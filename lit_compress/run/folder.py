@@ -281,7 +281,7 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _spelled_out(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose method's arguments are those of :meth:`Method.spelled_out`."""
+    """Return a config with the arguments of the method as :meth:`Method.spelled_out` names them."""
     model = config["model"]
     kind = getattr(methods, model["class_path"].rpartition(".")[2], None)
     return config | {"model": model | {"init_args": kind.spelled_out(model["init_args"])}} if kind else config

@@ -112,7 +112,7 @@ def run_stages(
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
-    """Refuse other data, or steps of other rows, than those of the finished stages and of the current checkpoint.
+    """Refuse other data, or steps of other rows, than in the finished stages and in the current checkpoint.
 
     A step may be divided otherwise, except where losses of vectors compare the texts of a micro-batch.
 
