@@ -228,15 +228,21 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
 
 def _folder(task: Task, folder: Path, where: str, form: Form = Form()) -> Sources:
     """Return the splits of a folder: files called by their splits, or a repository in the layout of the hub."""
-    known, wanted = card_configurations(folder), task.configuration or (task.hub and task.hub[1])
-    inner = folder / wanted if wanted and not known and (folder / wanted).is_dir() else folder
-    for place in (folder, inner):
-        files = {split: _file(task, place, split) for split in ("train", *task.validation, "test")}
-        if plain := {split: _files(task, [file], form) for split, file in files.items() if file is not None}:
-            return plain
-    if known:
+    if plain := _plain(task, folder, form):
+        return plain
+    wanted = task.configuration or (task.hub and task.hub[1])
+    if known := card_configurations(folder):
         return _with_card(task, folder, where, known, choose_configuration(where, known, wanted))
+    inner = folder / wanted if wanted and (folder / wanted).is_dir() else folder
+    if plain := _plain(task, inner, form):
+        return plain
     return _as_named(task, {split: _files(task, several, form) for split, several in files_by_split(inner).items()})
+
+
+def _plain(task: Task, folder: Path, form: Form) -> Sources:
+    """Return the splits whose files in a folder are called like them."""
+    files = {split: _file(task, folder, split) for split in ("train", *task.validation, "test")}
+    return {split: _files(task, [file], form) for split, file in files.items() if file is not None}
 
 
 def _file(task: Task, folder: Path, split: str) -> Path | None:

@@ -185,16 +185,10 @@ def _run(folder, checkpoint=None, callbacks=(), **options):
     module = _Recorder()
     options = {"max_epochs": 3, "num_sanity_val_steps": 2, **options}
     trainer = Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        use_distributed_sampler=False,
-        enable_checkpointing=bool(callbacks),
-        **options,
-    )
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, callbacks=list(callbacks), use_distributed_sampler=False,
+        enable_checkpointing=bool(callbacks), **options,
+    )  # fmt: skip
     trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return module
 
@@ -203,12 +197,8 @@ def _run(folder, checkpoint=None, callbacks=(), **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"accumulate_grad_batches": 2},
-        {"limit_train_batches": 5},
-        {"limit_train_batches": 5, "accumulate_grad_batches": 2},
         {"val_check_interval": 2},
-        {"limit_val_batches": 0},
+        {"limit_train_batches": 5, "accumulate_grad_batches": 2, "limit_val_batches": 0},
         {"max_epochs": -1, "max_steps": 15},
     ],
     ids=str,

@@ -141,7 +141,17 @@ def test_a_broken_saved_dataset(content, words, tmp_path):
         load(SST2, tmp_path / "set", ["train"])
 
 
-@pytest.mark.parametrize("name", ["cola", "stsb", "mnli"])
+def test_rows_that_the_package_makes(monkeypatch):
+    rows = [{"text": "open a file", "label": 1}, {"text": "add numbers", "label": 4}]
+    monkeypatch.setattr("lit_compress.data.sources.load_texts", lambda task: {"train": rows, "test": rows[:1]})
+    task = get_task("docstrings")
+    assert load_split_files(task, Place(), ["train"])["train"].to_list() == rows
+    assert has_split(task, Place(), "test") and not has_split(task, Place(), "validation")
+    with pytest.raises(UserError, match=r"data\.task: 'docstrings' has no split 'validation'; valid: train, test"):
+        load_split_files(task, Place(), ["validation"])
+
+
+@pytest.mark.parametrize("name", ["stsb", "mnli"])
 def test_real_files(shared, name):
     task = get_task(name)
     assert list(load(task, shared / "data" / "glue" / name)) == ["train", *task.validation]
@@ -269,6 +279,8 @@ def test_a_card_names_no_file_outside_of_its_folder(tmp_path, place):
             (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: [{other}, {good}]\n---\n")
             with pytest.raises(UserError, match="which is not in the folder"):
                 load(SST2, tmp_path / "set", ["train"])
+    write(tmp_path / "set", {"train.csv": b"sentence,label\na,1\n"})  # the card is not needed then
+    assert len(load(SST2, tmp_path / "set", ["train"])["train"]) == 1
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])
