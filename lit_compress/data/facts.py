@@ -19,8 +19,6 @@ from lit_compress.tasks.records import Task
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from lit_compress.data.datamodule import DataModule
-
 CHUNK = 10_000  # rows that are Python objects at one time
 
 
@@ -125,27 +123,26 @@ def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- tokens
 
 
-def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
+def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
     """Return how often each token occurs in the training examples as the model reads them, int64 [size].
 
     Args:
-        data: of the task.
+        encoded: training examples.
         size: number of tokens.
         written: the labels are also tokens and are counted: the model writes text.
     """
-    return torch.from_numpy(_counts(data.train_tokens(), size, written))
+    return torch.from_numpy(_counts(encoded, size, written))
 
 
-def pieces_missed(data: DataModule, size: int, written: bool = False, share: float = 0.1) -> Tensor:
+def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: float = 0.1) -> Tensor:
     """Return for drawn training examples the largest token that no other training example has, -1 for none, int64.
 
     The draw is the same for every seed.
 
     Args:
-        data, size, written: as :func:`token_counts`.
+        encoded, size, written: as :func:`token_counts`.
         share: of the training examples that are drawn.
     """
-    encoded = data.train_tokens()
     order = drawn_order(len(encoded), VALIDATION_SEED)
     number = int(share * len(order))
     others = _counts(encoded.select(sorted(order[number:])), size, written)

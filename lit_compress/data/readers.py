@@ -238,10 +238,21 @@ def _checked(where: str, file: Path, form: Form) -> str:
                 while part := stream.read(2**20):
                     check_unpacked(where, file, size := size + len(part))
     with _text(where, file, form) as lines:
-        first = lines.readline(2**20)
+        first, more = lines.readline(2**20), lines.read(2**16)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
+    if form.encoding and _was_utf8(first + more, form.encoding):
+        raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
     return first
+
+
+def _was_utf8(text: str, encoding: str) -> bool:
+    """Return whether a text that was read in an encoding of one byte a character is UTF-8 by its bytes."""
+    letters = b"".join(bytes([byte]) for byte in range(128, 256)).decode(encoding, errors="ignore")
+    try:
+        return len(letters) > 64 and not text.isascii() and bool(text.encode(encoding).decode("utf-8"))
+    except UnicodeError as error:  # the last character may be cut
+        return isinstance(error, UnicodeDecodeError) and error.start > len(error.object) - 4
 
 
 def _read_separated(usual: str) -> Reader:

@@ -35,8 +35,8 @@ def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
     not among the first ones, nor in the other texts.
     """
     size, written = net.config.vocab_size, net.can_generate()
-    used = {*token_counts(data, size, written).nonzero().flatten().tolist(), *special_ids(net)}
-    missed = pieces_missed(data, size, written).sort(descending=True).values.tolist()
+    used = {*token_counts(data.train_tokens(), size, written).nonzero().flatten().tolist(), *special_ids(net)}
+    missed = pieces_missed(data.train_tokens(), size, written).sort(descending=True).values.tolist()
     first = [*missed, -1][int(MISSED * len(missed))]
     names = data.tokenizer.convert_ids_to_tokens(list(range(first + 1)))
     return used | {number for number, name in enumerate(names) if name and not _UNUSED.fullmatch(name)}

@@ -254,7 +254,7 @@ def test_tokens_of_all_texts_of_a_row_count(place):
     data = DataModule("custom", str(place / "model"), str(place / "pairs"), custom=DOCUMENTS)
     rows = [json.loads(line) for line in (place / "pairs" / "train.jsonl").read_text().splitlines()]
     words = sum(len(f"{row['query']} {row['document']}".split()) for row in rows)
-    counts = token_counts(data, 100)
+    counts = token_counts(data.train_tokens(), 100)
     assert int(counts[5:].sum()) == words and int(counts[:5].sum()) == 4 * len(rows)  # [CLS] and [SEP] of every text
     assert changed_inputs(data.train_tokens(), data.train_tokens(), range(100)) == 0
 
