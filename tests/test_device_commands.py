@@ -288,7 +288,7 @@ def test_batches_are_pinned(tiny_backbone, tiny_data):
 SUMS = {
     # options, the function that sums, and how many times more bytes come to the host without room (states always do)
     "kfac": (KFAC, "lit_compress.stages.calibration.whole", 10),
-    "block-LLMPruner": (LINES["block-LLMPruner"], "lit_compress.calibration.by_block.BlockStatistics.collect", 3),
+    "block-LLMPruner": (LINES["block-LLMPruner"], "lit_compress.calibration.walk.BlockStatistics.collect", 3),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ def test_by_block_is_as_in_memory(name, exports):
     whole, blocks = (exports.make(group, name) for group in ("factorize", "by_block"))
     tolerance = 1e-5 if "bfloat16" not in BOTH_WAYS[name] else 1e-2
     assert make.distance(blocks, whole) <= tolerance
+    one, other = (json.loads((folder / "report.json").read_text()) for folder in (blocks, whole))
+    for stage in ("dense", "compressed"):
+        for key in ("params", "flops", "kept", "stored", "density", "metric", "bytes"):
+            assert one[stage][key] == pytest.approx(other[stage][key], rel=1e-2 if key == "bytes" else 1e-5), key
+    for key in ("metric", "ordinary", "refuses"):
+        assert one[key] == other[key], key
+    for key in ("calibration", "refined"):
+        close = {
+            k: pytest.approx(v, rel=1e-3) if isinstance(v, float | list) else v for k, v in (other[key] or {}).items()
+        }
+        assert (one[key] or {}) | {"seconds": 0} == close | {"seconds": 0}, key
 
 
 def test_every_case_has_its_record():

@@ -133,7 +133,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
 
 def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any, dict[str, Any]]:
     """Return the compressed model that is in ``--work`` after its refinement, and facts about that."""
-    from lit_compress.calibration.by_block import calibration_parts
+    from lit_compress.calibration.walk import calibration_parts
     from lit_compress.cli.one_shot import load_model, one_shot_stage
     from lit_compress.models.storage import load_net
     from lit_compress.stages.refinement import refine_net

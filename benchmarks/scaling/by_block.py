@@ -2,10 +2,10 @@
 
     python -m benchmarks.scaling.by_block [--shapes small 1b] [--examples 8] [--blocks 1]
 
-Writes a Llama of every shape as bfloat16 shards, block by block, then runs ``factorize`` by K-FAC, or SliceGPT
-(``1b-slices``), with one block at a time in memory, in a process of its own. Of the shapes ``7b`` and ``1b-slices``,
-and with ``--blocks`` of any, only the first blocks are made and run: memory does not depend on their number, and the
-seconds are multiplied. Writes benchmarks/scaling/results/by_block/SHAPE.json.
+Writes a Llama of every shape as bfloat16 shards, block by block, then runs ``factorize`` by K-FAC, with one block at a
+time in memory, in a process of its own. Of the shape ``7b``, and with ``--blocks`` of any, only the first blocks are
+made and run: memory does not depend on their number, and the seconds are multiplied. Writes
+benchmarks/scaling/results/by_block/SHAPE.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BASE = "small"  # what libraries take is measured on this shape
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama, of which ``run`` blocks are made, and the ``options`` of the command; none: K-FAC."""
+    """The sizes of a Llama, of which ``run`` blocks are made."""
 
     blocks: int
     width: int
@@ -39,7 +39,6 @@ class Shape:
     heads: int
     vocabulary: int = 32000
     run: int | None = None
-    options: tuple[str, ...] = ()
 
     @property
     def made(self) -> int:
@@ -51,7 +50,6 @@ SHAPES = {
     "small": Shape(4, 256, 688, 4, 1000),
     "1b": Shape(16, 2048, 5632, 32),
     "7b": Shape(32, 4096, 11008, 32, run=2),
-    "1b-slices": Shape(16, 2048, 5632, 32, run=4, options=("--method", "SliceGPT")),
 }
 
 
@@ -127,8 +125,8 @@ def measure(options: Any, name: str) -> dict[str, Any]:
         write_model(work / "net", shape)
         write_texts(work / "texts", options.examples)
     peak = common.command(
-        options, "factorize", work / "net", work / "out", "--density", 0.5, "--by_block", "float32", "--data.task",
-        "plain_text", "--data.path", work / "texts", "--data.max_length", LENGTH, "--dtype", "bfloat16", *shape.options,
+        options, "factorize", work / "net", work / "out", "--density", 0.5, "--by_block", "--data.task",
+        "plain_text", "--data.path", work / "texts", "--data.max_length", LENGTH, "--dtype", "bfloat16",
     )  # fmt: skip
     if options.list:
         return {}

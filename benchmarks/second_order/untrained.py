@@ -149,7 +149,7 @@ class Untrained:
 
     def recovered(self, cell: str, density: float, after: str) -> None:
         """Make a row of a model that is refined or distilled."""
-        from lit_compress.calibration.by_block import calibration_parts
+        from lit_compress.calibration.walk import calibration_parts
         from lit_compress.cli.one_shot import one_shot_stage
         from lit_compress.models.storage import load_net
         from lit_compress.stages.distil import Recovery, distil

@@ -1,17 +1,20 @@
 """Principal axes of the residual stream, site by site, each behind the slices of all sites before it (SliceGPT).
 
-With U the axes of a site, and its first k kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x. In
-these coordinates, the dense model's, a slice is a hook, and nothing is turned before all axes are known.
+With U the axes of a site, and its first k kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x: its
+norms, and with norms before the sub-layers also the residual path. In these coordinates, the dense model's, a slice is
+a hook, and nothing is turned before all axes are known.
 
-Norms after the residual sum: every site has forwards of its own, from the first block up to it (this file). Norms
-before the sub-layers: the states before a block are kept, and forwards are of one block (sliced_by_block.py).
+Norms after the residual sum: every site has forwards of its own, from the first block up to it. Norms before the
+sub-layers: the states before a block are on disk, behind all slices before it, and forwards are of one block (walk.py).
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +22,12 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.uses import Batch, Stop, frozen, real_rows, token_places, tokens_at
+from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.layers import StreamBlock
+from lit_compress.models.block_net import one_by_one
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
-from lit_compress.tasks import TaskType, task_type
+from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
@@ -29,13 +35,15 @@ from lit_compress.utils.progress import note, track
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
+
 
 def sliced_axes(
     net: PreTrainedModel,
     stream: ResidualStream,
     widths: Sequence[int],
-    batches: Callable[[], Iterable[Batch]],
-    kind: TaskType | str,
+    batches: Iterable[Batch],
+    task: TaskType,
     *,
     centred: bool,
     reduce: Callable[[Tensor], object] | None = None,
@@ -43,14 +51,15 @@ def sliced_axes(
 ) -> list[Tensor]:
     """Return the axes U [d, d] of every site, by falling energy behind the slices before; float64, on the CPU.
 
-    The model runs where it is, in evaluation mode; afterwards it is as it was.
+    The model runs where it is, in evaluation mode; afterwards it is as it was, with norms before the sub-layers on the
+    CPU.
 
     Args:
-        net: dense; its norms are after the residual sum.
+        net: dense.
         stream: of ``net``, whose sub-layers have a basis each.
         widths: k of every site.
-        batches: function that returns the calibration batches again; called once per site.
-        kind: of the task; or its name, for the usual one.
+        batches: of the calibration examples, in the same order whenever they are iterated.
+        task: kind of the task.
         centred: whether the norms subtract a mean: then the axes are computed without it.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
         agree: function that returns on every rank its argument's result on the first.
@@ -59,30 +68,89 @@ def sliced_axes(
         UserError: there are no examples, or a hidden state is inf or NaN.
     """
     axes: list[Tensor] = []
-    handles: list[Any] = []
-    stacks = list(dict.fromkeys(place.stack for place in stream.sites))
-    find = centred_axes if centred else principal_axes
-    try:
-        with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
-            for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-                norms = [net.get_submodule(name) for name in place.norms]
-                passes = _passes(net, batches(), task_type(kind), stacks.index(place.stack))
-                gram = stream_gram(norms, net.config.hidden_size, net.device, passes, reduce=reduce)
-                axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
-                handles += _slice(net, stream, i, axes[i][:, : widths[i]])
-    finally:
-        for handle in handles:
-            handle.remove()
+    device, find = net.device, centred_axes if centred else principal_axes
+    with ExitStack() as undo, torch.no_grad(), torch.autocast(device.type, enabled=False):
+        undo.enter_context(frozen(net))
+        passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, task)
+        blocks: dict[str, nn.Module] = {}
+        if stream.pre_norm:
+            walk = undo.enter_context(_walk(net, batches, task))
+            blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
+            passes = partial(_of_block, walk, stream)
+            for block in blocks.values():
+                undo.callback(setattr, block, "__class__", type(block))
+                StreamBlock.adopt(block)
+        modules = dict(net.named_modules()) | {
+            f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
+        }
+        for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
+            own = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+            ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
+            gram = _gram([modules[name] for name in own], net.config.hidden_size, device, passes(i), not ends, reduce)
+            axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
+            if widths[i] < len(axes[i]):
+                kept = axes[i][:, : widths[i]]
+                part = _Slice((kept @ kept.mT).to(device, net.dtype))
+                for name in site.norms:
+                    hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
+                    undo.callback(modules[name].register_forward_pre_hook(hook).remove)
+                for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
+                    turn = sublayer.junction.removeprefix(f"{sublayer.host}.")
+                    setattr(blocks[sublayer.host], turn, part)
+                    undo.callback(delattr, blocks[sublayer.host], turn)
     return axes
 
 
-def stream_gram(
+class _Slice(nn.Module):
+    """Has no parameters; keeps the directions of ``projector`` [d, d] of its input."""
+
+    def __init__(self, projector: Tensor) -> None:
+        super().__init__()
+        self._held = (projector,)  # in a tuple, so that it is no part of the block's state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., d] to [..., d]."""
+        return x @ self._held[0]
+
+
+def _of_model(
+    net: PreTrainedModel, stream: ResidualStream, batches: Iterable[Batch], task: TaskType, site: int
+) -> Passes:
+    """Yield the forwards of the whole model."""
+    stack = list(dict.fromkeys(place.stack for place in stream.sites)).index(stream.sites[site].stack)
+    for batch in batches:
+        rows = real_rows(task, batch, net.device, None)
+        if len(rows["index"]):
+            yield token_places(task.masks(rows)[stack]), partial(task.run, net, rows)
+
+
+def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
+    """Yield the forwards of the block of a site, behind the slices before it."""
+    number = walk.net.names.index(stream.sublayers[site].host)
+    walk.reach(number)
+    with walk.net.block(number):
+        for rows, hidden in zip(walk.rows(), walk.states(number), strict=True):
+            yield token_places(walk.task.masks(rows)[0]), partial(walk.step, number, rows, hidden)
+
+
+@contextmanager
+def _walk(net: PreTrainedModel, batches: Iterable[Batch], task: TaskType) -> Iterator[Walk]:
+    """Yield the examples before the first block of a model in memory, with a folder for their states."""
+    rows = (real_rows(task, batch, torch.device("cpu"), None) for batch in batches)
+    parts = [part for part in rows if len(part["index"])]
+    with one_by_one(net, net.device) as blocks, tempfile.TemporaryDirectory() as folder:
+        walk = Walk(blocks, task, parts, Path(folder))
+        check_disk(Path(folder), 2 * walk.bytes(), "SliceGPT")
+        yield walk
+
+
+def _gram(
     norms: Sequence[nn.Module],
     size: int,
     device: torch.device,
-    passes: Iterable[tuple[Tensor, Callable[[], Any]]],
-    stop: bool = True,
-    reduce: Callable[[Tensor], object] | None = None,
+    passes: Passes,
+    stop: bool,
+    reduce: Callable[[Tensor], object] | None,
 ) -> Gram:
     """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 
@@ -90,7 +158,7 @@ def stream_gram(
         norms: in the order of a forward.
         size: of a hidden state.
         device: of the forwards.
-        passes: places of the tokens that count, int64, and a function that does a forward.
+        passes: the forwards.
         stop: whether a forward stops at the last norm; else its output is also read.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
 
@@ -129,21 +197,3 @@ def stream_gram(
             "those without any are chosen at random"
         )
     return gram
-
-
-def _passes(
-    net: PreTrainedModel, batches: Iterable[Batch], task: TaskType, stack: int
-) -> Iterator[tuple[Tensor, Callable[[], Any]]]:
-    for batch in batches:
-        rows = real_rows(task, batch, net.device, None)
-        if len(rows["index"]):
-            yield token_places(task.masks(rows)[stack]), partial(task.run, net, rows)
-
-
-def _slice(net: PreTrainedModel, stream: ResidualStream, site: int, kept: Tensor) -> list[Any]:
-    """Let the norms of a site have only its directions ``kept`` [d, k]."""
-    if kept.shape[0] == kept.shape[1]:
-        return []
-    projector = (kept @ kept.mT).to(net.device, net.dtype)
-    readers = [net.get_submodule(name) for name in stream.sites[site].norms]
-    return [module.register_forward_pre_hook(lambda _, args: (args[0] @ projector,)) for module in readers]

@@ -3,14 +3,15 @@
 A statistic says which losses it takes the gradients of, and makes a collector. A collector sums over the uses of sites.
 Two walks show it the uses, so every statistic goes both ways:
 
-    whole (this file)              one forward and backward of the model in memory
-    BlockStatistics (by_block.py)  one block in memory at a time, the states between blocks on disk
+    whole (this file)          one forward and backward of the model in memory
+    BlockStatistics (walk.py)  one block in memory at a time, the states between blocks on disk
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -245,6 +246,37 @@ def whole(
     return sums.result()
 
 
+@contextmanager
+def watched(
+    module: nn.Module, sums: Collector, sites: Mapping[str, Site], masks: Sequence[Tensor], groups: int,
+    names: Collection[str] | None = None, loose: Uses | None = None, start: str = "",
+) -> Iterator[None]:  # fmt: skip
+    """Show a collector every use of some modules in a forward, inside.
+
+    Args:
+        module: the model, or a part of it.
+        sums: collector.
+        sites: by name in the model.
+        masks: of the tokens of each stack.
+        groups: number of examples, or 1 for all of them as one.
+        names: of the modules in the model, all of which begin with ``start``; None: all ``sites``.
+        loose: the uses that belong to no example.
+        start: name of ``module`` in the model, with a dot.
+    """
+    where: Any = [token_places(mask) for mask in masks] if sums.by_token else masks
+    names = sites if names is None else names
+    number, loose = dict.fromkeys(names, 0), loose or {}
+
+    def on_forward(path: str, x: Tensor, output: Tensor) -> None:
+        name = start + path
+        own = mask_of(sites[name], where) if name in sites else where[0]  # of a table
+        sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, groups)
+        number[name] += 1
+
+    with hooked(module, [name.removeprefix(start) for name in names], on_forward):
+        yield
+
+
 @dataclass
 class _Whole:
     """Puts examples through a model and back.
@@ -276,16 +308,8 @@ class _Whole:
 
         The graph begins at the outputs of the first of them.
         """
-        task, where, number, loose = self.task, self.task.masks(rows), dict.fromkeys(names, 0), self.loose or {}
-        if self.sums.by_token:
-            where = tuple(map(token_places, where))  # type: ignore[assignment]
-
-        def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-            own = mask_of(self.sites[name], where) if name in self.sites else where[0]  # of a table
-            self.sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, groups)
-            number[name] += 1
-
-        with hooked(self.net, names, on_forward):
+        task = self.task
+        with watched(self.net, self.sums, self.sites, task.masks(rows), groups, names, self.loose or {}):
             output = task.run(self.net, rows)
             if self.statistic.labels is not None:
                 losses = self.statistic.losses(task, task.logits(output, rows), rows, groups)

@@ -1,7 +1,7 @@
 """``factorize --by_block``: for models larger than memory; one block at a time is loaded.
 
-Every phase continues from its files: the dev metric of the dense model; the moments and the factors of every block
-(calibration/by_block.py); ranks; the shards of the export; its dev metric.
+Every phase continues with the block whose files are missing: the dev metric of the dense model; the measurements of
+every block (calibration/walk.py); ranks; the files of the export (export/sharded.py); its dev metric.
 """
 
 from __future__ import annotations
@@ -9,34 +9,29 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
-from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.calibration.statistics import TOKENS, Statistic
+from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
 from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export.by_block import check_choices_by_block, write_parts, write_report, write_shards
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
+from lit_compress.export.sharded import check_choices_by_block, write_report, write_shards
 from lit_compress.methods import Method
-from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net, finetuned_config
-from lit_compress.models.block_net import BlockNet, Ending, check_by_block
-from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import LazyTensors, net_bytes
-from lit_compress.models.sites import blocks, find_sites
+from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes
+from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of
-from lit_compress.models.surgery import describe
+from lit_compress.models.surgery import describe, replace
 from lit_compress.run.guard import check_memory
-from lit_compress.stages.by_block import MeasuredBlocks
-from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
 from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
@@ -55,36 +50,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.budget import Budget
 
-Precision = Literal["float32", "bfloat16"]  # of the states on disk
 TRAINED = ("refined-dense", "refined")  # folders of the states of a refinement
-
-
-class _Work:
-    """The folder of the files between the phases, and the seconds that every phase took.
-
-    Args:
-        folder: made if it is not there.
-        settings: of the work; a folder with others is refused.
-    """
-
-    def __init__(self, folder: Path, settings: str) -> None:
-        self.folder, self.seconds = folder, dict[str, float]()
-        path = folder / "settings.json"
-        begun = any(other.is_file() and other != path for other in folder.rglob("*"))
-        if begun and path.is_file() and read_json("--by_block", path, dict).get("hash") != settings:
-            raise UserError(
-                f"--by_block: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
-            )
-        if begun and not path.is_file():
-            raise UserError(f"--by_block: '{folder}' holds something else; give another OUT")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"hash": settings})
-        self._since = time.perf_counter()
-
-    def ended(self, phase: str) -> None:
-        """Take the time of a phase that has ended."""
-        now = time.perf_counter()
-        self.seconds[phase], self._since = round(now - self._since, 2), now
 
 
 def check_budget(budget: Budget | None) -> None:
@@ -98,14 +64,9 @@ def check_budget(budget: Budget | None) -> None:
 
 
 def factorize_by_block(
-    out: Path,
-    method: Method,
-    data: DataModule,
-    config: dict[str, Any],
-    choices: Choices,
-    precision: Precision,
+    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices,
     recovery: Recovery = NO_RECOVERY,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
     Args:
@@ -114,7 +75,6 @@ def factorize_by_block(
         data: training data for a weighting that needs them, validation data for the report.
         config: of the command.
         choices: for the export.
-        precision: of the states between blocks, on disk.
         recovery: how the compressed blocks are trained.
 
     Raises:
@@ -132,66 +92,65 @@ def factorize_by_block(
     compression = _checked(stage, method, dense, data)
     if recovery.refine is not None:
         check_refinement(dense, stage.dense_states, type(method).__name__)
-    walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
+    work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, compression)
     if recovery.refine is not None:
-        walks.refine_by(recovery.refine, stage.texts(data))
-    less = "--weighting none sums nothing" if walks.memory["statistics"] else "give a machine with more"
-    check_memory("factorize --by_block", walks.bound(), lambda: less)
-    work = _Work(walks.folder, walks.settings(config, precision))
-    check_disk(work.folder, walks.disk_bytes())
+        work.refine_by(recovery.refine, stage.texts(data))
+    less = "--weighting none sums nothing" if work.memory["statistics"] else "give a machine with more"
+    check_memory("factorize --by_block", work.bound(), lambda: less)
+    work.begin(config)
 
-    scores = walks.dense_metric()
-    work.ended("dense metric")
-    walks.measure()
-    work.ended(compression.name)
-    chosen, loss = compression.choose(dense, walks.measured)
+    dense_scores = work.dense_metric()
+    work.measure()
+    measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
+    chosen, loss = compression.choose(dense, measured)
     calibration = stage.record(data, loss)
+    form = work.export(form, chosen, measured, choices.dtype)
+    scores = work.compressed_metric(form, choices)
+    if calibration:
+        calibration["measured_loss"] = work.divergence()
+        work.ended("divergence")
+    told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
+    more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
+    more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
+    report = write_report(
+        work.out, dense, form, (dense_scores, scores), net_bytes(work.source), type(method).__name__, data, config,
+        choices, more, (method.budget, method.density) if method.budget else None,
+    )  # fmt: skip
     with atomic_folder(out) as temporary:
-        form = walks.export(form, chosen, choices.dtype, temporary)
-        work.ended("export")
-        compressed = walks.compressed_metric(temporary, form, choices)
-        if calibration:
-            calibration["measured_loss"] = walks.divergence()
-        work.ended("compressed metric")
-        told = {"states": precision, "seconds": work.seconds, "memory": walks.memory | {"bound": walks.bound()}}
-        more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
-        more |= {"refined": walks.refinement and walks.refinement.told()}
-        report = write_report(
-            temporary, dense, form, (scores, compressed), net_bytes(walks.source), type(method).__name__, data, config,
-            choices, more | {"by_block": told}, (method.budget, method.density) if method.budget else None,
-        )  # fmt: skip
+        temporary.rmdir()
+        work.out.rename(temporary)
     remove(work.folder)
     return report
 
 
-class _Walks:
-    """The walks over the blocks of one factorization: dense metric, measurements, export, metric of the export."""
+class _Work:
+    """The phases of one factorization, and the folder of their files.
+
+    Attributes:
+        seconds: that every phase took.
+        out: folder of the export, which gets its place when it is whole.
+    """
 
     def __init__(
-        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, compression: Compression,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self.folder, self.data, self.dense, self.compression, self.dtype = folder, data, dense, compression, dtype
+        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, compression: Compression
+    ) -> None:
+        self.folder, self.data, self.dense, self.compression = folder, data, dense, compression
+        self.out, self.seconds, self._since = folder / "export", dict[str, float](), time.perf_counter()
         self.source, self.task, self.kind = Path(method.backbone).expanduser(), method.task, task_type(method.task)
-        asked = compression.calibration(dense, data)
-        self.statistic = statistic = None if asked is None else asked.statistic
-        labels, sites = (None, None) if statistic is None else (statistic.labels, statistic.sites)
-        wanted = [site.name for site in find_sites(dense) if sites is None or site.name in sites]
-        self.measured = MeasuredBlocks(folder, compression, dense, [name for *_, name, _ in blocks(dense)], wanted)
         tensors = LazyTensors(self.source, f"model: '{self.source}'")
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
         self.dev = [batch for loader in data.val_dataloader() for batch in loader]
-        self.before = Sweeps(self.net, self.kind, self.dev, folder / "dense", dtype)
-        parts = [] if asked is None else calibration_parts(self.kind, asked.batches, labels)
-        self.sweeps = Sweeps(self.net, self.kind, parts, folder / "calibration", dtype)
-        self.collector: BlockStatistics | BlockAxes | None = None
-        if isinstance(statistic, Axes):
-            centred = not get_architecture(dense).rms
-            self.collector = BlockAxes(
-                self.sweeps, residual_stream(dense), statistic.widths, centred, self.measured.axes
-            )
-        elif isinstance(statistic, Statistic):
-            self.collector = BlockStatistics(self.sweeps, dense, statistic)
+        self.before = Walk(self.net, self.kind, self.dev, folder / "dense")
+        asked, self.collector = compression.calibration(dense, data), None
+        self.reads_examples = asked is not None
+        names: Any = [site.name for site in find_sites(dense)]
+        if asked is not None:
+            assert isinstance(asked.statistic, Statistic), "of the whole model"
+            parts = calibration_parts(self.kind, asked.batches, asked.statistic.labels)
+            walk = Walk(self.net, self.kind, parts, folder / "calibration")
+            self.collector = BlockStatistics(walk, dense, asked.statistic)
+            names = set(asked.statistic.names(dense)).intersection(names)
+        self.sites = [[name for name in names if name.startswith(f"{block}.")] for block in self.net.names]
         sums = 0 if self.collector is None else self.collector.bytes()
         self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}
         self.refinement: Refinement | None = None
@@ -199,70 +158,115 @@ class _Walks:
     def refine_by(self, steps: int, texts: Iterable[Batch]) -> None:
         """Train every block for so many steps on ``texts`` before it is written."""
         parts = calibration_parts(self.kind, texts, None)
-        dense, own = (Sweeps(self.net, self.kind, parts, self.folder / name, self.dtype) for name in TRAINED)
-        self.refinement = Refinement(dense, own, steps)
+        self.refinement = Refinement(*(Walk(self.net, self.kind, parts, self.folder / name) for name in TRAINED), steps)
         self.memory["training"] = OF_TRAINING * self.memory["block"]
-
-    def settings(self, config: dict[str, Any], precision: Precision) -> str:
-        """Return a hash of what the files of the work depend on."""
-        files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
-        known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-        steps = self.refinement and self.refinement.steps
-        reads = self.statistic is not None or steps is not None
-        return short_hash(config, known, precision, self.data.fingerprint() if reads else None, steps)
-
-    def disk_bytes(self) -> int:
-        """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
-        count, each = len(self.net), torch.empty(0, dtype=self.dtype).element_size()
-        gradients = self.statistic is not None and self.statistic.labels is not None
-        states = 4 * self.before.numbers() + (count + 2 if gradients else 2) * self.sweeps.numbers()
-        export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
-        trained = 0 if self.refinement is None else self.refinement.disk_bytes()
-        return each * states + trained + self.compression.bytes(self.dense) + export
 
     def bound(self) -> int:
         """Return the peak bytes without activations: outside the blocks, two blocks, a block's sums or its training."""
         more = max(self.memory["statistics"], self.memory.get("training", 0))
         return self.memory["outside"] + 2 * self.memory["block"] + more
 
+    def begin(self, config: dict[str, Any]) -> None:
+        """Make the folder, or continue in it.
+
+        Raises:
+            UserError: it holds something else, or the disk is too small.
+        """
+        files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
+        known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        steps = self.refinement and self.refinement.steps
+        reads = self.reads_examples or steps is not None
+        settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
+        path = self.folder / "settings.json"
+        begun = any(other.is_file() and other != path for other in self.folder.rglob("*"))
+        if begun and path.is_file() and read_json("--by_block", path, dict).get("hash") != settings:
+            raise UserError(
+                f"--by_block: '{self.folder}' holds unfinished work of other settings or data; give the same, or "
+                "remove it"
+            )
+        if begun and not path.is_file():
+            raise UserError(f"--by_block: '{self.folder}' holds something else; give another OUT")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"hash": settings})
+        check_disk(self.folder, self._disk_bytes())
+
+    def _disk_bytes(self) -> int:
+        """Return how many bytes the files take at most: states, what is kept of blocks, and the export."""
+        states = 4 * self.before.bytes()
+        if self.collector is not None:
+            back = self.collector.statistic.labels is not None
+            states += (len(self.net) + 2 if back else 2) * self.collector.walk.bytes()
+        trained = 0 if self.refinement is None else self.refinement.disk_bytes()
+        export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
+        return states + trained + self.compression.bytes(self.dense) + export
+
+    def ended(self, phase: str) -> None:
+        """Take the time of a phase that has ended."""
+        now = time.perf_counter()
+        self.seconds[phase], self._since = round(now - self._since, 2), now
+
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""
-        self.before.reach(len(self.net), keep=False, what="evaluate")
+        self.before.reach(len(self.net), what="evaluate")
         if self.task.wants_vectors and self.data.teacher is None:
-            self.data.label_by(Ending(self.net, self.before.last))
-        return evaluate(Ending(self.net, self.before.last), self.data, sure=True)  # type: ignore[arg-type]
+            self.data.label_by(Ending(self.net, self.before.last()))
+        scores = evaluate(Ending(self.net, self.before.last()), self.data, sure=True)  # type: ignore[arg-type]
+        self.ended("dense metric")
+        return scores
 
     def measure(self) -> None:
         """Measure every block that has no folder yet."""
         if self.collector is not None:
-            self.collector.collect(self.measured.done, self.measured.write)
-            return
-        for i in (i for i in range(len(self.net)) if not self.measured.done(i)):
-            with self.net.block(i) as block:
-                self.measured.write(i, block, {})
+            self.collector.collect(lambda number: self._measured(number).is_dir(), self._measure)
+        for i in range(len(self.net)) if self.collector is None else ():
+            if not self._measured(i).is_dir():
+                with self.net.block(i) as block:
+                    self._measure(i, block, {})
+        self.ended(self.compression.name)
 
-    def export(self, form: PreTrainedModel, chosen: Chosen, dtype: str, out: Path) -> PreTrainedModel:
-        """Write the compressed model to ``out`` and return ``form`` in its shapes; the dense model is released."""
-        files, compression, measured = (dtype, self.folder, out), self.compression, self.measured
+    def _measured(self, number: int) -> Path:
+        return self.folder / f"{self.compression.name}-{number:05}"
+
+    def _measure(self, number: int, block: nn.Module, statistics: dict[Any, Any]) -> None:
+        """Write the folder of a block; its values and its statistics by site are released."""
+        from safetensors.torch import save_file
+
+        names, shapes = self.sites[number], self.dense
+        for name in names:
+            weight = block.get_parameter(f"{name.removeprefix(f'{self.net.names[number]}.')}.weight")
+            replace(shapes, f"{name}.weight", nn.Parameter(weight.detach().cpu()))  # type: ignore[arg-type]
+        if names:
+            empty(block)
+        with self.net.only_block(), atomic_folder(self._measured(number)) as temporary:
+            for i, (finished, tensors) in enumerate(self.compression.measure(shapes, names, statistics)):
+                save_file(tensors, temporary / f"{i:05}.safetensors")
+                for name in finished:
+                    empty(shapes.get_submodule(name))
+        for name in names:
+            empty(shapes.get_submodule(name))
+
+    def export(self, form: PreTrainedModel, chosen: Chosen, measured: StoredTensors, dtype: str) -> PreTrainedModel:
+        """Write the compressed model and return ``form`` in its shapes; the dense model is released."""
 
         def change(form: PreTrainedModel, number: int, values: bool) -> None:
-            compression.apply(form, measured.chosen(number, chosen), measured if values else None)
+            own = {name: value for name, value in chosen.items() if name.startswith(f"{self.net.names[number]}.")}
+            self.compression.apply(form, own, measured if values else None)
 
-        if compression.by_itself:
-            form = write_shards(self.net, form, change, *files, self.refinement)
-        else:
-            form = write_parts(form, len(self.net), partial(compression.part, self.dense, measured, self.net), *files)
-        del self.net, self.sweeps, self.collector
+        form = write_shards(self.net, form, change, dtype, self.out, self.refinement)
+        del self.net, self.collector
+        self.ended("export")
         return form
 
-    def compressed_metric(self, out: Path, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
-        """Evaluate the export in ``out``, which is ``form`` without values."""
-        own = BlockNet(config_of(out), LazyTensors(out, "export"), describe(form), device=current_device())
-        if not choices.half and self.compression.by_itself:
+    def compressed_metric(self, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
+        """Evaluate the export, which is ``form`` without values."""
+        own = BlockNet(config_of(self.out), LazyTensors(self.out, "export"), describe(form), device=current_device())
+        if not choices.half:
             self.before.net = own  # they are alike outside the blocks
-        self.after = Sweeps(own, self.kind, self.dev, self.folder / "compressed", self.dtype)
-        self.after.reach(len(own), keep=False, what="evaluate")
-        return evaluate(Ending(own, self.after.last), self.data, sure=True)  # type: ignore[arg-type]
+        self.after = Walk(own, self.kind, self.dev, self.folder / "compressed")
+        self.after.reach(len(own), what="evaluate")
+        scores = evaluate(Ending(own, self.after.last()), self.data, sure=True)  # type: ignore[arg-type]
+        self.ended("compressed metric")
+        return scores
 
     def divergence(self) -> float:
         """Return the divergence of the export's outputs from the dense model's."""
@@ -273,15 +277,13 @@ class _Walks:
             for batch, own in zip(dev, masks, strict=True) if own.any()
         ]  # fmt: skip
 
-        def ending(sweeps: Sweeps) -> Ending:
-            def last() -> Iterator[Tensor]:
-                for states, own in zip(sweeps.last(), masks, strict=False):  # a row may have several texts
-                    if own.any():
-                        yield states.unflatten(0, (len(own), -1))[own].flatten(0, 1)
+        def drawn_of(walk: Walk) -> Iterator[Tensor]:
+            for states, own in zip(walk.last(), masks, strict=False):  # a row may have several texts
+                if own.any():
+                    yield states.unflatten(0, (len(own), -1))[own].flatten(0, 1)
 
-            return Ending(sweeps.net, last)
-
-        return divergence(ending(self.after), ending(self.before), self.data, batches)  # type: ignore[arg-type]
+        nets: list[Any] = [Ending(walk.net, drawn_of(walk)) for walk in (self.after, self.before)]
+        return divergence(*nets, self.data, batches)
 
 
 def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:

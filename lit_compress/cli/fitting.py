@@ -108,9 +108,9 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         "your own, mypackage.Mine",
     )  # fmt: skip
     parser.add_argument(
-        "--by_block", choices=("float32", "bfloat16"),
+        "--by_block", choices=("float32",), nargs="?", const="float32", metavar="float32",
         help="for a model larger than memory: one block at a time is in memory, states between blocks are on disk "
-        "in this precision (in OUT.by_block); the same command continues after a kill",
+        "in float32 (in OUT.by_block); the same command continues after a kill",
     )  # fmt: skip
     parser.add_argument(
         "--refine", type=int, metavar="STEPS",
@@ -141,7 +141,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
     parts = settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
     if given.by_block:
-        return given.out, factorize_by_block(*_work(out, parts, cli), given.by_block, recovery)
+        return given.out, factorize_by_block(*_work(out, parts, cli), recovery)
     with ExitStack() as stack:
         tried, timed = None, None
         if kinds:

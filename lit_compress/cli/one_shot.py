@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.calibration.by_block import calibration_parts
+from lit_compress.calibration.walk import calibration_parts
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
 from lit_compress.export.card import license_of

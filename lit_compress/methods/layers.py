@@ -208,7 +208,7 @@ class FewerBlocks(Compression):
         stage: has settings and counts.
     """
 
-    name, by_itself = "blocks", False
+    name = "blocks"
 
     def __init__(self, stage: LayersStage) -> None:
         self.stage = stage

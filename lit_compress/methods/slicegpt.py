@@ -8,7 +8,7 @@ https://github.com/microsoft/TransformerCompression.
                   multiplied by Q^T, its readers by Q; LayerNorm first becomes R, gamma and beta in the weights
                   around it and an rms norm (section 3.1, 3.2)                          models/projected/insert.py
     axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x the input of norm l after the
-                  slices before it; float64, without padding (section 3.3)          calibration/sliced_by_block.py
+                  slices before it; float64, without padding (section 3.3)          calibration/sliced_stream.py
     slices        the first k columns of every Q_l; on the residual path Q_l[:, :k]^T Q_l+1[:, :k], a k x k matrix;
                   the norm divides by the original width (section 3.4)                    models/projected/fold.py
 
@@ -25,7 +25,7 @@ Deviations, and where paper and program differ:
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
-    - The hidden states before a block are on disk, and forwards are of that block (calibration/sliced_by_block.py).
+    - The hidden states before a block are on disk, and forwards are of that block (calibration/sliced_stream.py).
       With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d): 0.84 at a slice of
       25 %, and more than all at slices below 13 %.
@@ -45,7 +45,7 @@ from torch import Tensor
 from lit_compress.methods.base import Method
 from lit_compress.models.projected.gates import gated_size
 from lit_compress.models.projected.outline import outline_projected
-from lit_compress.models.projected.sliced import SLICED, slice_stream, sliced_block, whole_axes
+from lit_compress.models.projected.sliced import SLICED, slice_stream, whole_axes
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Stage
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.models.block_net import BlockNet
-    from lit_compress.models.surgery import Structure
     from lit_compress.tasks.base import TaskType
 
 
@@ -185,7 +183,7 @@ class Slices(Compression):
         stage: has settings and widths.
     """
 
-    name, by_itself = "axes", False
+    name = "axes"
 
     def __init__(self, stage: SlicingStage) -> None:
         self.stage = stage
@@ -198,12 +196,10 @@ class Slices(Compression):
         return self._widths
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse norms that are after the sub-layers."""
-        if not residual_stream(net).pre_norm:
-            raise UserError(
-                f"--by_block: norms of '{net.config.model_type}' are after the sub-layers, and slices then need the "
-                "whole model; nearest: LLMPruner"
-            )
+        """Refuse: the directions of a site depend on the slices of all sites before it."""
+        raise UserError(
+            "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner"
+        )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
         """Return the axes of every site."""
@@ -240,15 +236,6 @@ class Slices(Compression):
             return
         axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
-
-    def part(
-        self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
-    ) -> tuple[dict[str, Tensor], Structure]:
-        """Return the tensors of a sliced block, by their names in the model, and the specs of its modules."""
-        names, widths = list(net.names)[number : number + 2], self.widths(shapes)
-        sites = sorted({s.reads for s in residual_stream(shapes).sublayers if s.host in names})
-        axes = [whole_axes(measured[str(site)]) for site in sites]
-        return sliced_block(net, shapes, number, axes, [widths[site] for site in sites])
 
     def told(self, net: PreTrainedModel, chosen: dict[str, Any]) -> dict[str, Any]:
         """Return the width of hidden states at every site."""

@@ -145,11 +145,6 @@ class Blocks:
         yield block.to(self.device)
         block.to("cpu")
 
-    @contextmanager
-    def only_block(self) -> Iterator[None]:
-        """Unload the parts outside the blocks, if they can be read again."""
-        yield
-
     def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
         """Return what block ``number``, which has its values, for ``hidden``; None: for the embeddings' output.
 
@@ -234,7 +229,6 @@ class BlockNet(Blocks):
         config: of the model.
         tensors: of its folder.
         structure: of an export.
-        dtype: of all weights in memory; None: as they are stored.
         unused: function that says of a tensor that a file may lack it; it is 0 then.
         device: where it runs.
 
@@ -247,14 +241,13 @@ class BlockNet(Blocks):
         config: PreTrainedConfig,
         tensors: LazyTensors,
         structure: Structure | None = None,
-        dtype: torch.dtype | None = torch.float32,
         unused: Callable[[str], bool] = lambda name: False,
         device: torch.device | str = "cpu",
     ) -> None:
         net = empty_of(copy.deepcopy(config), structure)
         check_by_block(net)
         super().__init__(net, device)
-        self.tensors, self.dtype, self._unused = tensors, dtype, unused
+        self.tensors, self._unused = tensors, unused
         self.prefix = base_prefix(net)
         tensors.rename(net)
         self._aliases = tied(net)
@@ -276,7 +269,7 @@ class BlockNet(Blocks):
         self._fill_outside()
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor from the file.
+        """Return a tensor from the file, in float32.
 
         Raises:
             UserError: it is missing or not finite.
@@ -287,7 +280,7 @@ class BlockNet(Blocks):
                 return torch.zeros(self.net.state_dict()[name].shape)
             raise UserError(f"{self.tensors.what} has no tensor '{name}'; give the folder of a whole model")
         value = self.tensors.read(stored)
-        value = value.to((self.dtype or value.dtype) if value.is_floating_point() else value.dtype, copy=True)
+        value = value.to(torch.float32 if value.is_floating_point() else value.dtype, copy=True)
         if value.is_floating_point() and not all_finite(value):
             raise UserError(f"{self.tensors.what}: '{name}' has values that are not finite; it is broken")
         return value
@@ -331,11 +324,11 @@ class Ending:
 
     Args:
         net: whose last part runs.
-        states: function that returns an iterator over the last block's output for every batch.
+        states: the last block's output for every batch.
     """
 
-    def __init__(self, net: Blocks, states: Callable[[], Iterator[Tensor]]) -> None:
-        self._net, self._states = net, states()
+    def __init__(self, net: Blocks, states: Iterator[Tensor]) -> None:
+        self._net, self._states = net, states
 
     def forward(self, **inputs: Tensor) -> Any:
         """Return the outputs of the next batch, or of its first rows."""

@@ -6,7 +6,7 @@ The files are named as in transformers: ``model.safetensors``, or ``model-00001-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,33 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for path in tensor_files(folder) for name, value in load_file(path).items()}
 
 
+def _read(path: Path, name: str) -> Tensor:
+    """Return a tensor of a file, as a view of it."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """The tensors of some files by name, each read when it is asked for, and not kept."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._places = {name: path for path in files for name in stored_shapes(path)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a copy of a tensor."""
+        return _read(self._places[name], name).clone()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._places)
+
+
 class LazyTensors:
     """The tensors of the model in a folder, each read from its file when it is asked for, and not kept.
 
@@ -117,10 +144,7 @@ class LazyTensors:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor as it is stored; it is a view of its file."""
-        from safetensors import safe_open
-
-        with safe_open(self._places[name], framework="pt") as file:
-            return file.get_tensor(name)
+        return _read(self._places[name], name)
 
 
 def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -131,15 +155,11 @@ def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file(whole, path, metadata={"format": "pt"})
 
 
-def write_index(folder: Path, files: Iterable[Path]) -> None:
-    """Number ``files``, which lie in ``folder``, as transformers does, and write which tensor is in which."""
-    paths = list(files)
-    names = [f"model-{i + 1:05}-of-{len(paths):05}.safetensors" for i in range(len(paths))]
-    places = {tensor: name for path, name in zip(paths, names, strict=True) for tensor in stored_shapes(path)}
-    size = sum(_data_bytes(path) for path in paths)
-    for path, name in zip(paths, names, strict=True):
-        path.rename(folder / name)
-    write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
+def write_index(files: Sequence[Path]) -> None:
+    """Write next to ``files`` which tensor is in which."""
+    places = {tensor: path.name for path in files for tensor in stored_shapes(path)}
+    size = sum(_data_bytes(path) for path in files)
+    write_json(files[0].parent / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
 
 
 def _data_bytes(path: Path) -> int:

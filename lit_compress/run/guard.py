@@ -137,7 +137,7 @@ def check_factorize(
         forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
     size = max(forwards) + TRAINED * _bytes(dense) + distils * _bytes(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
-    check_memory("factorize", size, lambda: f"{fewer}--by_block float32 has one block in memory", current_device())
+    check_memory("factorize", size, lambda: f"{fewer}--by_block has one block in memory", current_device())
 
 
 def check_loading(size: int) -> None:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.block_losses import least_missed
-from lit_compress.calibration.by_block import Sweeps, check_disk
 from lit_compress.calibration.kronecker import Moments, parts_within
-from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.calibration.statistics import Statistic, whole
-from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.block_net import one_by_one
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import find_sites
 from lit_compress.tasks import TaskType, task_type
@@ -70,20 +64,8 @@ class Axes(OfModel):
     def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
         """Return the axes U [d, d] by number of the site."""
         stream, centred = residual_stream(net), not get_architecture(net).rms
-        if not stream.pre_norm:
-            axes = sliced_axes(
-                net, stream, self.widths, lambda: batches, kind, centred=centred, reduce=reduce, agree=from_first
-            )
-            return dict(enumerate(axes))
-        found: dict[int, Tensor] = {}
-        rows = (real_rows(kind, batch, torch.device("cpu"), None) for batch in batches)
-        parts = [part for part in rows if len(part["index"])]
-        with frozen(net), one_by_one(net, net.device) as walked, tempfile.TemporaryDirectory() as states:
-            sweeps = Sweeps(walked, kind, parts, Path(states), net.dtype)
-            check_disk(Path(states), 2 * sweeps.numbers() * net.dtype.itemsize, "SliceGPT")
-            blocks = BlockAxes(sweeps, stream, self.widths, centred, reduce=reduce, agree=from_first)
-            blocks.collect(lambda number: False, lambda number, block, axes: found.update(axes))
-        return found
+        axes = sliced_axes(net, stream, self.widths, batches, kind, centred=centred, reduce=reduce, agree=from_first)
+        return dict(enumerate(axes))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.models.block_net import BlockNet
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
@@ -45,7 +44,6 @@ class Compression(ABC):
     """The one-shot step of a method on a dense model."""
 
     name: ClassVar[str]  # of what it keeps of a block
-    by_itself: ClassVar[bool] = True  # whether a block is changed without the others; else :meth:`part` does
 
     def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
         """Refuse settings that cannot work block by block.
@@ -107,21 +105,6 @@ class Compression(ABC):
             chosen: by :meth:`choose` or :meth:`plan`, or a part of it.
             measured: of these sites; None: shapes only, values come later.
         """
-
-    def part(
-        self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
-    ) -> tuple[dict[str, Tensor], Structure]:
-        """Return the tensors of a changed block and of other changed modules, and the specs of their modules.
-
-        Only of a compression whose blocks cannot be changed without each other.
-
-        Args:
-            shapes: the dense model, without values.
-            measured: of all blocks.
-            net: gives the values of the dense model.
-            number: of the block.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def told(self, net: PreTrainedModel, chosen: Chosen) -> dict[str, Any]:

@@ -23,7 +23,7 @@ chosen here:
 
 One dense and one compressed block are in memory, the hidden states before and behind them are on disk. The same
 function walks over a model in memory (:func:`refine_net`) and over one whose blocks are read one by one
-(export/by_block.py). A killed process continues with the block it was at.
+(export/sharded.py). A killed process continues with the block it was at.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.by_block import Sweeps, check_disk
 from lit_compress.calibration.uses import Batch, frozen
-from lit_compress.models.block_net import Blocks, check_by_block, one_by_one
+from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.models.block_net import check_by_block, one_by_one
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json
@@ -91,7 +91,7 @@ class Refinement:
         behind: behind how many dense blocks the states are that each block learns; None: as many as own ones.
     """
 
-    def __init__(self, dense: Sweeps, own: Sweeps, steps: int, behind: Sequence[int] | None = None) -> None:
+    def __init__(self, dense: Walk, own: Walk, steps: int, behind: Sequence[int] | None = None) -> None:
         self.dense, self.own, self.steps = dense, own, steps
         self.behind = behind or range(1, len(own.net) + 1)
 
@@ -99,7 +99,7 @@ class Refinement:
         """Train a compressed block, on the CPU before and afterwards, and write the next one's input."""
         own, device, start = self.own, self.own.net.device, time.perf_counter()
         own.drop("states", number - 1)
-        self.dense.reach(self.behind[number], keep=False)
+        self.dense.reach(self.behind[number])
         block.to(device)
         before = self._error(number, block)
         values = {name: value.detach().clone() for name, value in block.named_parameters()}
@@ -130,7 +130,7 @@ class Refinement:
 
     def disk_bytes(self) -> int:
         """Return how many bytes the states take at most: before and behind a block, of both models."""
-        return 4 * self.own.numbers() * torch.empty(0, dtype=self.own.dtype).element_size()
+        return 4 * self.own.bytes()
 
     def _told(self, number: int) -> Path:
         return self.own.folder / f"refined-{number:05}.json"
@@ -146,7 +146,7 @@ class Refinement:
         parts = zip(self.own.rows(order), self.own.states(number, order), targets, strict=True)
         for rows, hidden, target in parts:
             assert target is not None
-            output = self.own.net.step(number, self.own.inputs(rows), hidden, block)
+            output = self.own.step(number, rows, hidden, block)
             yield output, token_errors(output, target.to(output.device), self._mask(rows))
 
     def _error(self, number: int, block: nn.Module) -> float:
@@ -219,7 +219,7 @@ def refine_net(
         dense: the model that was compressed; both are on the CPU, before and afterwards.
         net: the compressed one.
         kind: of the task.
-        parts: of the examples, as :func:`~lit_compress.calibration.by_block.calibration_parts` returns them.
+        parts: of the examples, as :func:`~lit_compress.calibration.walk.calibration_parts` returns them.
         steps: of AdamW, for every block.
         folder: for the states.
         device: of the passes.
@@ -229,11 +229,8 @@ def refine_net(
         UserError: the states do not fit on the disk.
     """
     with frozen(dense), frozen(net), one_by_one(dense, device) as theirs, one_by_one(net, device) as ours:
-
-        def sweeps(blocks: Blocks, name: str) -> Sweeps:
-            return Sweeps(blocks, kind, parts, folder / name, torch.float32)
-
-        refinement = Refinement(sweeps(theirs, "dense"), sweeps(ours, "refined"), steps, behind)
+        walks = (Walk(blocks, kind, parts, folder / name) for blocks, name in ((theirs, "dense"), (ours, "refined")))
+        refinement = Refinement(*walks, steps, behind)
         check_disk(folder, refinement.disk_bytes(), "--refine")
         for i in track(range(len(ours)), "refine", len(ours)):
             refinement(i, ours.blocks[i])

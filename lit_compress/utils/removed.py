@@ -24,6 +24,7 @@ REMOVED_LAYERS: dict[str, str] = {
 # last part of the option, one of its values -> what to do in its place
 VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
+    ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("price", "milliseconds"): "parameters is as fast; --budget speedup=2x measures the whole model",
     ("removes", "both"): "auto tries structures and components, which are as good",

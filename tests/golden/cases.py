@@ -59,6 +59,8 @@ BOTH_WAYS = {
     "bert kfac ranks": ["--rank", "7", "--allocation", "uniform"],
     "llama kfac": HALF,
     "llama kfac size": ["--budget", "size=120kB"],
+    "llama kfac refined": [*HALF, "--refine", "5"],
+    "bert none refined": [*HALF, "--weighting", "none", "--refine", "5"],
     "bert inputs": [*HALF, "--weighting", "inputs"],
     "llama inputs": [*HALF, "--weighting", "inputs", "--allocation", "global"],
     "bert fisher": [*HALF, "--weighting", "fisher", *ROWS],
@@ -77,10 +79,6 @@ BOTH_WAYS = {
     "llama pruned": [*PRUNED, *HALF],
     "llama pruned uniform": [*PRUNED, "--budget", "params=20K", "--shape", "uniform",
                              "--model.prune.importance", "element2"],
-    "tied sliced": [*SLICED, "--density", "0.6"],
-    "opt sliced": [*SLICED, "--density", "0.7"],
-    "phi3 sliced": [*SLICED, "--density", "0.6", "--round_to", "4"],
-    "qwen3 sliced": [*SLICED, "--budget", "params=30K"],
 }  # fmt: skip
 IN_MEMORY = {
     "bert kfac price": [*HALF, "--price", "flops"],
@@ -88,6 +86,10 @@ IN_MEMORY = {
     "bert kfac all": [*HALF, "--scope", "all"],
     "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
     "bert sliced": [*SLICED, "--density", "0.7"],
+    "tied sliced": [*SLICED, "--density", "0.6"],
+    "opt sliced": [*SLICED, "--density", "0.7"],
+    "phi3 sliced": [*SLICED, "--density", "0.6", "--round_to", "4"],
+    "qwen3 sliced": [*SLICED, "--budget", "params=30K"],
     "modernbert fewer": [*FEWER, *HALF],
     "llama fewer": [*FEWER, "--budget", "params=25K"],
 }

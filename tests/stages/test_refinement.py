@@ -9,7 +9,7 @@ import torch
 from tiny import make_batch, make_net
 from torch import nn
 
-from lit_compress.calibration.by_block import Sweeps, calibration_parts
+from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.methods.layers import KeptBlocks, LayersStage
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
@@ -69,10 +69,9 @@ def test_linear_blocks_become_the_least_squares(tmp_path, monkeypatch):
             module.__class__, module.__dict__ = Block, Block(weight.clone(), bent).__dict__
     parts, read = calibration_parts(KIND, [make_batch(16, 7)], None), {}
     with one_by_one(net, "cpu") as dense, one_by_one(small, "cpu") as own, torch.no_grad():
-        sweeps = [Sweeps(walk, KIND, parts, tmp_path / name, torch.float32) for walk, name in
-                  ((dense, "dense"), (own, "own"))]  # fmt: skip
+        walks = [Walk(blocks, KIND, parts, tmp_path / name) for blocks, name in ((dense, "dense"), (own, "own"))]
         monkeypatch.setattr("lit_compress.stages.refinement.RATE", 0.1)
-        refinement = Refinement(*sweeps, 1000)
+        refinement = Refinement(*walks, 1000)
         mask = torch.cat([rows["attention_mask"].flatten() for rows in parts]) != 0
         for i in range(2):
             with own.block(i) as block:
@@ -80,7 +79,7 @@ def test_linear_blocks_become_the_least_squares(tmp_path, monkeypatch):
                 refinement(i, block)
             x = torch.cat([x.flatten(0, 1) for x in read.pop("x")[: len(parts)]])[mask].double()
             x = torch.cat([x, torch.ones(len(x), 1).double()], 1)
-            y = torch.cat([y.flatten(0, 1) for y in sweeps[0].states(i + 1)])[mask].double()
+            y = torch.cat([y.flatten(0, 1) for y in walks[0].states(i + 1)])[mask].double()
             weights = 1 / y.norm(dim=1, keepdim=True)  # an error is relative to its token's target
             best = torch.linalg.pinv(x * weights, rtol=1e-4) @ (y * weights)  # a norm before it: not of full rank
             least = float(((x @ best - y) * weights).square().sum(1).mean())

@@ -1,10 +1,8 @@
-"""Export of a model with one block at a time in memory: its files shard by shard, its metric block by block."""
+"""Export of a model with one block at a time in memory: one file per block, and a report of what shapes say."""
 
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +24,8 @@ from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
-from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, write_json
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.budget import Budget
-    from lit_compress.tasks.records import Task
 
 Change = Callable[["PreTrainedModel", int, bool], None]
 
@@ -58,12 +53,12 @@ def check_choices_by_block(choices: Choices) -> None:
 
 
 def write_shards(
-    net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, folder: Path, out: Path,
+    net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, out: Path,
     refine: Callable[[int, nn.Module], None] | None = None,
 ) -> PreTrainedModel:  # fmt: skip
     """Write the compressed model, one file per block and one for the rest, with configuration and code.
 
-    A block whose file is in ``folder`` already is not written again; ``out`` gets all when they are there.
+    A block whose file is there already is not written again, so a killed process continues with the next one.
 
     Args:
         net: gives the values of the dense model.
@@ -71,20 +66,20 @@ def write_shards(
         change: function of a model like ``form``, the number of a block, and whether it has values, that compresses
             this block in place.
         dtype: of the files.
-        folder: for files that are finished; a killed process continues from them.
-        out: existing folder of the export.
+        out: folder of the export.
         refine: trains a changed block, of a number, before it is written.
 
     Returns:
         The model of the export, without values.
     """
-    kind, paths, small = getattr(torch, dtype), [], copy.deepcopy(form)
+    out.mkdir(exist_ok=True)
+    rest, *paths = (out / f"model-{i + 1:05}-of-{len(net) + 1:05}.safetensors" for i in range(len(net) + 1))
+    kind, small = getattr(torch, dtype), copy.deepcopy(form)
     for i in range(len(net)):
         change(small, i, False)
     ordinary = ordinary_form(small)
     for i, name in track(list(enumerate(net.names)), "write", len(net)):
-        paths.append(folder / f"block-{i:05}.safetensors")
-        if paths[-1].is_file():
+        if paths[i].is_file():
             continue
         block = form.get_submodule(name)
         net.fill(i, block)
@@ -96,14 +91,11 @@ def write_shards(
             block, changed = ordinary.get_submodule(name), block
             hand_over(changed, block)
             empty(changed)
-        _write(((f"{name}.{key}", value) for key, value in block.state_dict().items()), kind, paths[-1])
+        _write(((f"{name}.{key}", value) for key, value in block.state_dict().items()), kind, paths[i])
         empty(block)
-    rest = folder / "rest.safetensors"
     with net.only_block():
         _write(((key, net.read(key)) for key in net.outside()), kind, rest)
-    for path in (rest, *paths):
-        _place(path, out / path.name)
-    write_index(out, [out / path.name for path in (rest, *paths)])
+    write_index([rest, *paths])
     made = small if ordinary is None else ordinary
     if dtype != "float32":
         made.config.dtype = kind
@@ -115,56 +107,8 @@ def write_shards(
     return made
 
 
-def write_parts(
-    net: PreTrainedModel, count: int, part: Callable[[int], tuple[dict[str, Tensor], Structure]], dtype: str,
-    folder: Path, out: Path,
-) -> PreTrainedModel:  # fmt: skip
-    """Write a model whose changes reach beyond its blocks, one file per part, with configuration and code.
-
-    A part whose files are in ``folder`` already is not made again; ``out`` gets all when they are there.
-
-    Args:
-        net: dense, without values; its modules are replaced. Its tables of embeddings are not tied afterwards.
-        count: number of parts.
-        part: function of a part's number that returns its tensors, by name, and the specs of its modules.
-        dtype: of the files.
-        folder: for files that are finished; a killed process continues from them.
-        out: existing folder of the export.
-
-    Returns:
-        The model of the export, without values.
-    """
-    kind, paths, structure = getattr(torch, dtype), list[Path](), Structure()
-    for i in track(list(range(count)), "write", count):
-        paths.append(folder / f"block-{i:05}.safetensors")
-        specs = paths[-1].with_suffix(".json")
-        if not paths[-1].is_file():
-            with torch.no_grad():
-                tensors, specs_of_part = part(i)
-            write_json(specs, specs_of_part)
-            _write(tensors.items(), kind, paths[-1])
-        structure |= read_json("--by_block", specs, dict)
-    for path in paths:
-        _place(path, out / path.name)
-    write_index(out, [out / path.name for path in paths])
-    net.config.tie_word_embeddings = False
-    with torch.device("meta"):
-        rebuild(net, structure)
-    if dtype != "float32":
-        net.config.dtype = kind
-    write_form(net, out, save_form)
-    return net
-
-
-def _place(path: Path, there: Path) -> None:
-    """Let a file have a second name, so that it is not made again after a kill; copy it where that is not possible."""
-    try:
-        os.link(path, there)
-    except OSError:
-        shutil.copyfile(path, there)
-
-
 def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:
+    """Write a file in ``dtype``, which must hold all values."""
     cast = {}
     for name, value in tensors:
         cast[name] = value.to(dtype) if value.is_floating_point() else value
@@ -173,28 +117,6 @@ def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path
     partial = path.with_suffix(".partial")
     write_shard(cast, partial)
     partial.rename(path)
-
-
-def entry(
-    shapes: PreTrainedModel, task: Task, scores: dict[str, float], size: int, dense: PreTrainedModel | None = None
-) -> dict[str, Any]:
-    """Return the report's entry of a model; only its shapes are known here.
-
-    Args:
-        shapes: the model, without values.
-        task: of it.
-        scores: its dev metrics.
-        size: bytes of its files.
-        dense: the model before, without values; None: this is it.
-    """
-    params = count_params(shapes)
-    density = params.sites / dense_site_params(shapes if dense is None else dense)
-    length = reading_length(shapes, task)
-    return {
-        "metric": scores[f"val/{task.metrics[0]}"], "initial": None, "density": density, "params": asdict(params),
-        "flops": shape_flops(shapes, length), "kept": density, "stored": density, "bytes": size,
-        "latency_ms": {"median": None, "p10": None, "p90": None, "batch": 1, "length": length, "threads": 1},
-    }  # fmt: skip
 
 
 def write_report(
@@ -222,14 +144,19 @@ def write_report(
     """
     task = read_task(data)
     write_tokenizer(data, out, form.config)
-    stages = {
-        "dense": entry(dense, task, scores[0], size),
-        "compressed": entry(form, task, scores[1], net_bytes(out), dense),
-    }
+    key, length, whole = f"val/{task.metrics[0]}", reading_length(dense, task), dense_site_params(dense)
+    stages = {}
+    both = (("dense", dense, size), ("compressed", form, net_bytes(out)))
+    for (name, shapes, stored), metrics in zip(both, scores, strict=True):
+        params = count_params(shapes)
+        stages[name] = {
+            "metric": metrics[key], "initial": None, "params": asdict(params), "flops": shape_flops(shapes, length),
+            **dict.fromkeys(("density", "kept", "stored"), params.sites / whole), "bytes": stored,
+            "latency_ms": {"median": None, "p10": None, "p90": None, "batch": 1, "length": length, "threads": 1},
+        }  # fmt: skip
     timing = {"rounds": 0, "spread": None, "steady": False, "speedup": None}
     report = compared(task, method, stages, timing, config)
     report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
-    key = f"val/{task.metrics[0]}"
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "round_to": None, "vocabulary": None, "embeddings": None,

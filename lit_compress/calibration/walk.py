@@ -1,0 +1,282 @@
+"""Examples on their way through the blocks of a model, one block in memory; and statistics of the blocks on the way.
+
+The hidden states between the blocks are on disk. The second moments of inputs need forwards only, so one walk over the
+blocks gives them. K-FAC, the diagonal Fisher information and gradients of weights also need the gradients of the loss
+by the states, which only the last block's output has at first. They take a walk back as well:
+
+    forward, from the first block:    the states that every block reads go to disk, all of them
+    head:                             the loss, and its gradient by the last block's output
+    backward, from the last block:    every block once more forward, and back; its sums are made, the gradient
+                                      by its input goes to disk in the place of that by its output
+
+Each example goes three times through a block in place of two, and the weights are read twice. Labels are drawn by an
+example's number, so the model in memory draws the same, and nothing is rounded that it would not round.
+
+The states before a block are one file, which is there when it is whole. A killed process continues with the block whose
+output is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.calibration.statistics import TOKENS, Collector, Statistic, watched
+from lit_compress.calibration.uses import Batch, real_rows, row_parts
+from lit_compress.models.block_net import Blocks, Ending
+from lit_compress.models.sites import Site, find_sites
+from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.tasks import TaskType
+from lit_compress.utils.devices import place_within
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_file
+from lit_compress.utils.progress import track
+
+Finish = Callable[[int, nn.Module, Any], None]
+
+
+class Walk:
+    """Some examples, and their states between the blocks of a model, in the model's dtype, on disk.
+
+    Files are written and read with ordinary calls and not mapped: mapped pages count as the process's memory.
+
+    Args:
+        net: whose blocks run.
+        task: gives inputs and logits.
+        parts: of the examples, as many as go through a block at once.
+        folder: for the files; made with the first one.
+    """
+
+    def __init__(self, net: Blocks, task: TaskType, parts: Sequence[Batch], folder: Path) -> None:
+        self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, net.net.dtype
+        width = int(net.net.config.hidden_size)
+        self.shapes = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
+
+    def path(self, what: str, number: int) -> Path:
+        """Return the file of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
+        return self.folder / f"{what}-{number:05}"
+
+    def bytes(self) -> int:
+        """Return the size of the states before one block."""
+        return self.dtype.itemsize * sum(map(prod, self.shapes))
+
+    def drop(self, what: str, number: int) -> None:
+        """Remove a file."""
+        self.path(what, number).unlink(missing_ok=True)
+
+    @contextmanager
+    def written(self, what: str, number: int) -> Iterator[Callable[[Tensor], None]]:
+        """Yield a function that adds a tensor to a file, which is there when the context ends without error."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self.path(what, number)) as temporary, temporary.open("wb") as file:
+
+            def add(tensor: Tensor) -> None:
+                file.write(tensor.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().data)
+
+            yield add
+
+    def stored(self, what: str, number: int, order: Iterable[int] | None = None) -> Iterator[Tensor]:
+        """Yield the tensors [copies, b, length, width] of a file for the parts in ``order``, by default all."""
+        path, each = self.path(what, number), self.dtype.itemsize
+        copies = path.stat().st_size // max(1, self.bytes())
+        starts = list(accumulate(map(prod, self.shapes), initial=0))
+        with path.open("rb") as file:
+            for i in range(len(self.parts)) if order is None else order:
+                file.seek(copies * starts[i] * each)
+                data = bytearray(file.read(copies * prod(self.shapes[i]) * each))
+                yield torch.frombuffer(data, dtype=self.dtype).view(copies, *self.shapes[i])
+
+    def states(self, number: int, order: Sequence[int] | None = None) -> Iterator[Tensor | None]:
+        """Yield the input of block ``number``, part by part; None for the first, whose input the embeddings give.
+
+        ``order`` has the numbers of the parts; None: all, from the first.
+        """
+        if number == 0:
+            yield from (None for _ in (self.parts if order is None else order))
+        else:
+            yield from (copies[0] for copies in self.stored("states", number, order))
+
+    def last(self) -> Iterator[Tensor]:
+        """Yield the last block's output, part by part."""
+        return (copies[0] for copies in self.stored("states", len(self.net)))
+
+    def rows(self, order: Sequence[int] | None = None) -> Iterator[Batch]:
+        """Yield the examples, where the model is; of the parts in ``order``, by default all."""
+        parts = self.parts if order is None else [self.parts[i] for i in order]
+        return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in parts)
+
+    def inputs(self, rows: Batch) -> Batch:
+        """Return the model's inputs of them."""
+        return self.task.inputs(self.net.net, rows)
+
+    def step(self, number: int, rows: Batch, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
+        """Return what block ``number``, which is in memory, or another one in its place, makes of its input."""
+        return self.net.step(number, self.inputs(rows), hidden, other)
+
+    def forward(self, number: int, step: Callable[[Batch, Tensor | None], Tensor] | None = None) -> None:
+        """Write the output of block ``number``, which is in memory, for every part; ``step`` computes it otherwise."""
+        with self.written("states", number + 1) as add, torch.no_grad():
+            for rows, hidden in zip(self.rows(), self.states(number), strict=True):
+                add(self.step(number, rows, hidden) if step is None else step(rows, hidden))
+
+    def reach(self, number: int, keep: bool = False, what: str = "forward") -> None:
+        """Make the file of block ``number``'s input, from the nearest one before; ``keep`` the files between."""
+        first = max((i for i in range(1, number + 1) if self.path("states", i).is_file()), default=0)
+        several = number - first > 1
+        for i in track(range(first, number), f"{what} by blocks", number - first) if several else range(first, number):
+            with self.net.block(i):
+                self.forward(i)
+            if not keep:
+                self.drop("states", i)
+
+
+class BlockStatistics:
+    """Collects a statistic of one block after the other.
+
+    Args:
+        walk: of the calibration examples.
+        shapes: the whole model, without values.
+        statistic: the collected sums; per example, not per batch.
+    """
+
+    def __init__(self, walk: Walk, shapes: Any, statistic: Statistic) -> None:
+        self.walk, self.shapes, self.statistic = walk, shapes, statistic
+        names = set(statistic.names(shapes))
+        wanted = [site for site in find_sites(shapes) if site.name in names]
+        self.sites: list[dict[str, Site]] = [
+            {site.name: site for site in wanted if site.name.startswith(f"{name}.")} for name in walk.net.names
+        ]
+
+    def bytes(self) -> int:
+        """Return the largest number of bytes that the sums of one block take."""
+        return max((self.statistic.bytes(self.shapes, list(sites)) for sites in self.sites), default=0)
+
+    def collect(self, done: Callable[[int], bool], finish: Finish) -> None:
+        """Collect the statistic of every block that has sites, one at a time.
+
+        Args:
+            done: says of a block's number that nothing is to be done for it.
+            finish: is called with the number of a block, the block and the result at its sites.
+        """
+        todo = [i for i in range(len(self.sites)) if self.sites[i] and not done(i)]
+        title = f"{self.statistic.title} by blocks"
+        if self.statistic.labels is None:
+            for i in track(todo, title, len(todo)):
+                self._inputs(i, finish)
+        elif todo:
+            last = self._first_gradients()
+            for i in track(range(last - 1, todo[0] - 1, -1), title, last - todo[0]):
+                self._both(i, finish if i in todo else None)
+
+    def _inputs(self, number: int, finish: Finish) -> None:
+        """Sum the inputs of a block's sites while it gives the next one's."""
+        self.walk.reach(number)
+        sums = self._sums(number)
+        with self.walk.net.block(number) as block:
+
+            def step(rows: Batch, hidden: Tensor | None) -> Tensor:
+                with self._watched(number, block, rows, sums):
+                    return self.walk.step(number, rows, hidden)
+
+            self.walk.forward(number, step)
+            finish(number, block, sums.result())
+        self.walk.drop("states", number)
+
+    def _both(self, number: int, finish: Finish | None) -> None:
+        """Put every part through a block and back, sum for ``finish``, and then write the gradient before it."""
+        walk, sums = self.walk, self._sums(number) if finish else None
+        with walk.net.block(number) as block, walk.written("gradients", number) as add, torch.enable_grad():
+            after = walk.stored("gradients", number + 1)
+            for rows, hidden, gradients in zip(walk.rows(), walk.states(number), after, strict=True):
+                hidden = None if hidden is None else hidden.to(walk.net.device, torch.float32).requires_grad_()
+                with self._watched(number, block, rows, sums):
+                    before = _back(walk.step(number, rows, hidden), hidden, gradients)
+                if before is not None:
+                    add(before)
+            if finish is not None and sums is not None:
+                finish(number, block, sums.result())
+        for what in ("gradients", "states"):
+            walk.drop(what, number + 1)
+
+    def _first_gradients(self) -> int:
+        """Return before which block the gradients of the loss are on disk, the nearest to the first; make the last."""
+        walk, count = self.walk, len(self.walk.net)
+        for number in range(count + 1):
+            if walk.path("gradients", number).is_file():
+                return number
+        walk.reach(count, keep=True)
+        with walk.written("gradients", count) as add, torch.enable_grad():
+            for rows, states in zip(walk.rows(), walk.last(), strict=True):
+                hidden = states.to(walk.net.device, torch.float32).requires_grad_()
+                ending: Any = Ending(walk.net, iter([hidden]))
+                logits = walk.task.logits(walk.task.run(ending, rows), rows)
+                losses = self.statistic.losses(walk.task, logits, rows, len(rows["index"]))
+                more = len(losses) > 1
+                add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))
+        return count
+
+    def _sums(self, number: int) -> Collector:
+        names = list(self.sites[number])
+        size = self.statistic.bytes(self.shapes, names)
+        device = place_within(self.walk.net.device, size, "calibration: sums of a block")
+        return self.statistic.collector(self.shapes, names, device)
+
+    @contextmanager
+    def _watched(self, number: int, block: nn.Module, rows: Batch, sums: Collector | None) -> Iterator[None]:
+        """Let every use of a block's sites add to ``sums``, as in the model in memory."""
+        if sums is None:
+            yield
+            return
+        sums.examples += len(rows["index"])
+        masks, start = self.walk.task.masks(rows), f"{self.walk.net.names[number]}."
+        with watched(block, sums, self.sites[number], masks, len(rows["index"]), start=start):
+            yield
+        sums.end()
+
+
+def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | None:
+    """Go back from ``output`` with every one of ``gradients`` [copies, ...]; return those by ``hidden``, stacked."""
+    before = []
+    for i, gradient in enumerate(gradients.to(output)):
+        if hidden is not None:
+            hidden.grad = None
+        output.backward(gradient, retain_graph=i + 1 < len(gradients))
+        if hidden is not None:
+            assert hidden.grad is not None
+            before.append(hidden.grad)
+    return torch.stack(before) if before else None
+
+
+def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels | None) -> list[Batch]:
+    """Return the examples in the parts in which they go through a model in memory, on the CPU.
+
+    Raises:
+        UserError: there are none, or labels are missing.
+    """
+    cpu = torch.device("cpu")
+    parts = [part for batch in batches for part in row_parts(task, real_rows(task, batch, cpu, labels), TOKENS)]
+    if not parts:
+        raise UserError("calibration: there are no examples; give at least 1")
+    return parts
+
+
+def check_disk(folder: Path, needed: int, option: str = "--by_block") -> None:
+    """Refuse work whose files do not fit on the disk of ``folder``, which may hold some of them.
+
+    Raises:
+        UserError: says how much is needed.
+    """
+    needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a process that was killed
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"{option}: its files take {needed / 1e9:.1f} GB, '{folder}' has {free / 1e9:.1f} GB free; fewer "
+            "calibration_examples need less"
+        )

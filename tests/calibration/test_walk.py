@@ -1,0 +1,56 @@
+"""States between blocks on disk. Statistics of blocks are those of a model in memory by tests/test_golden.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+
+from lit_compress.calibration.walk import Walk, calibration_parts, check_disk
+from lit_compress.models.block_net import one_by_one
+from lit_compress.tasks import KINDS
+from lit_compress.utils.errors import UserError
+
+KIND = KINDS["classification"]
+
+
+@pytest.fixture
+def walk(tmp_path):
+    """Seven examples in two parts before the first block of a BERT."""
+    batches = [make_batch(4, 9), make_batch(3, 7, seed=2) | {"index": torch.tensor([4, 5, -1])}]
+    with one_by_one(make_net("bert", num_hidden_layers=3).eval(), "cpu") as blocks:
+        yield Walk(blocks, KIND, calibration_parts(KIND, batches, None), tmp_path / "states")
+
+
+def test_files_have_all_copies_of_every_part(walk):
+    tensors = [torch.randn(2, *shape) for shape in walk.shapes]
+    assert walk.shapes == [(4, 9, 32), (2, 7, 32)] and walk.bytes() == 4 * 32 * (36 + 14)
+    with walk.written("gradients", 1) as add:
+        for tensor in tensors:
+            add(tensor)
+    for order in (None, [1, 0, 1]):
+        expected = tensors if order is None else [tensors[i] for i in order]
+        read = list(walk.stored("gradients", 1, order))
+        assert all(torch.equal(one, other) for one, other in zip(read, expected, strict=True))
+    with pytest.raises(RuntimeError), walk.written("states", 2) as add:
+        add(tensors[0][0])
+        raise RuntimeError
+    assert not walk.path("states", 2).exists()
+
+
+def test_it_goes_on_from_the_nearest_states(walk):
+    walk.reach(2, keep=True)
+    first = walk.path("states", 1).read_bytes()
+    walk.reach(3, keep=True)
+    last = list(walk.last())
+    assert [state.shape for state in last] == walk.shapes
+    for number in (2, 3):
+        walk.drop("states", number)
+    walk.reach(3)
+    assert all(torch.equal(one, other) for one, other in zip(walk.last(), last, strict=True))
+    assert sorted(path.name for path in walk.folder.iterdir()) == ["states-00003"] and first
+
+
+def test_a_disk_that_is_too_small_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"--by_block: its files take 1000000\.0 GB, .* need less"):
+        check_disk(tmp_path, 10**15)
