@@ -1,8 +1,7 @@
 """The statistics of a model in memory, by the walk that methods use, in one call each."""
 
-from lit_compress.calibration.fisher import DiagonalFisher
-from lit_compress.calibration.gradients import Gradients
-from lit_compress.calibration.kronecker import Moments
+from lit_compress.calibration.gradients import DiagonalFisher, Gradients
+from lit_compress.calibration.moments import Moments
 from lit_compress.calibration.statistics import whole
 
 

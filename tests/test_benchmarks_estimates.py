@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common
 from benchmarks.second_order import estimates, untrained, untrained_tables
 from benchmarks.second_order.estimates import EveryToken, OtherFactors, Tokens, factors, product, quadratic, rescaled
-from lit_compress.calibration.kronecker import Moments
+from lit_compress.calibration.moments import Moments
 from lit_compress.calibration.statistics import whole
 
 

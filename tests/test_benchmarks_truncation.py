@@ -18,9 +18,9 @@ from benchmarks.analysis import truncation
 from benchmarks.analysis.plots import write_rows
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.weighting import KroneckerDecomposer, biased_sites
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.calibration.fisher import DiagonalFisher
+from lit_compress.calibration.gradients import DiagonalFisher
 from lit_compress.calibration.statistics import whole
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.losses import task_loss

@@ -7,7 +7,7 @@ Teachers, data and held-out rows are those of untrained.py; 512 training texts c
 example has the gradient D = sum_t d_t x_t^T over its T tokens. The inputs x end with a 1, for the bias. The estimate
 is A (x) G with
 
-- ``kfac``: A = E_token[x x^T], G = E[sum_t d_t d_t^T], as in lit_compress/calibration/kronecker.py;
+- ``kfac``: A = E_token[x x^T], G = E[sum_t d_t d_t^T], as in lit_compress/calibration/moments.py;
 - ``length``: A = E[mean_t x_t x_t^T], so that a token counts 1 / T, and the same G;
 - ``reduce``: A = E[(mean_t x_t) (mean_t x_t)^T], G = E[(sum_t d_t) (sum_t d_t)^T] (K-FAC-reduce, arXiv 2311.00636);
 - ``nearest``: the product nearest to E[vec(D) vec(D)^T], by two rounds from K-FAC's of A = E[D^T G D] / |G|^2 and
@@ -35,8 +35,7 @@ from torch import Tensor
 
 from benchmarks import common
 from benchmarks.second_order.untrained import DENSITIES, HELD_OUT, REMOVES, Untrained
-from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import KroneckerFactors, Moments, MomentSums
+from lit_compress.calibration.moments import Gram, KroneckerFactors, Moments, MomentSums
 from lit_compress.calibration.uses import tokens_at
 
 STUDY = "second_order/estimates"

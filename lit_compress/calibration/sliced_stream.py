@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.grams import Gram
+from lit_compress.calibration.moments import Gram
 from lit_compress.calibration.uses import Batch, Stop, frozen, real_rows, token_places, tokens_at
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.layers import StreamBlock

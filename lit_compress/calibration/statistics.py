@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from lit_compress.calibration.uses import (
     Batch,
     Uses,
-    belongs_to_rows,
     frozen,
     hooked,
     loose_uses,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS = 512  # of one forward, padding included; one example at least. The graph of more takes gigabytes
-Pair = tuple[Tensor, Tensor]  # inputs [groups, tokens, in] and gradients [groups, tokens, out] of one use of a Linear
 
 
 class Collector(ABC):
@@ -89,61 +87,6 @@ class Collector(ABC):
             reduce(there)
             total.copy_(there)
         self.examples = int(examples)
-
-
-class ExampleGradients(Collector):
-    """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
-
-    That frees their memory early.
-
-    Args:
-        sums: by site; have ``add(uses)``, ``totals()`` and ``mean(name, examples)``.
-    """
-
-    by_token = False
-
-    def __init__(self, sums: dict[str, Any]) -> None:
-        self.sums, self.mixed = sums, set[str]()
-        self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
-        self.missing = dict.fromkeys(sums, 0)
-
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
-        """Keep the inputs until the gradient comes, unless a use belongs to no example."""
-        if groups > 1 and where is not None and not belongs_to_rows(output, where):
-            self.mixed.add(name)
-            return
-        read = [x.detach().reshape(groups, -1, x.shape[-1])]
-        self.missing[name] += 1
-
-        def on_gradient(gradient: Tensor) -> None:
-            self.uses[name].append((read.pop(), gradient.reshape(groups, -1, gradient.shape[-1])))
-            self.missing[name] -= 1
-            if not self.missing[name]:
-                self._add(name)
-
-        output.requires_grad_().register_hook(on_gradient)
-
-    def end(self) -> set[str]:
-        """Add gradients that still wait for another use, which had no influence on the loss."""
-        for name in self.sums:
-            self._add(name)
-        mixed, self.mixed = self.mixed, set()
-        return mixed
-
-    def _add(self, name: str) -> None:
-        uses, self.uses[name], self.missing[name] = self.uses[name], [], 0
-        if uses and name not in self.mixed:
-            self.sums[name].add(uses)
-
-    def totals(self) -> Iterator[Tensor]:
-        """Yield the sums of all matrices."""
-        for sums in self.sums.values():
-            yield from sums.totals()
-
-    def result(self) -> dict[str, Any]:
-        """Return the means over the examples."""
-        sums, self.sums = self.sums, {}
-        return {name: sums.pop(name).mean(name, float(self.examples)) for name in list(sums)}
 
 
 @dataclass(frozen=True)

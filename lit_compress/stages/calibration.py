@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.block_losses import least_missed
-from lit_compress.calibration.kronecker import Moments, parts_within
+from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.calibration.statistics import Statistic, whole
 from lit_compress.models.architectures import get_architecture

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.calibration.moments import Gram, KroneckerFactors
 from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
@@ -22,10 +21,9 @@ from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import Compression, Measured
-from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import Units, choose_uniform, choose_units, cut_removed, find_units, update_rest
-from lit_compress.stages.weighting import Weighted, calibration_for
+from lit_compress.stages.weighting import Weighted, biased_sites, calibration_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

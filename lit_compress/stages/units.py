@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers

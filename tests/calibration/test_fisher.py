@@ -10,8 +10,8 @@ from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_compress.calibration import fisher
-from lit_compress.calibration.fisher import Fisher
+from lit_compress.calibration import gradients
+from lit_compress.calibration.gradients import Fisher
 from lit_compress.calibration.uses import row_parts
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import decompose
@@ -97,12 +97,12 @@ def test_equals_the_loop(variant):
 @pytest.mark.parametrize("variant", ["bert", "albert", "deberta-v2", "opt"])
 def test_both_forms_are_exact(variant, limit, monkeypatch):
     """Everything by the gradients themselves, everything by the Gram matrices; one example at a time."""
-    monkeypatch.setattr(fisher, "break_even_rank", lambda *_: limit)
+    monkeypatch.setattr(gradients, "break_even_rank", lambda *_: limit)
     net, sites = make(variant)
     batch = batch_of(net)
     expected = loop(net, [batch], sites)
     check(estimate_fisher(net, [batch], "classification", sites), expected)
-    monkeypatch.setattr(fisher, "_CHUNK_CPU", 1)
+    monkeypatch.setattr(gradients, "_CHUNK_CPU", 1)
     check(estimate_fisher(net, [batch], "classification", sites), expected)
 
 
@@ -113,7 +113,7 @@ def test_the_cheaper_form_is_taken(tokens, gram):
     x, delta = torch.randn(3, tokens, 64), torch.randn(3, tokens, 32)
     uses = [(x[:, :4], delta[:, :4]), (x[:, 4:], delta[:, 4:])]
     with FlopCounterMode(display=False) as counter:
-        fisher.Squares(part, torch.Size([32, 64])).add(uses)
+        gradients.Squares(part, torch.Size([32, 64])).add(uses)
     per_example = 2 * tokens**2 * 96 if gram else tokens * 32 * 64
     assert counter.get_total_flops() == 2 * 3 * per_example
     gradient = torch.einsum("sto,sti->soi", delta, x).double()
@@ -126,7 +126,7 @@ def test_rounding_never_gives_a_negative_sum():
     part = torch.zeros(96, dtype=torch.float64)
     u, v, x = torch.randn(1, 9, 1), torch.randn(1, 1, 32), torch.randn(1, 9, 64)
     x = x - u * (u.mT @ x) / (u.mT @ u)
-    sums = fisher.Squares(part, torch.Size([32, 64]))
+    sums = gradients.Squares(part, torch.Size([32, 64]))
     sums.add([(x, u * v)])
     assert part.min() < 0
     found = sums.mean("name", 1.0)
@@ -148,7 +148,7 @@ def test_no_gradient_of_a_weight_is_computed():
     net, sites = make()
     batch, order = batch_of(net), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fisher.Squares, "add", lambda sums, uses: order.append((sums.shape, len(uses))))
+        patch.setattr(gradients.Squares, "add", lambda sums, uses: order.append((sums.shape, len(uses))))
         with FlopCounterMode(display=False) as counter:
             estimate_fisher(net, [batch], "classification", sites)
     with FlopCounterMode(display=False) as plain:
@@ -213,7 +213,7 @@ def test_scale_of_the_loss(monkeypatch):
     net, sites = make()
     batch, name = batch_of(net), sites[0]
     plain = estimate_fisher(net, [batch], "classification", sites)[name]
-    monkeypatch.setattr(fisher, "example_losses", lambda *args: 8.0 * example_losses(*args))
+    monkeypatch.setattr(gradients, "example_losses", lambda *args: 8.0 * example_losses(*args))
     scaled = estimate_fisher(net, [batch], "classification", sites)[name]
     torch.testing.assert_close(scaled.columns, 64.0 * plain.columns)
     weight = net.get_submodule(name).weight

@@ -4,14 +4,14 @@ import pytest
 import torch
 from moments import draw
 
-from lit_compress.calibration import grams
-from lit_compress.calibration.grams import Counts, Gram
+from lit_compress.calibration import moments
+from lit_compress.calibration.moments import Counts, Gram
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Matrices of several blocks, the last one smaller."""
-    monkeypatch.setattr(grams, "BLOCK", 24)
+    monkeypatch.setattr(moments, "BLOCK", 24)
 
 
 @pytest.mark.parametrize("size", [5, 24, 25, 60])
@@ -31,4 +31,4 @@ def test_counts():
     counts.add(ids[:3, None])
     counts.add(ids[3:, None])
     hot = torch.nn.functional.one_hot(ids, 5).double()
-    torch.testing.assert_close(counts.whole(0.25), (hot.T @ hot).diagonal() / 4 + grams.UNSEEN / 4)
+    torch.testing.assert_close(counts.whole(0.25), (hot.T @ hot).diagonal() / 4 + moments.UNSEEN / 4)

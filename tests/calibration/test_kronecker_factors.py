@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_compress.calibration import grams
+from lit_compress.calibration import moments
 from lit_compress.models.sites import find_sites, token_table
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
@@ -35,7 +35,7 @@ PAIRS = [
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Matrices of several blocks, the last one smaller."""
-    monkeypatch.setattr(grams, "BLOCK", 24)
+    monkeypatch.setattr(moments, "BLOCK", 24)
 
 
 def make(variant="bert", kind="classification", task=None, **settings):
@@ -301,12 +301,12 @@ def test_estimated_loss_is_the_divergence(place):
     site = find_sites(net)[place].name
     factors = collect_kronecker(net, [batch], "classification", [site], labels="exact")[site]
     layer, inputs = net.get_submodule(site), KINDS["classification"].inputs(net, batch)
-    moments = factors.inputs(), factors.gradients(), factors.mean
-    found = kronecker_svd(layer.weight, *moments[:2], mean=moments[2])
+    sums = factors.inputs(), factors.gradients(), factors.mean
+    found = kronecker_svd(layer.weight, *sums[:2], mean=sums[2])
     with torch.no_grad():
         dense = net(**inputs).logits.log_softmax(-1)
         left, right = found.factors(24)
-        estimate = estimated_loss(layer.weight, left @ right, *moments) / 2
+        estimate = estimated_loss(layer.weight, left @ right, *sums) / 2
         layer.bias.copy_(corrected_bias(layer.bias, layer.weight, left @ right, factors.mean))
         layer.weight.copy_(left @ right)
         measured = F.kl_div(net(**inputs).logits.log_softmax(-1), dense, log_target=True, reduction="batchmean")

@@ -4,7 +4,7 @@ import torch
 from in_memory import collect_kronecker
 from test_kronecker_factors import batch_of, cut, losses_of, make
 
-from lit_compress.calibration import grams
+from lit_compress.calibration import moments
 from lit_compress.tasks import KINDS
 
 
@@ -26,7 +26,7 @@ def test_the_table_is_a_matrix_that_reads_one_hot_vectors():
     found = collect_kronecker(net, cut(batch, 3, 1), "classification", labels="exact", table=name)
     plain = collect_kronecker(net, [batch], "classification", labels="exact")
     tokens = int(counts.sum())
-    torch.testing.assert_close(found[name].inputs(), (counts + grams.UNSEEN) / tokens)
+    torch.testing.assert_close(found[name].inputs(), (counts + moments.UNSEEN) / tokens)
     torch.testing.assert_close(found[name].gradients(), outer / 4)
     assert found[name].tokens == tokens and not found[name].mean.numel()
     assert found.keys() - plain.keys() == {name}

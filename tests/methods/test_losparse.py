@@ -19,8 +19,8 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.stages import rows as row_pruning_stage
 from lit_compress.stages.base import Stage
-from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
+from lit_compress.stages.weighting import KroneckerDecomposer
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 

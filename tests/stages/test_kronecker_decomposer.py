@@ -14,9 +14,9 @@ from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import kronecker_svd
-from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.weighting import KroneckerDecomposer, biased_sites
 from lit_compress.utils.errors import UserError
 
 

@@ -24,7 +24,6 @@ from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.numerics.uniform import loss_of_removal
-from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
     choose_uniform,
@@ -36,6 +35,7 @@ from lit_compress.stages.units import (
     update_rest,
 )
 from lit_compress.stages.weighted_retraining import check_removal
+from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 
 DAMPING = (1e-3, 1e-2)
