@@ -96,8 +96,9 @@ def command_line(options: Any, method: str, mixed: int = 0) -> Any:
 
 def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterator[tuple[float, Any, dict[str, float]]]:
     """Yield each density with the compressed model and facts about it: file density, seconds."""
+    from lit_compress.calibration.statistics import OfModel
     from lit_compress.cli.one_shot import load_model, one_shot_stage
-    from lit_compress.stages.calibration import OfModel, collected
+    from lit_compress.stages.calibration import collected
     from lit_compress.stages.compression import compress
 
     cli, device, start = command_line(options, method), torch.device("cpu"), time.process_time()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
+from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.numerics.fewer_blocks import Kept, drop_greedily
@@ -21,9 +22,25 @@ if TYPE_CHECKING:
     from lit_compress.tasks import TaskType
 
 
+@dataclass(frozen=True)
+class BlockLosses(OfModel):
+    """The blocks whose removal, one after the other, changes the model's answers the least.
+
+    Attributes:
+        counts: name of each list of blocks -> how many are kept.
+    """
+
+    counts: Mapping[str, int]
+
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them."""
+        kept, loss = least_missed(net, self.counts, batches, kind, reduce)
+        return kept | {"loss": loss}
+
+
 def least_missed(
     net: PreTrainedModel, counts: Mapping[str, int], batches: Any, kind: TaskType,
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce = None,
 ) -> tuple[Kept, float]:  # fmt: skip
     """Return the blocks to keep, found greedily by :func:`divergences`, and the divergence of the model of them.
 
@@ -44,7 +61,7 @@ def least_missed(
 
 def divergences(
     net: PreTrainedModel, choices: Sequence[Kept], batches: Any, kind: TaskType,
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce = None,
 ) -> list[float]:  # fmt: skip
     """Return for each choice of kept blocks the mean over examples of KL(model || model of these blocks).
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.moments import Gram
+from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import Batch, Stop, frozen, real_rows, token_places, tokens_at
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.layers import StreamBlock
+from lit_compress.models.architectures import get_architecture
 from lit_compress.models.block_net import one_by_one
-from lit_compress.models.residual_stream import ResidualStream
+from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
+from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,37 +42,32 @@ if TYPE_CHECKING:
 Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
 
 
-def sliced_axes(
-    net: PreTrainedModel,
-    stream: ResidualStream,
-    widths: Sequence[int],
-    batches: Iterable[Batch],
-    task: TaskType,
-    *,
-    centred: bool,
-    reduce: Callable[[Tensor], object] | None = None,
-    agree: Callable[[Callable[[], Tensor]], Tensor] = lambda make: make(),
-) -> list[Tensor]:
-    """Return the axes U [d, d] of every site, by falling energy behind the slices before; float64, on the CPU.
+@dataclass(frozen=True)
+class Axes(OfModel):
+    """The axes U [d, d] of every site, by falling energy behind the slices before; by number, float64, on the CPU.
 
-    The model runs where it is, in evaluation mode; afterwards it is as it was, with norms before the sub-layers on the
-    CPU.
-
-    Args:
-        net: dense.
-        stream: of ``net``, whose sub-layers have a basis each.
-        widths: k of every site.
-        batches: of the calibration examples, in the same order whenever they are iterated.
-        task: kind of the task.
-        centred: whether the norms subtract a mean: then the axes are computed without it.
-        reduce: in-place all-reduce (SUM) over ranks with other examples.
-        agree: function that returns on every rank its argument's result on the first.
-
-    Raises:
-        UserError: there are no examples, or a hidden state is inf or NaN.
+    Attributes:
+        widths: number of directions k that every site keeps.
     """
+
+    widths: Sequence[int]
+
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the axes; a model with norms before the sub-layers is on the CPU afterwards.
+
+        Raises:
+            UserError: there are no examples, or a hidden state is inf or NaN.
+        """
+        return dict(enumerate(_axes(net, self.widths, batches, kind, reduce)))
+
+
+def _axes(
+    net: PreTrainedModel, widths: Sequence[int], batches: Iterable[Batch], task: TaskType, reduce: Reduce
+) -> list[Tensor]:
+    """Return the axes of every site; the model runs where it is, in evaluation mode."""
+    stream, device = residual_stream(net), net.device
+    find = principal_axes if get_architecture(net).rms else centred_axes  # other norms subtract a mean
     axes: list[Tensor] = []
-    device, find = net.device, centred_axes if centred else principal_axes
     with ExitStack() as undo, torch.no_grad(), torch.autocast(device.type, enabled=False):
         undo.enter_context(frozen(net))
         passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, task)
@@ -87,7 +86,7 @@ def sliced_axes(
             own = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
             ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
             gram = _gram([modules[name] for name in own], net.config.hidden_size, device, passes(i), not ends, reduce)
-            axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
+            axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
             if widths[i] < len(axes[i]):
                 kept = axes[i][:, : widths[i]]
                 part = _Slice((kept @ kept.mT).to(device, net.dtype))
@@ -150,7 +149,7 @@ def _gram(
     device: torch.device,
     passes: Passes,
     stop: bool,
-    reduce: Callable[[Tensor], object] | None,
+    reduce: Reduce,
 ) -> Gram:
     """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS = 512  # of one forward, padding included; one example at least. The graph of more takes gigabytes
+Reduce = Callable[[Tensor], object] | None  # in-place all-reduce (SUM) over ranks with other examples
 
 
 class Collector(ABC):
@@ -145,6 +146,24 @@ class Statistic(ABC):
         return list(self.sites)
 
 
+class OfModel(ABC):
+    """Asked of the whole model, in passes of its own; no matrix has sums of its own."""
+
+    labels = None
+    sites: tuple[str, ...] = ()
+
+    @abstractmethod
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the answer, the same on every rank.
+
+        Args:
+            net: with its task's head, where it runs; it is not changed.
+            batches: of the examples.
+            kind: of the task.
+            reduce: in-place all-reduce (SUM) over ranks with other examples.
+        """
+
+
 def whole(
     net: PreTrainedModel,
     statistic: Statistic,
@@ -152,7 +171,7 @@ def whole(
     kind: TaskType | str,
     *,
     device: torch.device | str | None = None,
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce = None,
 ) -> dict[str, Any]:
     """Return a statistic of the model in memory on the examples of ``batches``, from one forward and backward of each.
 

@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from lit_compress.calibration.block_losses import BlockLosses
 from lit_compress.methods.base import Method
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.numerics.fewer_blocks import Kept, evenly_spaced
 from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.calibration import BlockLosses, Calibration
+from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import CompressedStage, Compression, Measured
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods.base import Method
 from lit_compress.models.projected.gates import gated_size
 from lit_compress.models.projected.outline import outline_projected
@@ -49,7 +50,7 @@ from lit_compress.models.projected.sliced import SLICED, slice_stream, whole_axe
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Stage
-from lit_compress.stages.calibration import Axes, Calibration
+from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import CompressedStage, Compression, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from lit_compress.calibration.block_losses import least_missed
 from lit_compress.calibration.moments import Moments, parts_within
-from lit_compress.calibration.sliced_stream import sliced_axes
-from lit_compress.calibration.statistics import Statistic, whole
-from lit_compress.models.architectures import get_architecture
-from lit_compress.models.residual_stream import residual_stream
+from lit_compress.calibration.statistics import OfModel, Reduce, Statistic, whole
 from lit_compress.models.sites import find_sites
-from lit_compress.tasks import TaskType, task_type
+from lit_compress.tasks import task_type
 from lit_compress.utils.devices import place_within
 from lit_compress.utils.progress import note, track
-from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -30,58 +23,6 @@ if TYPE_CHECKING:
     from lit_compress.tasks.records import Task
 
 MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
-Reduce = Callable[[Tensor], object] | None
-
-
-class OfModel(ABC):
-    """Asked of the whole model, in passes of its own; no matrix has sums of its own."""
-
-    labels = None
-    sites: tuple[str, ...] = ()
-
-    @abstractmethod
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the answer, the same on every rank.
-
-        Args:
-            net: with its task's head, where it runs; it is not changed.
-            batches: of the examples.
-            kind: of the task.
-            reduce: in-place all-reduce (SUM) over ranks with other examples.
-        """
-
-
-@dataclass(frozen=True)
-class Axes(OfModel):
-    """Principal axes of the hidden states that every site of the residual stream reads, behind the slices before it.
-
-    Attributes:
-        widths: number of directions that every site keeps.
-    """
-
-    widths: Sequence[int]
-
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the axes U [d, d] by number of the site."""
-        stream, centred = residual_stream(net), not get_architecture(net).rms
-        axes = sliced_axes(net, stream, self.widths, batches, kind, centred=centred, reduce=reduce, agree=from_first)
-        return dict(enumerate(axes))
-
-
-@dataclass(frozen=True)
-class BlockLosses(OfModel):
-    """The blocks whose removal, one after the other, changes the model's answers the least.
-
-    Attributes:
-        counts: name of each list of blocks -> how many are kept.
-    """
-
-    counts: Mapping[str, int]
-
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them."""
-        kept, loss = least_missed(net, self.counts, batches, kind, reduce)
-        return kept | {"loss": loss}
 
 
 @dataclass(frozen=True)

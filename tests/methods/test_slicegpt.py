@@ -9,6 +9,7 @@ import torch
 from helpers import logits, net_of
 from tiny import make_batch, make_net
 
+from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods import SliceGPT
 from lit_compress.methods.slicegpt import SlicingStage
 from lit_compress.models.accounting import count_params, stored_density
@@ -18,7 +19,6 @@ from lit_compress.models.projected.sliced import SLICED, slice_stream
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe, rebuild
-from lit_compress.stages.calibration import Axes
 from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
