@@ -1,14 +1,326 @@
-"""Mean gradients and mean squares: one example after the other; rows that fill up; nothing is left behind."""
+"""Fisher sums, mean gradients and mean squares against a loop over single examples."""
 
 from __future__ import annotations
 
+import lightning.pytorch as pl
 import pytest
 import torch
-from in_memory import mean_gradients
-from tiny import make_batch, make_net
+from in_memory import batch_of as examples
+from in_memory import cut, estimate_fisher, mean_gradients
+from tiny import ALL, SOFTMAX_IN_FLOAT32, make_batch, make_net
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from lit_compress.calibration import gradients
+from lit_compress.calibration.gradients import Fisher
+from lit_compress.calibration.uses import row_parts
 from lit_compress.models.sites import find_sites
+from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.losses import example_losses
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def make(variant="bert", task="sst2", **settings):
+    """A float64 net whose gradients are well above rounding, its biases and LayerNorms not at 0 and 1; its sites."""
+    family, more = ALL[variant]
+    net = make_net(family, task, **more, **settings).double()
+    generator = torch.Generator().manual_seed(3)
+    for p in net.parameters():
+        nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.1, generator=generator)
+    return net, [site.name for site in find_sites(net)]
+
+
+def batch_of(net, size=5):
+    return examples(net, size=size)
+
+
+def loop(net, batches, sites, kind="classification", whole_batches=False):
+    """Mean of the squares of weight.grad, one backward per example (or per batch), by plain autograd."""
+    net.eval()
+    squares = dict.fromkeys(sites, 0.0)
+    parts = batches if whole_batches else [part for b in batches for part in cut(b, *[1] * len(b["labels"]))]
+    for part in parts:
+        net.zero_grad()
+        logits = net(**{name: part[name] for name in INPUTS if name in part}).logits
+        example_losses(logits, part["labels"], kind).mean().backward()
+        for name in sites:
+            squares[name] = squares[name] + net.get_submodule(name).weight.grad ** 2
+    net.zero_grad()
+    return {name: square / len(parts) for name, square in squares.items()}
+
+
+def check(found, expected, tolerance=1e-10):
+    assert found.keys() == expected.keys()
+    for name, square in expected.items():
+        assert square.max() > 0, name
+        for value, sums in ((found[name].rows, square.sum(1)), (found[name].columns, square.sum(0))):
+            assert value.dtype == torch.float64 and value.shape == sums.shape
+            torch.testing.assert_close(value, sums.double(), rtol=tolerance, atol=tolerance * float(sums.max()))
+
+
+@pytest.mark.parametrize("variant", ["bert", "albert", "deberta-v2", "opt", "bart", "t5"])
+def test_equals_the_loop(variant):
+    """Invariants 12, 13: every kind of use of a matrix, padded texts, batches of 1, 2 and 4; rows and columns, which
+    have one sum. Every family goes the same way in test_moments.py.
+    """
+    net, sites = make(variant)
+    batch = batch_of(net, 4)
+    expected, tolerance = loop(net, [batch], sites), 1e-5 if variant in SOFTMAX_IN_FLOAT32 else 1e-10
+    for sizes in ((4,), (2, 2), (1, 1, 1, 1)):
+        found = estimate_fisher(net, cut(batch, *sizes), "classification", sites)
+        check(found, expected, tolerance)
+    for entry in found.values():  # invariant 13: sum identities
+        torch.testing.assert_close(entry.rows.sum(), entry.columns.sum())
+
+
+@pytest.mark.parametrize("limit", [0.0, torch.inf])
+@pytest.mark.parametrize("variant", ["bert", "albert", "deberta-v2", "opt"])
+def test_both_forms_are_exact(variant, limit, monkeypatch):
+    """Everything by the gradients themselves, everything by the Gram matrices; one example at a time."""
+    monkeypatch.setattr(gradients, "break_even_rank", lambda *_: limit)
+    net, sites = make(variant)
+    batch = batch_of(net)
+    expected = loop(net, [batch], sites)
+    check(estimate_fisher(net, [batch], "classification", sites), expected)
+    monkeypatch.setattr(gradients, "_CHUNK_CPU", 1)
+    check(estimate_fisher(net, [batch], "classification", sites), expected)
+
+
+@pytest.mark.parametrize(("tokens", "gram"), [(21, True), (22, False)])
+def test_the_cheaper_form_is_taken(tokens, gram):
+    """Break-even of 32 x 64 is 21.3 tokens; two uses stand behind each other."""
+    part = torch.zeros(96, dtype=torch.float64)
+    x, delta = torch.randn(3, tokens, 64), torch.randn(3, tokens, 32)
+    uses = [(x[:, :4], delta[:, :4]), (x[:, 4:], delta[:, 4:])]
+    with FlopCounterMode(display=False) as counter:
+        gradients.Squares(part, torch.Size([32, 64])).add(uses)
+    per_example = 2 * tokens**2 * 96 if gram else tokens * 32 * 64
+    assert counter.get_total_flops() == 2 * 3 * per_example
+    gradient = torch.einsum("sto,sti->soi", delta, x).double()
+    expected = torch.cat([(gradient**2).sum((0, 2)), (gradient**2).sum((0, 1))])
+    torch.testing.assert_close(part, expected, rtol=1e-4, atol=0)
+
+
+def test_rounding_never_gives_a_negative_sum():
+    """Gradients that are zero up to rounding, in the Gram form."""
+    part = torch.zeros(96, dtype=torch.float64)
+    u, v, x = torch.randn(1, 9, 1), torch.randn(1, 1, 32), torch.randn(1, 9, 64)
+    x = x - u * (u.mT @ x) / (u.mT @ u)
+    sums = gradients.Squares(part, torch.Size([32, 64]))
+    sums.add([(x, u * v)])
+    assert part.min() < 0
+    found = sums.mean("name", 1.0)
+    assert found.columns.min() == 0 and found.rows.min() >= 0 and found.columns.max() < 1e-3
+
+
+@pytest.mark.parametrize(("variant", "forwards"), [("bert", 1), ("albert", 1), ("opt", 1), ("deberta-v2", 1 + 4)])
+def test_single_examples_only_where_needed(variant, forwards):
+    """Spec 3.4: DeBERTa's query and key also see the relative positions, which no example owns; OPT's are flattened."""
+    net, sites = make(variant)
+    calls = []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    estimate_fisher(net, [batch_of(net, 4)], "classification", sites)
+    assert len(calls) == forwards
+
+
+def test_no_gradient_of_a_weight_is_computed():
+    """Forward and half a backward; and what no longer is needed goes: the last layer is reduced first."""
+    net, sites = make()
+    batch, order = batch_of(net), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients.Squares, "add", lambda sums, uses: order.append((sums.shape, len(uses))))
+        with FlopCounterMode(display=False) as counter:
+            estimate_fisher(net, [batch], "classification", sites)
+    with FlopCounterMode(display=False) as plain:
+        net(**{name: batch[name] for name in INPUTS if name in batch}).logits.sum().backward()
+    linears = 2 * 5 * 9 * 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    assert plain.get_total_flops() - counter.get_total_flops() > linears
+    assert order[:2] == [((32, 64), 1), ((64, 32), 1)]
+
+
+def test_regression():
+    net, sites = make(task="stsb")
+    batch = batch_of(net)
+    batch["labels"] = torch.tensor([0.5, 2.0, 3.3, 4.0, 1.0])
+    check(
+        estimate_fisher(net, [batch], "regression", sites),
+        loop(net, [batch], sites, "regression"),
+    )
+
+
+def test_token_types_count():
+    net, sites = make()
+    batch = batch_of(net) | {"token_type_ids": torch.ones(5, 9, dtype=torch.long)}
+    check(estimate_fisher(net, [batch], "classification", sites), loop(net, [batch], sites))
+
+
+def test_some_sites_only():
+    """The graph begins at the first of them; the others cost nothing."""
+    net, sites = make("deberta-v2")
+    batch = batch_of(net)
+    chosen = [sites[7], sites[2]]
+    found = estimate_fisher(net, [batch], "classification", chosen)
+    assert list(found) == chosen
+    check(found, loop(net, [batch], chosen))
+
+
+@pytest.mark.parametrize("variant", ["bert", "deberta-v2", "albert", "opt"])
+def test_batch_estimator(variant):
+    """Invariant 14: squares of the batches' mean gradients; with batches of one it is the per-example one."""
+    net, sites = make(variant)
+    batches = cut(batch_of(net), 2, 3)
+    found = estimate_fisher(net, batches, "classification", sites, estimator="batch")
+    check(found, loop(net, batches, sites, whole_batches=True))
+    ones = cut(batch_of(net), 1, 1, 1, 1, 1)
+    per_example = estimate_fisher(net, ones, "classification", sites)
+    for name, entry in estimate_fisher(net, ones, "classification", sites, estimator="batch").items():
+        assert torch.equal(entry.rows, per_example[name].rows) and torch.equal(entry.columns, per_example[name].columns)
+        assert not torch.allclose(entry.rows, found[name].rows, rtol=0.01)
+
+
+def test_scale_of_the_loss(monkeypatch):
+    """Invariant 14: loss times c gives c^2, and so the same factors."""
+    net, sites = make()
+    batch, name = batch_of(net), sites[0]
+    plain = estimate_fisher(net, [batch], "classification", sites)[name]
+    monkeypatch.setattr(gradients, "example_losses", lambda *args: 8.0 * example_losses(*args))
+    scaled = estimate_fisher(net, [batch], "classification", sites)[name]
+    torch.testing.assert_close(scaled.columns, 64.0 * plain.columns)
+    weight = net.get_submodule(name).weight
+    products = [left @ right for left, right in (decompose(weight, 8, f.columns, "in") for f in (plain, scaled))]
+    torch.testing.assert_close(*products)
+
+
+@pytest.mark.parametrize("estimator", ["per_example", "batch"])
+def test_copies_that_fill_up_are_left_out(estimator):
+    net, sites = make()
+    batch = batch_of(net)
+    real = cut(batch, 3, 2)
+    filled = [dict(batch, index=torch.tensor([0, 1, 2, -1, -1])), dict(real[1], index=torch.tensor([-1, -1]))]
+    found = estimate_fisher(net, filled, "classification", sites, estimator=estimator)
+    check(found, loop(net, real[:1], sites, whole_batches=estimator == "batch"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_net_is_left_as_it_was(fails):
+    """Invariant 15: modes, requires_grad, gradients, hooks; also after an error in the middle."""
+    net, sites = make("deberta-v2")
+    net.train()
+    net.get_submodule(sites[0]).eval()
+    frozen, held = net.get_submodule(sites[1]).weight.requires_grad_(False), net.classifier.weight
+    held.grad = torch.ones_like(held)
+    before = {name: p.detach().clone() for name, p in net.state_dict().items()}
+    batches = [batch_of(net), {"input_ids": torch.zeros(1, 1)}] if fails else [batch_of(net)]
+    hook = net.get_submodule(sites[0]).register_forward_hook(lambda *_: None)
+    if fails:
+        with pytest.raises(UserError, match="labels"):
+            estimate_fisher(net, batches, "classification", sites)
+    else:
+        estimate_fisher(net, batches, "classification", sites)
+    assert [name for name, m in net.named_modules() if not m.training] == [sites[0]]
+    assert [p is frozen for p in net.parameters() if not p.requires_grad] == [True]
+    assert [p is held for p in net.parameters() if p.grad is not None] == [True]
+    assert torch.equal(held.grad, torch.ones_like(held))
+    assert [list(m._forward_hooks) for m in net.modules() if m._forward_hooks] == [[hook.id]]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_matrix_without_gradient_is_zero():
+    """A dead unit and a matrix whose output goes nowhere have no Fisher information, and break nothing."""
+    net, sites = make()
+    net.bert.encoder.layer[1].output.dense.weight.data.zero_()
+    net.bert.encoder.layer[1].attention.output.dense.weight.data.zero_()
+    found = estimate_fisher(net, [batch_of(net)], "classification", sites)
+    for name in ("attention.self.query", "attention.self.value", "intermediate.dense"):
+        entry = found[f"bert.encoder.layer.1.{name}"]
+        assert entry.rows.eq(0).all() and entry.columns.eq(0).all()
+    net.register_module("aside", nn.Linear(32, 4, dtype=torch.float64))
+    net.bert.encoder.layer[0].register_forward_hook(lambda module, args, out: (net.aside(args[0]), out)[1])
+    unused = estimate_fisher(net, [batch_of(net)], "classification", ["aside"])["aside"]
+    assert unused.rows.shape == (4,) and unused.columns.shape == (32,) and unused.rows.eq(0).all()
+
+
+def test_one_of_two_uses_without_influence():
+    """The other use still counts."""
+    net, sites = make()
+    batch, first = batch_of(net), net.get_submodule(sites[0])
+    expected = loop(net, [batch], sites)
+    net.bert.pooler.register_forward_hook(lambda *_: (first(torch.ones(5, 2, 32, dtype=torch.float64)), None)[1])
+    check(estimate_fisher(net, [batch], "classification", sites), expected)
+
+
+def test_errors():
+    net, sites = make()
+    batch = batch_of(net)
+    with pytest.raises(UserError, match=r"labels: .* input_ids, attention_mask, index"):
+        estimate_fisher(net, [{k: v for k, v in batch.items() if k != "labels"}], "classification", sites)
+    with pytest.raises(UserError, match=r"sites: none was named; valid: bert.encoder"):
+        estimate_fisher(net, [batch], "classification", [])
+    with pytest.raises(
+        UserError, match=r"'bert.encoder.layer.0.output' is no Linear .*'bert.encoder.layer.0.output.den"
+    ):
+        estimate_fisher(net, [batch], "classification", ["bert.encoder.layer.0.output"])
+    nn.init.constant_(net.get_submodule(sites[-1]).bias, torch.nan)
+    with pytest.raises(UserError, match=rf"gradients at '{sites[0]}' are inf or NaN"):
+        estimate_fisher(net, [batch], "classification", sites)
+
+
+def test_every_importance_has_the_same_sum_over_the_elements():
+    net, sites = make()
+    for name, entry in estimate_fisher(net, [batch_of(net)], "classification", sites).items():
+        rows, columns = entry.importance("both")
+        shape = net.get_submodule(name).weight.shape
+        spread = {
+            "in": entry.importance("in").expand(shape),
+            "out": entry.importance("out")[:, None].expand(shape),
+            "both": rows[:, None] * columns,
+        }
+        for values in spread.values():
+            torch.testing.assert_close(values.sum(), entry.rows.sum())
+        torch.testing.assert_close(spread["both"].sum(1), entry.rows)
+        torch.testing.assert_close(spread["both"].sum(0), entry.columns)
+        torch.testing.assert_close(spread["in"].sum(0), entry.columns)
+        torch.testing.assert_close(spread["out"].sum(1), entry.rows)
+    silent = Fisher(torch.zeros(2).double(), torch.zeros(3).double())
+    assert all(not side.any() for side in silent.importance("both"))
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_inside_configure_model(precision, tmp_path):
+    """Where FWSVD calls it: default dtype and device are the strategy's there. And under no_grad."""
+    net, sites = make()
+    net, batch = net.float(), batch_of(net)
+    expected = estimate_fisher(net, [batch], "classification", sites)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        under = estimate_fisher(net, [batch], "classification", sites)
+
+    class Module(pl.LightningModule):
+        def configure_model(self):
+            self.found = estimate_fisher(net, [batch], "classification", sites)
+
+        def test_step(self, *_):
+            pass
+
+    module = Module()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
+    trainer = pl.Trainer(accelerator="cpu", precision=precision, default_root_dir=tmp_path, **quiet)
+    trainer.test(module, [torch.zeros(1)], verbose=False)
+    for name, entry in expected.items():
+        for found in (module.found[name], under[name]):
+            assert torch.equal(found.rows, entry.rows) and torch.equal(found.columns, entry.columns)
+
+
+@pytest.mark.parametrize(("task", "expected"), [("wikitext2", [4, 1]), ("sst2", [4, 1]), ("xsum", [3, 2])])
+def test_parts_have_the_tokens_that_a_forward_has(task, expected):
+    """A mask that stands for both stacks counts once, two of an encoder-decoder both."""
+    mask = torch.ones(5, 128, dtype=torch.int64)
+    rows = {"input_ids": mask, "attention_mask": mask, "labels": mask[:, :32], "index": torch.arange(5)}
+    parts = list(row_parts(task_type(get_task(task)), rows, 512))
+    assert [len(part["index"]) for part in parts] == expected
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])

@@ -1,16 +1,192 @@
-"""Whose labels a calibration takes if the user does not say."""
+"""Factorization of a net under its Kronecker factors, against the definitions on plain tensors; whose labels."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tiny import make_net
+from in_memory import collect_kronecker
+from moments import estimated_loss
+from tiny import make_batch, make_net
 
 from lit_compress.data.datamodule import DataModule
+from lit_compress.methods import FWSVD
+from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.surgery import factorize, stacked_weight
+from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.stages.calibration import collected
+from lit_compress.stages.low_rank import Factors
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighted_retraining import calibration_of
-from lit_compress.stages.weighting import Weighted, calibration_for
+from lit_compress.stages.weighting import KroneckerDecomposer, Weighted, biased_sites, calibration_for
 from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+
+@pytest.fixture
+def net():
+    return make_net(dropout=0.0, initializer_range=0.2).eval().double()
+
+
+def batch_of(net, size=6):
+    batch = make_batch(size=size)
+    return batch | {"index": torch.arange(size)}
+
+
+def moments_of(net, **settings):
+    return collect_kronecker(net, [batch_of(net)], "classification", labels="exact", **settings)
+
+
+def site_weights(net):
+    return {site.name: net.get_submodule(site.name).weight.detach() for site in find_sites(net)}
+
+
+def logits(net):
+    batch = batch_of(net)
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def test_full_ranks_give_the_net_back(net):
+    before, weights = logits(net), site_weights(net)
+    decomposer = KroneckerDecomposer(moments_of(net), centred=biased_sites(net))
+    ranks = {name: min(weight.shape) for name, weight in weights.items()}
+    factorize(net, ranks, decomposer.factors, mean=decomposer.mean)
+    assert torch.allclose(logits(net), before, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
+def test_factors_are_those_of_the_equation(net, gradients, centred):
+    """Before and after the singular values were asked for; of ranks that are kept and that are not."""
+    moments = moments_of(net)
+    decomposer = KroneckerDecomposer(moments, gradients, biased_sites(net) if centred else frozenset(), (0.01, 0.02))
+    name, weight = list(site_weights(net).items())[4]
+    found = moments[name]
+    expected = kronecker_svd(
+        weight, found.inputs(), found.gradients() if gradients else None,
+        mean=found.mean if centred else None, damping=(0.01, 0.02),
+    )  # fmt: skip
+    for rank in (1, 7, 30):
+        product = expected.factors(rank)[0] @ expected.factors(rank)[1]
+        for _ in range(2):
+            left, right = decomposer.factors(name, weight, rank)
+            assert left.shape[1] == right.shape[0] == rank and left.is_contiguous()
+            assert torch.allclose(left @ right, product, atol=1e-9)
+            assert torch.allclose(decomposer.sigma(name, weight), expected.sigma)
+    assert torch.equal(decomposer.mean(name), found.mean) if centred else decomposer.mean(name) is None
+
+
+def test_factors_hold_nothing_of_the_components_that_go(net):
+    """Else a compressed net would keep all components of which the ranks were chosen."""
+    compression = Factors(RankRule(0.3, allocation="global"), KroneckerDecomposer(moments_of(net)))
+    measured = {k: v for _, found in compression.measure(net, list(site_weights(net)), {}) for k, v in found.items()}
+    ranks, loss = compression.choose(net, measured)
+    assert all(ranks[name] < len(measured[f"{name}.right"]) for name in list(ranks)[:3]) and loss > 0
+    compression.apply(net, ranks, measured)
+    for name in ranks:
+        for factor in (net.get_submodule(name).left, net.get_submodule(name).right):
+            assert factor.untyped_storage().nbytes() == factor.nbytes
+
+
+def test_centring_keeps_the_mean_of_outputs(net):
+    name = find_sites(net)[5].name
+    layer, moments = net.get_submodule(name), moments_of(net)
+    mean = moments[name].mean
+    before = layer.weight @ mean + layer.bias
+    decomposer = KroneckerDecomposer(moments, centred=biased_sites(net))
+    factorize(net, {name: 2}, decomposer.factors, mean=decomposer.mean)
+    small = net.get_submodule(name)
+    assert torch.allclose(small.left @ (small.right @ mean) + small.bias, before, atol=1e-9)
+
+
+def test_without_biases_nothing_is_centred(capsys, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.progress._noted", set())  # what is said once
+    assert biased_sites(make_net("llama")) == frozenset()
+    assert "14 of 14 matrices have no bias and are not centred" in capsys.readouterr().err
+
+
+def test_sum_of_left_out_components_is_the_estimate(net):
+    """Without damping (M) is the sum of the squared singular values that are left out; K-FAC has the least of it."""
+    moments = moments_of(net)
+    name, weight = list(site_weights(net).items())[4]
+    losses = {}
+    for gradients in (True, False):
+        decomposer = KroneckerDecomposer(moments, gradients, damping=(1e-9, 1e-9))
+        left, right = decomposer.factors(name, weight, 4)
+        losses[gradients] = estimated_loss(weight, left @ right, moments[name].inputs(), moments[name].gradients()) / 2
+        if gradients:
+            assert losses[True] == pytest.approx(float(decomposer.sigma(name, weight)[4:].square().sum()) / 2, rel=1e-4)
+    assert losses[True] < losses[False]
+
+
+def test_one_budget_for_all(net):
+    decomposer = KroneckerDecomposer(moments_of(net))
+    ranks = RankRule(0.3, allocation="global").allocate(net, decomposer.sigma)
+    sizes = {name: sum(weight.shape) for name, weight in site_weights(net).items()}
+    total = sum(weight.numel() for weight in site_weights(net).values())
+    assert 0.25 * total < sum(sizes[name] * rank for name, rank in ranks.items()) <= 0.3 * total
+    assert len(set(ranks.values())) > 1
+
+
+@pytest.mark.parametrize("weighting", ["kfac", "inputs"])
+def test_a_method_retrains_after_it(weighting, fit, dense):
+    """The calibration leaves no gradients, no frozen parameters and no hooks."""
+    seen = {}
+    retrain = Weighted(epochs=1, learning_rate=1e-9, weighting=weighting, calibration_examples=40)
+    method = FWSVD(backbone="unused", density=0.4, allocation="global", retrain=retrain)
+    fit(method, "retrain", dense, max_steps=1, look=lambda trainer, module: seen.setdefault("net", module.net))
+    assert all(p.requires_grad for p in seen["net"].parameters()) and seen["net"].training
+    assert not any(m._forward_hooks for m in seen["net"].modules())
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UserError, match=r"retrain\.calibration_examples: 0 is below 1"):
+        Weighted(calibration_examples=0)
+    with pytest.raises(UserError, match=r"retrain\.labels: 'exact' needs one distribution per example, tagging"):
+        FWSVD(backbone="x", task="conll2003", retrain=Weighted(weighting="kfac", labels="exact"))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_stack_is_one_decomposition(net, gradients):
+    """[Wq; Wk; Wv] under A and the block-diagonal G, with the biases of (C)."""
+    moments, groups = moments_of(net), stacks(net)
+    centred = biased_sites(net)
+    decomposer = KroneckerDecomposer(moments, gradients, centred, (0.01, 0.02), groups)
+    first, names = next(iter(groups.items()))
+    weight = stacked_weight(net, names)
+    scale = torch.block_diag(*(moments[n].gradients() for n in names)) if gradients else None
+    if gradients:  # the damping is of each block
+        for name, part in zip(names, torch.arange(len(scale)).split(len(scale) // 3), strict=True):
+            scale[part, part] += 0.02 * moments[name].gradients().diagonal().mean()
+    expected = kronecker_svd(
+        weight, moments[first].inputs(), scale, mean=moments[first].mean, damping=(0.01, 0.0)
+    )  # fmt: skip
+    assert torch.allclose(decomposer.sigma(first, weight), expected.sigma)
+    left, right = decomposer.factors(first, weight, 4)
+    assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
+    before = [net.get_submodule(name).bias.clone() for name in names]
+    factorize(net, {first: 4}, decomposer.factors, mean=decomposer.mean, stacks=groups)
+    after = [net.get_submodule(name).bias for name in names]
+    change = (weight - left @ right) @ moments[first].mean
+    assert torch.allclose(torch.cat(after) - torch.cat(before), change, atol=1e-9)
+
+
+def test_a_stack_in_which_a_bias_is_missing_is_not_centred(net):
+    groups = stacks(net)
+    names = next(iter(groups.values()))
+    net.get_submodule(names[1]).bias = None
+    assert not biased_sites(net, groups).intersection(names)
+    assert biased_sites(net, groups).issuperset(next(iter(list(groups.values())[1:])))
+
+
+@pytest.mark.parametrize("density", [0.5, 0.3, 0.2])
+def test_stacks_share_one_budget(net, density):
+    decomposer = KroneckerDecomposer(moments_of(net), stacks=stacks(net))
+    rule = RankRule(density, allocation="global", stacked=True)
+    factorize(net, rule.allocate(net, decomposer.sigma), decomposer.factors, stacks=rule.stacks(net))
+    assert density - 0.03 < stored_density(net) <= density
+
 
 KFAC = Weighted(weighting="kfac")
 

@@ -1,17 +1,18 @@
-"""The Kronecker factors against a loop over single examples without padding, for every family and type of task."""
+"""Kronecker factors against a loop over single examples without padding, for every family and task; their sums."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from in_memory import collect_kronecker
-from moments import estimated_loss
+from in_memory import batch_of, collect_kronecker, cut, estimate_fisher
+from moments import draw, estimated_loss
 from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import moments
+from lit_compress.calibration.moments import Counts, Gram
 from lit_compress.models.sites import find_sites, token_table
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
@@ -46,53 +47,6 @@ def make(variant="bert", kind="classification", task=None, **settings):
     for p in net.parameters():
         nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.15, generator=generator)
     return net
-
-
-def batch_of(net, kind="classification", size=4, length=9, seed=1):
-    """Examples of different lengths, padded at the right as the data is; the first has no padding."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, 100, (size, length), generator=generator)
-    lengths = torch.randint(3, length + 1, (size, 1), generator=generator)
-    lengths[0] = length
-    mask = (torch.arange(length) < lengths).long()
-    ids[mask == 0] = net.config.pad_token_id
-    if net.config.is_encoder_decoder:
-        ids[torch.arange(size), lengths[:, 0] - 1] = net.config.eos_token_id
-    batch = {"input_ids": ids, "attention_mask": mask, "index": torch.arange(size) + 20}
-    number = lambda high, *shape: torch.randint(0, high, shape, generator=generator)  # noqa: E731
-    match kind:
-        case "classification":
-            batch["labels"] = number(2, size)
-        case "regression":
-            batch["labels"] = torch.rand(size, generator=generator) * 5
-        case "tagging":
-            first = (number(2, size, length) == 1) & (mask == 1)
-            first[:, 1] = True
-            batch["word"] = first.cumsum(1) * first
-            batch["labels"] = number(9, size, length).masked_fill(~first, -100)
-        case "span_qa":
-            batch["labels"] = number(3, size, 2)
-        case "summarization":
-            batch["labels"] = number(95, size, 6) + 5
-            for row, end in enumerate(number(5, size) + 2):
-                batch["labels"][row, end:] = -100
-        case "language_modelling":
-            batch["labels"] = number(100, size, length).masked_fill(mask == 0, -100)
-    return batch
-
-
-def cut(batch, *sizes):
-    """Split a batch; cut off the columns that are only padding."""
-    parts = [dict(zip(batch, columns, strict=True)) for columns in zip(*(v.split(sizes) for v in batch.values()))]  # noqa: B905
-    for part in parts:
-        longest, full = int(part["attention_mask"].sum(1).max()), part["input_ids"].shape[1]
-        target = int((part["labels"] != -100).nonzero()[:, -1].max()) + 1
-        for name, value in part.items():
-            if value.ndim == 2 and value.shape[1] == full:
-                part[name] = value[:, :longest]
-            elif value.ndim == 2 and name == "labels" and value.shape[1] == 6:
-                part[name] = value[:, :target]
-    return parts
 
 
 def losses_of(task, logits, row, labels, seed):
@@ -283,16 +237,6 @@ def test_a_factorized_net():
     check(collect_kronecker(net, [batch_of(net)], "classification"), loop(net, batch_of(net), "classification"))
 
 
-def test_copies_that_fill_up_are_left_out():
-    net = make()
-    batch = batch_of(net)
-    filled = [
-        dict(batch, index=torch.tensor([20, 21, -1, -1])),
-        dict(cut(batch, 2, 2)[1], index=torch.tensor([-1, -1])),
-    ]
-    check(collect_kronecker(net, filled, "classification"), loop(net, cut(batch, 2, 2)[0], "classification"))
-
-
 @pytest.mark.parametrize("place", [1, 3, 4, 5, 9])
 def test_estimated_loss_is_the_divergence(place):
     """Half of (M), with G the sum over an example's tokens, is near the measured KL divergence of an example."""
@@ -324,6 +268,14 @@ def _rank(rank, folder):
         mine = batches[:2] if rank == 0 else batches[2:]  # uneven in batches and in examples
         reduce = torch.distributed.all_reduce
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
+        names = list(expected)[:3]
+        shared, alone = (
+            estimate_fisher(net, part, "classification", names, reduce=how)
+            for part, how in ((mine, reduce), (batches, None))
+        )
+        for name in names:
+            torch.testing.assert_close(shared[name].rows, alone[name].rows)
+            torch.testing.assert_close(shared[name].columns, alone[name].columns)
         table = token_table(net)
         both, one = (
             collect_kronecker(net, part, "classification", table=table, reduce=how)[table]
@@ -340,24 +292,6 @@ def _rank(rank, folder):
 
 def test_two_ranks_equal_one(tmp_path):
     torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="fork")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_net_is_left_as_it_was(fails):
-    net = make("deberta-v2").train()
-    net.get_submodule(find_sites(net)[1].name).weight.requires_grad_(False)
-    before = {name: p.detach().clone() for name, p in net.state_dict().items()}
-    bad = batch_of(net, seed=2)
-    bad["input_ids"][0, 0] = 10_000
-    if fails:
-        with pytest.raises(IndexError):
-            collect_kronecker(net, [batch_of(net), bad], "classification")
-    else:
-        collect_kronecker(net, [batch_of(net)], "classification")
-    assert all(m.training for m in net.modules()) and not any(m._forward_hooks for m in net.modules())
-    assert sum(not p.requires_grad for p in net.parameters()) == 1
-    assert all(p.grad is None for p in net.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_errors(capsys):
@@ -393,3 +327,49 @@ def test_few_tokens_are_said(capsys):
     assert "tokens are fewer than the 64 inputs of" in capsys.readouterr().err
     collect_kronecker(net, [batch_of(net, size=30, length=9, seed=5)], "classification", [name])
     assert capsys.readouterr().err == ""
+
+
+def test_the_table_is_a_matrix_that_reads_one_hot_vectors():
+    """By plain autograd, one example after the other: how often every token occurs, and the gradients of its rows."""
+    net, name = make(), "bert.embeddings.word_embeddings"
+    batch, table = batch_of(net), net.bert.embeddings.word_embeddings
+    counts, outer = torch.zeros(table.num_embeddings, dtype=torch.float64), 0.0
+    for row in cut(batch, *[1] * 4):
+        outputs = []
+        handle = table.register_forward_hook(lambda _, args, y, seen=outputs: seen.append((args[0], y)))
+        logits = net(input_ids=row["input_ids"], attention_mask=row["attention_mask"]).logits
+        handle.remove()
+        ((ids, y),) = outputs
+        counts += torch.bincount(ids.flatten(), minlength=len(counts))
+        for weight, loss in losses_of(KINDS["classification"], logits, row, "exact", 0):
+            (d,) = torch.autograd.grad(loss, y, retain_graph=True)
+            outer = outer + weight * torch.einsum("...i,...j->ij", d, d)
+    found = collect_kronecker(net, cut(batch, 3, 1), "classification", labels="exact", table=name)
+    plain = collect_kronecker(net, [batch], "classification", labels="exact")
+    tokens = int(counts.sum())
+    torch.testing.assert_close(found[name].inputs(), (counts + moments.UNSEEN) / tokens)
+    torch.testing.assert_close(found[name].gradients(), outer / 4)
+    assert found[name].tokens == tokens and not found[name].mean.numel()
+    assert found.keys() - plain.keys() == {name}
+    for site in plain:
+        torch.testing.assert_close(found[site].gradients(), plain[site].gradients())
+
+
+@pytest.mark.parametrize("size", [5, 24, 25, 60])
+def test_gram(size):
+    gram, rows = Gram(size, torch.float64), draw(20, size)
+    gram.add(rows[:7])
+    gram.add(rows[7:])
+    torch.testing.assert_close(gram.whole(0.5), rows.T @ rows / 2)
+    assert torch.equal(gram.whole(), gram.whole().T)
+    if size == 60:
+        assert gram.flat.numel() == 24 * 24 + 24 * 48 + 12 * 60
+
+
+def test_counts():
+    """The diagonal of the second moment of one-hot vectors, and a little for tokens that do not occur."""
+    counts, ids = Counts(5), torch.tensor([0, 3, 3, 1])
+    counts.add(ids[:3, None])
+    counts.add(ids[3:, None])
+    hot = torch.nn.functional.one_hot(ids, 5).double()
+    torch.testing.assert_close(counts.whole(0.25), (hot.T @ hot).diagonal() / 4 + moments.UNSEEN / 4)
