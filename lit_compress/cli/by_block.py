@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.budget import Budget
 
-TRAINED = ("refined-dense", "refined")  # folders of the states of a refinement
-
 
 def check_budget(budget: Budget | None) -> None:
     """Refuse a budget that no shapes say.
@@ -158,7 +156,8 @@ class _Work:
     def refine_by(self, steps: int, texts: Iterable[Batch]) -> None:
         """Train every block for so many steps on ``texts`` before it is written."""
         parts = calibration_parts(self.kind, texts, None)
-        self.refinement = Refinement(*(Walk(self.net, self.kind, parts, self.folder / name) for name in TRAINED), steps)
+        dense, own = (Walk(self.net, self.kind, parts, self.folder / name) for name in ("refined-dense", "refined"))
+        self.refinement = Refinement(dense, own, steps)
         self.memory["training"] = OF_TRAINING * self.memory["block"]
 
     def bound(self) -> int:
@@ -282,8 +281,8 @@ class _Work:
                 if own.any():
                     yield states.unflatten(0, (len(own), -1))[own].flatten(0, 1)
 
-        nets: list[Any] = [Ending(walk.net, drawn_of(walk)) for walk in (self.after, self.before)]
-        return divergence(*nets, self.data, batches)
+        own, dense = (Ending(walk.net, drawn_of(walk)) for walk in (self.after, self.before))
+        return divergence(own, dense, self.data, batches)  # type: ignore[arg-type]
 
 
 def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:

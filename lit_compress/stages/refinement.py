@@ -229,8 +229,8 @@ def refine_net(
         UserError: the states do not fit on the disk.
     """
     with frozen(dense), frozen(net), one_by_one(dense, device) as theirs, one_by_one(net, device) as ours:
-        walks = (Walk(blocks, kind, parts, folder / name) for blocks, name in ((theirs, "dense"), (ours, "refined")))
-        refinement = Refinement(*walks, steps, behind)
+        before, own = Walk(theirs, kind, parts, folder / "dense"), Walk(ours, kind, parts, folder / "refined")
+        refinement = Refinement(before, own, steps, behind)
         check_disk(folder, refinement.disk_bytes(), "--refine")
         for i in track(range(len(ours)), "refine", len(ours)):
             refinement(i, ours.blocks[i])
