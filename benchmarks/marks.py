@@ -65,7 +65,9 @@ def filled(page: str, listed: Numbers) -> tuple[str, Numbers]:
     Raises:
         ValueError: the page has a number not, or not in this place of the order; a source leads to no number.
     """
-    parts, again, position = [], [], 0
+    parts: list[str] = []
+    again: Numbers = []
+    position = 0
     for number, source in listed:
         found = re.compile(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)").search(page, position)
         if not found:

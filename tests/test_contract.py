@@ -26,7 +26,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.masks import keep_count
 
-OF_CLASSES = [case for case in CASES if not case.marks and case.values[0][0] in CLASSES]
+OF_CLASSES = [case for case in CASES if not case.marks and str(case.id) in CLASSES]
 ON_TWO = [name for name in CLASSES if name not in COMPARED]
 
 

@@ -85,7 +85,7 @@ def keep_checkpoints() -> None:
     """Let a run leave the checkpoints of finished stages."""
     from lit_compress.run.folder import Run
 
-    Run.remove_checkpoints = lambda run, name: None  # type: ignore[method-assign]
+    Run.remove_checkpoints = lambda self, stage: None  # type: ignore[method-assign]
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float | None:

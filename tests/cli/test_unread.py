@@ -13,7 +13,7 @@ from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.cli.option_names import option_names, parameters_of
 from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.unread import check_read, is_read, names_of
-from lit_compress.run.runner import check_sizes
+from lit_compress.run.settle import check_sizes
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
