@@ -11,9 +11,9 @@ from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
 from lit_compress.models.cut import close_empty_sublayers, cut_units
-from lit_compress.models.projected.bases import Bases
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
+from lit_compress.models.projected.insert import Bases
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
 from lit_compress.models.uniform_shape import even_counts, uniform_groups

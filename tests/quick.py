@@ -13,7 +13,7 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from lit_compress.models import activations
+from lit_compress.models import accounting
 from lit_compress.run import guard
 from lit_compress.stages import recompute
 
@@ -39,7 +39,7 @@ def _forward_bytes(net: Any, *args: Any) -> int | None:
     parameters = tuple((name, value.shape, value.dtype, value.requires_grad) for name, value in net.named_parameters())
     form = (repr(net), repr(net.config), parameters, args)
     if form not in _bytes:
-        _bytes[form] = activations.forward_bytes(net, *args)
+        _bytes[form] = accounting.forward_bytes(net, *args)
     return _bytes[form]
 
 

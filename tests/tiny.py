@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lit_compress.models.transposed import as_linears
+from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 

@@ -14,7 +14,7 @@ from tiny import make_net
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from lit_compress.__main__ import main
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 
 with quick_runs(), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main(["fit", "--model", "SVD", "--print_config"])  # makes the parser of its options

@@ -17,7 +17,7 @@ from lit_compress.data.sources import ALL, CUSTOM, Place, has_split, located
 from lit_compress.data.splits import HELD_OUT, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
 from lit_compress.tasks.sentences import Pooling, read_pooling

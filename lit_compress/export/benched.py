@@ -30,7 +30,7 @@ from lit_compress.export.runtimes import (
 )
 from lit_compress.models.checks import check_head
 from lit_compress.models.own_code import check_code, trusts_code
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net

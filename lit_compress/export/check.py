@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_compress.models.accounting import padded_inputs
 from lit_compress.models.own_code import references
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_compress.export.program import Format, check_format
 from lit_compress.export.quantize import INTEGERS, Integers
 from lit_compress.export.report import final_metric, points_lost
-from lit_compress.models.embeddings import check_table
+from lit_compress.models.vocabulary import check_table
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed_value
@@ -31,7 +31,7 @@ class Choices:
         format: ``onnx`` and ``openvino`` also write the model as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
-        embeddings: ``int8``: the table of token embeddings as integers with a scale per row (embeddings.py); None or
+        embeddings: ``int8``: the table of token embeddings as integers with a scale per row; None or
             ``none`` leaves it.
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its

@@ -28,12 +28,12 @@ from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
-from lit_compress.models.embeddings import shrink_table, table_bytes
 from lit_compress.models.own_code import forget_code
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths, with_same_parameters
+from lit_compress.models.vocabulary import shrink_table, table_bytes
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError

@@ -10,8 +10,7 @@ from torch import nn
 from lit_compress.export.narrow import as_ordinary
 from lit_compress.models.own_code import file_of
 from lit_compress.models.shapes import empty_parameters
-from lit_compress.models.surgery import replace
-from lit_compress.models.transposed import as_linears
+from lit_compress.models.surgery import as_linears, replace
 from lit_compress.models.uniform_shape import ordinary_config
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import torch
 
 from lit_compress.export.choices import Choices
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.models.embeddings import shrink_shapes
-from lit_compress.models.vocabulary import cut_rows
+from lit_compress.models.vocabulary import cut_rows, shrink_shapes
 from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:

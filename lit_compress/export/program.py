@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.accounting import padded_inputs, random_inputs
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 

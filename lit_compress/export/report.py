@@ -16,7 +16,7 @@ import torch
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, processor, speedup, spread, summary

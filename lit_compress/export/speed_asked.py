@@ -25,7 +25,7 @@ from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.program import Format, example_inputs, program_bytes, write_program
 from lit_compress.export.quantize import SMOOTH, quantize
 from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting, placed, torch_runner
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
 from lit_compress.models.shapes import with_random_values
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError, nearest

@@ -13,6 +13,8 @@ distances by which layers are matched, the model does so too. One process withou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,7 +22,6 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lit_compress.models.attention_masks import padding_known
 from lit_compress.numerics.losses import state_moments
 from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import Distillation, hidden_states
@@ -200,3 +201,32 @@ class MicroBatches(pl.LightningModule):
 def _real(part: Batch) -> Tensor:
     """Return whether a micro-batch has rows of its own, and not one that only fills up."""
     return part["index"][0] >= 0
+
+
+@contextmanager
+def padding_known(padded: bool | None) -> Iterator[None]:
+    """Tell transformers inside the context whether the batch has padding.
+
+    By itself it reads the mask in every forward, for which the host waits: attention over a batch without padding
+    needs no mask. The host knows it before the batch is copied to the device.
+
+    Args:
+        padded: whether some mask of the batch has a 0; None: not known, transformers looks.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as makers
+    from transformers.masking_utils import sdpa_mask
+
+    def make(*args: Any, **settings: Any) -> Tensor | None:
+        if not padded:
+            settings["attention_mask"] = None
+        elif settings.get("attention_mask") is not None:
+            settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(*args, **settings)
+
+    if padded is not None:
+        makers["sdpa"] = make
+    try:
+        yield
+    finally:
+        if padded is not None:
+            del makers["sdpa"]

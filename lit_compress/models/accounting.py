@@ -1,25 +1,30 @@
-"""Parameters, density, FLOPs and latency, measured in the same way on the models of all methods."""
+"""Parameters, density, FLOPs, latency and memory, found in the same way for the models of all methods."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lit_compress.models.shapes import with_zeros, without_values
-from lit_compress.models.sites import Site, embedding_params, find_sites, module_at
-from lit_compress.models.transposed import as_linears
+from lit_compress.models.sites import Site, base_prefix, embedding_params, find_sites, module_at
+from lit_compress.models.surgery import as_linears
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.progress import Bar
 from lit_compress.utils.timing import in_turns, pinned, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Graph = Literal["none", "parameters", "sites"]
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,12 @@ class Params:
     total: int
 
 
-def weights(module: nn.Module) -> list[torch.Tensor]:
+def weights(module: nn.Module) -> list[Tensor]:
     """Return the weights of a site that count: its parameters without the bias. An index is a buffer, not a weight."""
     return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
 
 
-def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
+def counted_weights(net: PreTrainedModel) -> list[Tensor]:
     """Return the stored weights of the sites, and of matrices that layers have added, each once.
 
     Layers return added matrices in their ``counted_weights()``: matrices of residual paths, and tables of relative
@@ -135,9 +140,7 @@ def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None
             return None
 
 
-def _counted_flops(
-    net: PreTrainedModel, inputs: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor] | None = None
-) -> int:
+def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dict[str, Tensor] | None = None) -> int:
     """Return the FLOPs of a forward; with other ``tensors`` in the places of parameters and buffers, if given."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -153,7 +156,7 @@ def _counted_flops(
     return int(counter.get_total_flops())
 
 
-def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
     """Return the inputs of ``net`` for texts [batch, length] of random tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, net.config.vocab_size, (batch, length), generator=generator).to(net.device)
@@ -165,7 +168,7 @@ def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) 
     return inputs
 
 
-def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
     """Return :func:`random_inputs` in which the second half of the second text is padding, as a tokenizer would pad."""
     inputs, end = random_inputs(net, batch, length, seed), length // 2
     if batch > 1:
@@ -180,7 +183,7 @@ def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) 
 def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> list[Callable[[], None]]:
     """Return a function for each model that makes one forward of it on ``batch`` x ``length`` random tokens."""
 
-    def forward(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> None:
+    def forward(net: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
         net(**inputs)
         synchronize(net.device)
 
@@ -206,3 +209,76 @@ def latency(
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
     """Return density, parameters and FLOPs of ``net`` as the report stores them."""
     return {"density": density(net), "params": asdict(count_params(net)), "flops": flops(net, length)}
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive.
+
+    Args:
+        known: tensors that do not count.
+    """
+
+    def __init__(self, known: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._storages = weakref.WeakKeyDictionary({value.untyped_storage(): 0 for value in known.values()})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for value in tree_leaves(output):
+            if isinstance(value, Tensor) and (storage := value.untyped_storage()) not in self._storages:
+                self._storages[storage] = size = storage.nbytes()
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._free, size)
+        return output
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, half: bool = False) -> int | None:
+    """Return the most bytes that a forward takes besides the parameters, without the output layer over a vocabulary.
+
+    Args:
+        net: in any form, without values (device ``meta``) or with them.
+        texts: of the batch.
+        length: tokens of every text. An encoder-decoder writes a quarter as many.
+        graph: ``parameters``: it is a forward of training, with dropout, that keeps activations for all gradients;
+            ``sites``: it keeps activations for gradients by the sites' outputs; ``none``: it keeps nothing.
+        half: under autocast to 16 bits.
+
+    Returns:
+        Bytes; None if the model's code looks at values.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    prefix, was = base_prefix(net), net.training
+    ids = random_inputs(net, 1, length)
+    del ids["attention_mask"]  # whether it masks anything would be asked
+    net.train(graph == "parameters")
+    sites = [net.get_submodule(site.name) for site in find_sites(net)] if graph == "sites" else []
+    hooks = [site.register_forward_hook(lambda _, args, output: output.requires_grad_()) for site in sites]
+    try:
+        with FakeTensorMode():
+            own = {
+                name.removeprefix(prefix): torch.empty(
+                    value.shape, dtype=value.dtype, requires_grad=graph == "parameters" and value.requires_grad
+                )
+                for name, value in [*net.named_parameters(), *net.named_buffers()] if name.startswith(prefix)
+            }  # fmt: skip
+            inputs = {name: torch.empty(texts, value.shape[1], dtype=value.dtype) for name, value in ids.items()}
+            cast = torch.autocast("cpu", torch.bfloat16, enabled=half)
+            with _Live(own) as live, torch.set_grad_enabled(graph != "none"), cast:
+                output = torch.func.functional_call(net.base_model, own, (), inputs | {"use_cache": False})
+                logits = output.get("logits") if net.can_generate() else None
+                return live.peak - (0 if logits is None else logits.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+    finally:
+        net.train(was)
+        for hook in hooks:
+            hook.remove()

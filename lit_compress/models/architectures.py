@@ -171,7 +171,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pre_norm=True, activation="activation_function", cached=True, neurons_field="ffn_dim",
         head_attributes=lambda width, heads: {"num_heads": heads, "embed_dim": heads * width},
     ),
-    # its projections are transposed in files (transposed.py); q, k, v are one, and the attention has their width
+    # its projections are transposed in files (surgery.py); q, k, v are one, and the attention has their width
     "gpt2": Architecture(
         stacks={"decoder": Stack("h.*", ("wte", "wpe"), norm="ln_f")},
         sublayers=(
@@ -231,7 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-PATTERN = "compressed_sites"  # in the configuration of a model without a record: the names of its sites (pattern.py)
+PATTERN = "compressed_sites"  # in the configuration of a model without a record: the names of its sites
 _UNKNOWN = Architecture(stacks={}, sublayers=(), neurons_field=None)
 
 

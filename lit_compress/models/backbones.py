@@ -28,9 +28,9 @@ from lit_compress.models.foreign import check_form, check_weights
 from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
-from lit_compress.models.pattern import set_pattern
 from lit_compress.models.shards import net_bytes, stored_dtype
-from lit_compress.models.transposed import as_linears
+from lit_compress.models.sites import set_pattern
+from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError

@@ -18,7 +18,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_compress.models.foreign import check_floats
 from lit_compress.models.own_code import MODULE
-from lit_compress.models.shapes import stored_shapes, without_values
+from lit_compress.models.shapes import without_values
+from lit_compress.models.shards import stored_shapes
 from lit_compress.models.sites import gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type

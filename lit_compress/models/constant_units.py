@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.cut import cut_units
+from lit_compress.models.cut import add_constant, cut_units
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable, size_at
-from lit_compress.models.slicing import add_constant
 from lit_compress.models.surgery import fill
 
 if TYPE_CHECKING:

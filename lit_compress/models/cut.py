@@ -8,27 +8,17 @@ stream's gates into the next matrices' columns, as CoFi's program does, would mi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
+from lit_compress.layers import LAYERS, GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.sites import (
-    SubLayer,
-    has,
-    module_at,
-    of_kind,
-    readers,
-    size_at,
-    stream_norm,
-    sublayers,
-    tables,
-)
-from lit_compress.models.slicing import INPUTS, OUTPUTS, slice_linear
-from lit_compress.models.surgery import replace, set_attributes, tell_heads
+from lit_compress.models.residual_stream import readers, stream_norm, tables
+from lit_compress.models.sites import SubLayer, has, module_at, of_kind, size_at, sublayers
+from lit_compress.models.surgery import fill, replace, set_attributes, tell_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +27,8 @@ if TYPE_CHECKING:
 
 # type of sub-layer: its own gate, the gate of its units
 SUBLAYER_GATES = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
+# tensors of a layer that have a row for every output, a column for every input
+_OUTPUTS, _INPUTS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
 
 
 @torch.no_grad()
@@ -230,7 +222,46 @@ def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns:
     if next(net.get_submodule(name).parameters()).is_meta or all(bool(((v == 0) | (v == 1)).all()) for v in values):
         return
     for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
-        if rows is not None and kind in OUTPUTS:
+        if rows is not None and kind in _OUTPUTS:
             tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])
-        if columns is not None and kind in INPUTS:
+        if columns is not None and kind in _INPUTS:
             tensor.mul_(columns)
+
+
+@torch.no_grad()
+def slice_linear(linear: Any, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
+    """Return a layer of the same kind with only some outputs and inputs of ``linear``; for a Linear a SizedLinear.
+
+    Args:
+        linear: a Linear or its training layer.
+        rows: bool [out], the outputs to keep; None for all.
+        columns: bool [in], the inputs to keep; None for all.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in linear.named_parameters(recurse=False):
+        if rows is not None and name in _OUTPUTS:
+            tensor = tensor[rows]
+        if columns is not None and name in _INPUTS:
+            tensor = tensor[:, columns]
+        tensors[name] = tensor
+    if isinstance(linear, nn.Linear):
+        return SizedLinear.from_tensors(tensors["weight"], tensors.get("bias"))
+    spec = linear.spec()
+    kind = LAYERS[spec.pop("kind")]
+    if rows is not None:
+        spec["out_features"] = int(rows.sum())
+    if columns is not None:
+        spec["in_features"] = int(columns.sum())
+    layer = kind(**spec)
+    fill(layer, **tensors)
+    return layer
+
+
+@torch.no_grad()
+def add_constant(linear: Any, columns: Tensor, value: Tensor) -> None:
+    """Add to the bias of ``linear`` its outputs for the inputs ``columns`` (bool [in]) at constant ``value``."""
+    if linear.bias is None and not value.any():
+        return
+    x = value.new_zeros(len(columns))
+    x[columns] = value
+    linear.bias = nn.Parameter(linear(x))

@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from lit_compress.models.shapes import check_header
+from lit_compress.models.shards import check_header
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer, json_of
 from lit_compress.utils.manifest import check_manifest

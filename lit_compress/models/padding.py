@@ -4,6 +4,8 @@ The classifiers of decoders read the last token that is not ``pad_token_id``. A 
 one token too early, and one that is padded with another token is read in its padding. The attention mask does not help.
 So the tokenizer and the configuration must agree, and an end token that is behind every text must not pad, unless
 the configuration says that it always did.
+
+Some families number positions from behind the padding token, and so have fewer of them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from lit_compress.tasks.records import Task
+
+# Families whose first token has the position pad_token_id + 1. OPT, BART and YOSO have rows of their own in front, and
+# rotary and relative positions have no table: of theirs all are left.
+BEHIND_PADDING = {
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+_PADS = {"mpnet": 1}  # whatever its pad_token_id
 
 
 def finds_last(config: PreTrainedConfig, task: Task) -> bool:
@@ -91,3 +101,11 @@ def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     return str(tokenizer.convert_ids_to_tokens(ids[-1])) if ids and special[-1] else None
+
+
+def usable_positions(config: PreTrainedConfig) -> int | None:
+    """Return the largest number of tokens of a text that models of ``config`` can read; None if nothing limits it."""
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_encoder_position_embeddings", None)
+    if most is None or config.model_type not in BEHIND_PADDING:
+        return most
+    return most - _PADS.get(config.model_type, config.pad_token_id or 0) - 1

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.record import FEED_FORWARD, Architecture, SubLayerType
-from lit_compress.models.sites import base_prefix, blocks, find_sites, gives_states, has, readers
+from lit_compress.models.record import SubLayerType
+from lit_compress.models.sites import base_prefix, get_removable, gives_states, has
+from lit_compress.models.sites import sublayers as find_sublayers
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -140,48 +141,32 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
         UserError: the residual stream cannot be projected.
     """
     _check(net, group)
-    architecture, prefix = get_architecture(net), base_prefix(net)
-    parts = _parts(net, architecture)
+    architecture, prefix, parts = get_architecture(net), base_prefix(net), find_sublayers(net, removable=False)
     sites: list[StreamSite] = []
     sublayers: list[StreamSubLayer] = []
-    for stack in dict.fromkeys(stack for stack, *_ in parts):
+    for stack in dict.fromkeys(part.stack for part in parts):
         end, writers = architecture.stacks[stack].norm, architecture.stacks[stack].writers
         tables = [f"{prefix}{path}" for path in writers if has(net, f"{prefix}{path}")]
-        own = [item[1:] for item in parts if item[0] == stack]
+        own = [part for part in parts if part.stack == stack]
         memory, first = len(sites) - 1, len(sites)  # memory: the encoder's last site
         if architecture.pre_norm:
             count = -(-len(own) // group)
             sites += [StreamSite([], list(tables if i == 0 else ()), stack) for i in range(count)]
         else:
             sites += [StreamSite([f"{prefix}{end}"], tables, stack)]
-        for i, (part, host, linears, norm) in enumerate(own):
+        for i, part in enumerate(own):
+            norm = f"{part.block}.{architecture.norms[part.type]}"
             if architecture.pre_norm:
                 reads, writes = (first + min(j // group, count - 1) for j in (i, i + 1))
                 sites[reads].norms.append(norm)
             else:
                 reads, writes = first + i, first + i + 1
                 sites.append(StreamSite([norm], [], stack))
-            sublayers.append(
-                StreamSubLayer(part, host, linears, norm, reads, writes, memory if part == "cross" else reads)
-            )
+            read = memory if part.type == "cross" else reads
+            sublayers.append(StreamSubLayer(part.type, part.block, part.sites, norm, reads, writes, read))
         if architecture.pre_norm:
             sites[-1].norms.append(f"{prefix}{end}")
     return ResidualStream(sites, sublayers, next(iter(readers(net)), ""), architecture.pre_norm, _fixed(net))
-
-
-def _parts(
-    net: PreTrainedModel, architecture: Architecture
-) -> list[tuple[str, SubLayerType, str, dict[str, str], str]]:
-    """Return (stack, type of sub-layer, name of its block, its Linears by role, its norm) in forward order."""
-    hosts = {(stack, layer): name for stack, layer, name, _ in blocks(net)}
-    grouped: dict[tuple[str, int, SubLayerType], dict[str, str]] = {}
-    for site in find_sites(net):
-        part: SubLayerType = "ffn" if site.role in FEED_FORWARD else "cross" if site.cross else "attention"
-        grouped.setdefault((site.stack, site.layer, part), {})[site.role] = site.name
-    return [
-        (stack, part, hosts[stack, layer], linears, f"{hosts[stack, layer]}.{architecture.norms[part]}")
-        for (stack, layer, part), linears in grouped.items()
-    ]
 
 
 def _fixed(net: PreTrainedModel) -> str:
@@ -227,3 +212,42 @@ def _check(net: PreTrainedModel, group: int) -> None:
         raise UserError(f"prune.group: {group} is below 1, the smallest valid value")
     if group > 1 and not architecture.pre_norm:
         raise UserError(f"prune.group: {group}; the norms of {kind} are after the sub-layers, valid is 1")
+
+
+# ------------------------------------------------------------------------------------------------ ends of the stream
+
+
+def readers(net: PreTrainedModel) -> list[str]:
+    """Return the names of the Linears after the blocks that read the last hidden states."""
+    base, prefix = net.base_model, base_prefix(net)
+    if getattr(base, "pooler", None) is not None:
+        return [f"{prefix}pooler.dense"]
+    heads = ("pooler.dense", "pre_classifier", "head.dense", "classifier.dense", "classification_head.dense",
+             "qa_outputs", "classifier", "score", "lm_head")  # fmt: skip
+    for name in heads:
+        if has(net, name):
+            return [name]
+    return []
+
+
+def tables(net: PreTrainedModel) -> list[str]:
+    """Return the names of the embeddings that write to the stream, for models that can lose hidden dimensions."""
+    architecture, prefix = get_removable(net), base_prefix(net)
+    assert architecture.cuts_stream
+    paths = (path for stack in architecture.stacks.values() for path in stack.writers)
+    return [f"{prefix}{path}" for path in paths if has(net, f"{prefix}{path}")]
+
+
+def stream_norm(net: PreTrainedModel) -> str:
+    """Return the name of the norm of the embeddings, for models that can lose hidden dimensions."""
+    architecture = get_removable(net)
+    assert architecture.cuts_stream
+    return f"{base_prefix(net)}{architecture.stacks['encoder'].norm}"
+
+
+def stream_width(net: PreTrainedModel) -> int:
+    """Return the number of hidden dimensions of ``net``, without those that were removed."""
+    if not get_removable(net).cuts_stream:
+        return net.config.hidden_size
+    norm = net.get_submodule(stream_norm(net))
+    return sum(p.numel() for key, p in norm.named_parameters() if key.endswith("bias"))

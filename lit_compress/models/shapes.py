@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-
-from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,34 +47,6 @@ def empty_parameters() -> Iterator[None]:
             yield
     finally:
         hook.remove()
-
-
-LONGEST_HEADER = 2**23  # bytes, of a safetensors file: models of 20,000 tensors have 3 MB
-
-
-def check_header(file: Path) -> None:
-    """Refuse a safetensors file with more names than any model has tensors, before a library makes objects of them.
-
-    Raises:
-        UserError: it has.
-    """
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-    if LONGEST_HEADER < size <= file.stat().st_size:
-        raise UserError(f"'{file}' has a header of {size:,} bytes, above {LONGEST_HEADER:,}, the most that is read")
-
-
-def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of the tensors of a safetensors file, whose values are not read.
-
-    Raises:
-        UserError: as :func:`check_header`.
-    """
-    from safetensors import safe_open
-
-    check_header(file)
-    with safe_open(file, framework="pt") as tensors:
-        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 def with_zeros(net: PreTrainedModel) -> PreTrainedModel:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lit_compress.models.shapes import stored_shapes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json
 
@@ -22,6 +21,32 @@ if TYPE_CHECKING:
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
+LONGEST_HEADER = 2**23  # bytes, of a safetensors file: models of 20,000 tensors have 3 MB
+
+
+def check_header(file: Path) -> None:
+    """Refuse a safetensors file with more names than any model has tensors, before a library makes objects of them.
+
+    Raises:
+        UserError: it has.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if LONGEST_HEADER < size <= file.stat().st_size:
+        raise UserError(f"'{file}' has a header of {size:,} bytes, above {LONGEST_HEADER:,}, the most that is read")
+
+
+def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of the tensors of a safetensors file, whose values are not read.
+
+    Raises:
+        UserError: as :func:`check_header`.
+    """
+    from safetensors import safe_open
+
+    check_header(file)
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 def tensor_files(folder: Path) -> list[Path]:

@@ -3,10 +3,15 @@
 A site is a Linear that a method may compress. A sub-layer is an attention or a feed-forward network that can be removed
 as a whole. Their paths are in architectures.py. In transformers 5 BERT, RoBERTa, ELECTRA and DistilBERT compute the
 number of heads from the width of the projections; OPT and DeBERTa have it as an attribute.
+
+A model whose architecture has no record has sites by a pattern over the names of its modules. The pattern is in its
+configuration, so it is wherever the model is: in the folders of a run, in exports and in the dense model that sizes are
+compared with. Only methods that fit every Linear work with such sites.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,16 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import nn
 
 from lit_compress.layers.deployed.removed import Removed, Returns
-from lit_compress.layers.deployed.sized_stream import SizedEmbedding
-from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.pattern import named_linears
-from lit_compress.models.record import Architecture, Role, parts_of
-from lit_compress.utils.errors import UserError
+from lit_compress.models.architectures import ARCHITECTURES, PATTERN, families_with, get_architecture
+from lit_compress.models.record import Architecture, Role, SubLayerType, parts_of
+from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Module = TypeVar("Module", bound=nn.Module)
+# keys and values of a decoder's attention over the encoder's states
+_OF_ENCODER = re.compile(r"(?:encoder|cross)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
+_NUMBER = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class SubLayer:
 
     Attributes:
         kind: ``attention`` (also over the encoder's states) or ``ffn``.
+        type: ``attention``, ``cross`` for one over the encoder's states, or ``ffn``.
         layer: index of its block, over all stacks.
+        stack: ``encoder`` or ``decoder``.
         block: name of the block.
         sites: role -> name of the Linear.
         also, module: names, as in :class:`~lit_compress.models.record.SubLayerSpec`.
@@ -65,7 +73,9 @@ class SubLayer:
     """
 
     kind: Literal["attention", "ffn"]
+    type: SubLayerType
     layer: int
+    stack: str
     block: str
     sites: dict[str, str]
     also: tuple[str, ...]
@@ -149,20 +159,15 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
         UserError: the architecture has no record, and no pattern names the sites.
     """
     if not (specs := get_architecture(net).sublayers):
-        return [Site(*fields) for fields in named_linears(net)]
+        return _named_linears(net)
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
     sites = []
     for stack, layer, name, block in blocks(net):
-        inside = {path for path, _ in block.named_modules()}
-        gone = {path for path in linears if _taken_out(block, path)}
-        own = {path: linear for path, linear in linears.items() if path in inside | gone}
-        roles = {part for role, _ in own.values() for part in parts_of(role)}
+        own = {path: here for path in linears if (here := _is_there(block, path)) is not False}
+        roles = {part for path in own for part in parts_of(linears[path][0])}
         assert {"q", "k", "v", "o", "up", "down"} <= roles, f"{name} has only {list(own)}"
-        sites += [
-            Site(f"{name}.{path}", role, layer, stack, cross)
-            for path, (role, cross) in own.items()
-            if path not in gone
-        ]  # fmt: skip
+        left = (path for path, here in own.items() if here)
+        sites += [Site(f"{name}.{path}", linears[path][0], layer, stack, linears[path][1]) for path in left]
     return sites
 
 
@@ -211,14 +216,13 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     return {group[0]: group for group in groups}
 
 
-def _taken_out(block: nn.Module, path: str) -> bool:
-    """Return whether the module at ``path``, or one that contains it, was removed."""
-    module: nn.Module | None = block
+def _is_there(block: nn.Module, path: str) -> bool | None:
+    """Return whether ``block`` has a module at ``path``; None if it, or one that contains it, was removed."""
+    module: Any = block
     for part in path.split("."):
-        module = getattr(module, part, None)
-        if module is None or isinstance(module, Removed):
-            break
-    return isinstance(module, Removed)
+        if isinstance(module := getattr(module, part, None), Removed):
+            return None
+    return isinstance(module, nn.Module)
 
 
 def head_width(net: PreTrainedModel, stack: str) -> int:
@@ -238,15 +242,6 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     paths = (*architecture.embeddings, *(path for stack in architecture.stacks.values() for path in stack.embeddings))
     starts = tuple(f"{path}." for path in paths)
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
-
-
-def token_table(net: PreTrainedModel) -> str | None:
-    """Return the name of the table of token embeddings; None if it is no plain one or its tensor has other uses."""
-    table = net.get_input_embeddings()
-    uses = [name for name, p in net.named_parameters(remove_duplicate=False) if p is getattr(table, "weight", None)]
-    if type(table) not in (nn.Embedding, SizedEmbedding) or len(uses) != 1:
-        return None
-    return uses[0].removesuffix(".weight")
 
 
 def has(net: nn.Module, name: str) -> bool:
@@ -299,8 +294,7 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
             if spec.module and not has(net, f"{block}.{spec.module}"):
                 continue
             stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
-            left = {path for path in spec.linears if has(module, path) and not _taken_out(module, path)}
-            paths = {path: role for path, role in spec.linears.items() if removable or path in left}
+            paths = {path: role for path, role in spec.linears.items() if removable or _is_there(module, path)}
             if not paths:
                 continue
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
@@ -309,7 +303,9 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
             parts.append(
                 SubLayer(
                     kind="ffn" if spec.kind == "ffn" else "attention",
+                    type=spec.kind,
                     layer=number,
+                    stack=stack,
                     block=block,
                     sites={role: f"{block}.{path}" for path, role in paths.items()},
                     also=tuple(f"{block}.{path}" for path in spec.also),
@@ -340,40 +336,55 @@ def of_kind(parts: list[SubLayer], kind: str) -> list[SubLayer]:
     return [part for part in parts if part.kind == kind]
 
 
-# ------------------------------------------------------------------------------------------------ ends of the stream
+# ------------------------------------------------------------------------------------------------ sites by a pattern
 
 
-def readers(net: PreTrainedModel) -> list[str]:
-    """Return the names of the Linears after the blocks that read the last hidden states."""
-    base, prefix = net.base_model, base_prefix(net)
-    if getattr(base, "pooler", None) is not None:
-        return [f"{prefix}pooler.dense"]
-    heads = ("pooler.dense", "pre_classifier", "head.dense", "classifier.dense", "classification_head.dense",
-             "qa_outputs", "classifier", "score", "lm_head")  # fmt: skip
-    for name in heads:
-        if has(net, name):
-            return [name]
-    return []
+def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
+    """Write ``pattern`` into the configuration of a model; None changes nothing.
+
+    Raises:
+        UserError: it is no pattern, or the architecture has a record.
+    """
+    if pattern is None:
+        return
+    if config.model_type in ARCHITECTURES:
+        raise UserError(f"model.sites: '{pattern}', but {config.model_type} has a record of its sites; leave it out")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"model.sites: '{pattern}' is no regular expression ({error}); e.g. 'encoder.*.(fc1|fc2)'"
+        ) from error
+    setattr(config, PATTERN, pattern)
 
 
-def tables(net: PreTrainedModel) -> list[str]:
-    """Return the names of the embeddings that write to the stream, for models that can lose hidden dimensions."""
-    architecture, prefix = get_removable(net), base_prefix(net)
-    assert architecture.cuts_stream
-    paths = (path for stack in architecture.stacks.values() for path in stack.writers)
-    return [f"{prefix}{path}" for path in paths if has(net, f"{prefix}{path}")]
+def _named_linears(net: PreTrainedModel) -> list[Site]:
+    """Return the Linears inside blocks whose names end as the pattern says, also where they were replaced.
+
+    Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
+
+    Raises:
+        UserError: there are none.
+    """
+    wanted = re.compile(rf"(?:.*\.)?(?:{getattr(net.config, PATTERN)})")
+    prefix, names, inside = base_prefix(net), list[str](), "."
+    for name, module in net.named_modules():
+        in_block = name.startswith(prefix) and _NUMBER.search(name) and not name.startswith(inside)
+        if in_block and isinstance(getattr(module, "in_features", None), int) and hasattr(module, "out_features"):
+            names.append(name)
+            inside = f"{name}."
+    if not (sites := [_named(name) for name in names if wanted.fullmatch(name)]):
+        raise UserError(
+            f"model.sites: no Linear of {net.config.model_type} is called '{getattr(net.config, PATTERN)}'; "
+            f"{nearest(getattr(net.config, PATTERN), names, limit=3)}"
+        )
+    return sites
 
 
-def stream_norm(net: PreTrainedModel) -> str:
-    """Return the name of the norm of the embeddings, for models that can lose hidden dimensions."""
-    architecture = get_removable(net)
-    assert architecture.cuts_stream
-    return f"{base_prefix(net)}{architecture.stacks['encoder'].norm}"
-
-
-def stream_width(net: PreTrainedModel) -> int:
-    """Return the number of hidden dimensions of ``net``, without those that were removed."""
-    if not get_removable(net).cuts_stream:
-        return net.config.hidden_size
-    norm = net.get_submodule(stream_norm(net))
-    return sum(p.numel() for key, p in norm.named_parameters() if key.endswith("bias"))
+def _named(name: str) -> Site:
+    """Return the site of a Linear by the number, the stack and the path in its name."""
+    match = _NUMBER.search(name)
+    assert match is not None
+    stack, path = "decoder" if "decoder" in name[: match.start()] else "encoder", name[match.end() :]
+    over = _OF_ENCODER.search(name) if stack == "decoder" else None
+    return Site(name, over[1].lower() if over else path, int(match[1]), stack, bool(over))

@@ -3,15 +3,19 @@
 A structure is JSON, {module name: spec}, with the spec of the layer at that name, e.g.
 {"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
 of the model it is enough to build all shapes without values, before a checkpoint is read or a strategy wraps the model.
-Sizes may be smaller than the configuration's: slicing.py, cut.py. A spec of kind "attributes" sets
+Sizes may be smaller than the configuration's (cut.py). A spec of kind "attributes" sets
 attributes of the host model's own module, e.g. the number of heads that an attention has left.
+
+GPT-2's ``Conv1D`` is a Linear in all models of the package: ``as_linears`` is called where a model is built or loaded.
+From there on all code sees Linears, and all files, state dicts included, have the form of the family, so that ordinary
+programs load them.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +32,6 @@ from lit_compress.layers import (
 )
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.sites import linear_at, size_at
-from lit_compress.models.transposed import in_form_of_files
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
@@ -37,14 +40,47 @@ from lit_compress.utils.removed import REMOVED_LAYERS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Net = TypeVar("Net", bound="PreTrainedModel")
+_NAMES = "transposed"  # attribute of a module: names of its children whose weights are transposed in files
 Structure = dict[str, dict[str, Any]]
+
+
+class TransposedLinear(nn.Linear):
+    """A Linear whose weight is [in, out] in a state dict."""
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (name := f"{prefix}weight") in destination:  # under another name where it has a low-rank update
+            destination[name] = destination[name].t()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (name := f"{prefix}weight") in state_dict:
+            state_dict[name] = state_dict[name].t().contiguous()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def as_linears(net: Net) -> Net:
+    """Replace every ``Conv1D`` of ``net`` by a Linear with the same values, in place; return ``net``."""
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(net.modules()):
+        transposed = {name: child for name, child in parent.named_children() if isinstance(child, Conv1D)}
+        for name, old in transposed.items():
+            linear = TransposedLinear(old.nx, old.nf, device="meta")
+            linear.weight, linear.bias = nn.Parameter(old.weight.detach().t().contiguous()), old.bias
+            setattr(parent, name, linear.train(old.training))
+        if transposed:
+            setattr(parent, _NAMES, frozenset(transposed))
+    return net
 
 
 def replace(net: nn.Module, name: str, module: nn.Module | nn.Parameter) -> None:
     """Replace the module or parameter ``name`` of ``net``; the host model's code is not changed."""
     path, _, child = name.rpartition(".")
     parent = net.get_submodule(path)
-    setattr(parent, child, in_form_of_files(parent, child, module))
+    if type(module) is nn.Linear and child in getattr(parent, _NAMES, ()):
+        module.__class__ = TransposedLinear
+    setattr(parent, child, module)
 
 
 def set_attributes(module: nn.Module, values: dict[str, int]) -> None:

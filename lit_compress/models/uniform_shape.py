@@ -15,9 +15,8 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.prices import unit_price
 from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import SubLayer, blocks, head_width, size_at, sublayers
-from lit_compress.models.surgery import describe
-from lit_compress.models.transposed import as_linears
+from lit_compress.models.sites import SubLayer, head_width, size_at, sublayers
+from lit_compress.models.surgery import as_linears, describe
 from lit_compress.numerics.uniform import uniform_options
 from lit_compress.utils.errors import UserError
 
@@ -131,10 +130,9 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
 def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
     """Return field of the configuration -> the sub-layers whose number of units it is."""
     record, by_field = get_architecture(net), dict[str, list[SubLayer]]()
-    stacks = {name: stack for stack, _, name, _ in blocks(net)}
     for part in sublayers(net, removable=False):
         if part.kind == "ffn" and record.neurons_field:
-            by_field.setdefault(record.neurons_field.format(stack=stacks[part.block]), []).append(part)
+            by_field.setdefault(record.neurons_field.format(stack=part.stack), []).append(part)
         elif part.kind == "attention" and record.heads_fields:
             by_field.setdefault(record.heads_fields[0], []).append(part)
     return by_field

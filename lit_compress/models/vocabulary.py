@@ -1,4 +1,7 @@
-"""A model with fewer tokens: rows of its table, and of an output layer over the vocabulary, are cut away."""
+"""Smaller tables of token embeddings: fewer rows, for fewer tokens, or rows of 8-bit integers.
+
+With fewer tokens, an output layer over the vocabulary loses the same rows.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lit_compress.layers import Int8Embedding, LowRankEmbedding, SizedEmbedding
 from lit_compress.models.accounting import padded_inputs
-from lit_compress.models.positions import usable_positions
+from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import size_at
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import with_same_parameters
+from lit_compress.models.surgery import replace, stacked_weight, with_same_parameters
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
@@ -125,3 +130,64 @@ def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> f
         expected, cut = ([output[name] for name in names] for output in (net.eval()(**before), small.eval()(**inputs)))
     pairs = [(e if e.shape == f.shape else e[..., rows], f) for e, f in zip(expected, cut, strict=True)]
     return max(float((f - e).abs().max() / e.abs().max().clamp_min(1)) for e, f in pairs)
+
+
+# -------------------------------------------------------------------------------------- rows of 8-bit integers
+
+
+def token_table(net: PreTrainedModel) -> str | None:
+    """Return the name of the table of token embeddings; None if it is no plain one or its tensor has other uses."""
+    table = net.get_input_embeddings()
+    uses = [name for name, p in net.named_parameters(remove_duplicate=False) if p is getattr(table, "weight", None)]
+    if type(table) not in (nn.Embedding, SizedEmbedding) or len(uses) != 1:
+        return None
+    return uses[0].removesuffix(".weight")
+
+
+def table_bytes(net: PreTrainedModel) -> int:
+    """Return the size of the table of token embeddings of ``net``."""
+    return sum(p.nbytes for p in net.get_input_embeddings().parameters())
+
+
+def check_table(net: PreTrainedModel) -> str:
+    """Return the name of the table of token embeddings, which can be made smaller.
+
+    Args:
+        net: dense or compressed; only shapes are read.
+
+    Raises:
+        UserError: its tensor has other uses, or it is compressed already.
+    """
+    if (name := token_table(net)) is None:
+        why = (
+            "is factorized already" if isinstance(net.get_input_embeddings(), LowRankEmbedding)
+            else "has other uses (an output layer, a second stack), or its own forward"
+        )  # fmt: skip
+        raise UserError(
+            f"export: --embeddings int8: the table of token embeddings of '{net.config.model_type}' {why}; leave it out"
+        )
+    return name
+
+
+def shrink_shapes(net: PreTrainedModel) -> None:
+    """Apply the shapes of :func:`shrink_table` to a ``net`` without values, in place."""
+    name = check_table(net)
+    with torch.device("meta"):
+        replace(net, name, Int8Embedding(*reversed(size_at(net, name))))
+
+
+@torch.no_grad()
+def shrink_table(net: PreTrainedModel) -> float:
+    """Replace the table of token embeddings of ``net``, in place, by rows of 8-bit integers.
+
+    Returns:
+        The error of the table, as a share of its norm.
+
+    Raises:
+        UserError: as :func:`check_table`.
+    """
+    name = check_table(net)
+    before = stacked_weight(net, (name,)).T
+    replace(net, name, Int8Embedding.from_table(before))
+    after = net.get_submodule(name)(torch.arange(len(before)))
+    return float((after - before).norm() / before.norm())

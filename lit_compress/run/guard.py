@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_compress.calibration.statistics import TOKENS
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 from lit_compress.run.trainer import bare_trainer
 from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.utils.devices import current_device, free_bytes

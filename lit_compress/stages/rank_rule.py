@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
 from lit_compress.models.prices import Unit, prices_of, unit_price
-from lit_compress.models.sites import find_sites, size_at, stacks, token_table, tokens_read
+from lit_compress.models.sites import find_sites, size_at, stacks, tokens_read
 from lit_compress.models.surgery import stacked_weight
+from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.ranks import (
     Price,
     Shape,

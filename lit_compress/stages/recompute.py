@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 from lit_compress.models.sites import blocks
 from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.memory import return_freed_memory

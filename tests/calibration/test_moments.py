@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import moments
 from lit_compress.calibration.moments import Counts, Gram
-from lit_compress.models.sites import find_sites, token_table
+from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
+from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
 from lit_compress.tasks import KINDS

@@ -11,11 +11,11 @@ from lit_compress.export.number_format import Program, cast
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import cut_closed
-from lit_compress.models.embeddings import shrink_table
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
+from lit_compress.models.vocabulary import shrink_table
 from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task

@@ -8,7 +8,8 @@ from torch import nn
 from lit_compress.layers import LowRankEmbedding
 from lit_compress.models import storage, surgery
 from lit_compress.models.accounting import count_params, whole_density
-from lit_compress.models.sites import embedding_params, token_table
+from lit_compress.models.sites import embedding_params
+from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.decompose import decompose
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import TINY, make_net
 
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.stages.lora import LoRA, Retraining, add_updates
 

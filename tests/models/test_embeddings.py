@@ -8,10 +8,9 @@ from tiny import make_batch, make_net
 
 from lit_compress.layers import Int8Embedding, SizedEmbedding
 from lit_compress.models.accounting import count_params
-from lit_compress.models.embeddings import shrink_table
-from lit_compress.models.sites import token_table
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.vocabulary import shrink_table, token_table
 from lit_compress.utils.errors import UserError
 
 

@@ -14,9 +14,8 @@ from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import MaskedLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
-from lit_compress.models.pattern import set_pattern
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import find_sites, shared_inputs, sublayers
+from lit_compress.models.sites import find_sites, set_pattern, shared_inputs, sublayers
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.decompose import decompose

@@ -14,7 +14,7 @@ from tiny import TINY, WORDS, write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
-from lit_compress.models.positions import BEHIND_PADDING, usable_positions
+from lit_compress.models.padding import BEHIND_PADDING, usable_positions
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 TABLES = {

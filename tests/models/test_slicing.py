@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear, SizedLinear
-from lit_compress.models.slicing import slice_linear
+from lit_compress.models.cut import slice_linear
 
 
 def test_take_keeps_kind_and_values():

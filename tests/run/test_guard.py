@@ -8,7 +8,7 @@ from tiny import make_net
 
 from lit_compress.__main__ import main
 from lit_compress.cli.options import CommandLine
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.run import guard
 from lit_compress.run.guard import check_memory

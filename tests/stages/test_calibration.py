@@ -12,7 +12,8 @@ from tiny import make_net
 
 from lit_compress.calibration import statistics
 from lit_compress.calibration.moments import Moments, group_bytes, parts_within
-from lit_compress.models.sites import find_sites, shared_inputs, sublayers, token_table
+from lit_compress.models.sites import find_sites, shared_inputs, sublayers
+from lit_compress.models.vocabulary import token_table
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.weighting import KroneckerDecomposer
 from lit_compress.tasks.records import TASKS

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tiny import make_net
 
 from lit_compress.__main__ import main
-from lit_compress.models.activations import forward_bytes
+from lit_compress.models.accounting import forward_bytes
 from lit_compress.stages import recompute
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.recompute import activations, most_kept, surely_few

@@ -50,7 +50,8 @@ from lit_compress.methods.cofi.gates import (
 )
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
 from lit_compress.models.outline import cut_evenly
-from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
+from lit_compress.models.residual_stream import stream_width
+from lit_compress.models.sites import embedding_params, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
 from lit_compress.numerics.gate_budget import Size

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.second_moments import Grams
-from lit_compress.models.projected.bases import Bases, identity_bases
+from lit_compress.models.projected.insert import Bases, identity_bases
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from lit_compress.layers import HardConcrete
 from lit_compress.layers.training.projected import HeadProjections, Norm
 from lit_compress.methods.sp3.bases import bases_of, shared_bases
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.bases import Bases, identity_bases
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import (
     DIMENSIONS,
@@ -30,7 +29,7 @@ from lit_compress.models.projected.gates import (
     gate_shapes,
     gated_size,
 )
-from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.insert import Bases, identity_bases, insert_projections
 from lit_compress.models.projected.outline import outline_evenly
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lit_compress.layers.training.projected import HeadProjections, Norm
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.projected.bases import relative_positions
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
 from lit_compress.models.sites import head_width, size_at
@@ -131,7 +130,7 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
                 products.append(weights(1, ("hidden", read), inner, *whole))
             else:
                 products.append(weights(size_at(net, sublayer.linears[role])[role == "o"], ("hidden", read)))
-        if positions := relative_positions(net):  # every attention stores its queries and keys of them
+        if positions := _relative_positions(net):  # every attention stores its queries and keys of them
             products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
         for role, read in (*sublayer.roles.items(), (sublayer.last, sublayer.writes)):
@@ -142,6 +141,12 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
         ]
         products += [weights(1, ("hidden", read), ("hidden", write)) for read, write in pairs]
     return Size(products, gate_shapes(net, form), dense_site_params(net))
+
+
+def _relative_positions(net: PreTrainedModel) -> int:
+    """Return how many relative positions the attentions of ``net`` project to queries and keys (DeBERTa); else 0."""
+    relative = getattr(net.config, "relative_attention", False)
+    return size_at(net.base_model, "encoder.rel_embeddings")[1] if relative else 0
 
 
 class GateSlots:

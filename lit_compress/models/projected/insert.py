@@ -21,6 +21,7 @@ gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,16 +29,39 @@ from torch import Tensor, nn
 
 from lit_compress.layers import BasisChange, NarrowLinear, ProjectedLinear, ProjectedNorm, StreamBlock, StreamNorm
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.bases import Bases
 from lit_compress.models.projected.gates import ProjectionSpec
-from lit_compress.models.residual_stream import ResidualStream, has_head_projections
-from lit_compress.models.sites import module_at, size_at
+from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
+from lit_compress.models.sites import head_width, module_at, size_at
 from lit_compress.models.surgery import fill, replace
 from lit_compress.numerics.pca import block_diagonal, site_projections
 from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Bases:
+    """The projections of a model, float64.
+
+    Attributes:
+        sites: U [d, d] of every site of the residual stream that can have one.
+        query, key, value: P_Q, P_K, P_V = P_O^T [heads, d_h, d_h] of every attention; empty where heads cannot be
+            projected.
+    """
+
+    sites: Sequence[Tensor]
+    query: Sequence[Tensor]
+    key: Sequence[Tensor]
+    value: Sequence[Tensor]
+
+
+def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
+    """Return identity matrices as projections (the paper's Table 3 without PCA)."""
+    stream, heads = residual_stream(net, group), net.config.num_attention_heads
+    one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
+    count = len(stream.attentions) * has_head_projections(net)
+    return Bases([one] * len(stream.rotatable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))
 
 
 @torch.no_grad()

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
-from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.surgery import link
 
 if TYPE_CHECKING:

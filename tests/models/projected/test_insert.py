@@ -11,9 +11,8 @@ from tiny import make_net
 
 from lit_compress.layers import BasisChange, NarrowNorm, ProjectedLinear, StreamBlock
 from lit_compress.models.accounting import count_params, dense_site_params
-from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.gates import GATES, GateSlots, ProjectionSpec, gate_shapes, gated_size
-from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
