@@ -23,15 +23,11 @@ from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
 from lit_compress.layers.deployed.some_heads import SomeHeads
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
-from lit_compress.layers.training.gated import GatedLinear, GatedNorm
-from lit_compress.layers.training.gated_rank import GatedRankLinear
-from lit_compress.layers.training.hard_concrete import HardConcrete
+from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
 from lit_compress.layers.training.mixed_rank import MixedRankLinear
-from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNorm
-from lit_compress.layers.training.replaced import ReplacedBlock
-from lit_compress.layers.training.stream import BasisChange, StreamNorm
+from lit_compress.layers.training.projected import BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm
 
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
@@ -43,6 +39,6 @@ __all__ = [
     "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
     "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
     "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm",
-    "ProjectedLinear", "ProjectedNorm", "Removed", "ReplacedBlock", "SizedEmbedding", "SizedLinear", "SizedNorm",
+    "ProjectedLinear", "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm",
     "SomeHeads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
 ]  # fmt: skip

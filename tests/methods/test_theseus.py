@@ -9,10 +9,9 @@ import pytest
 import torch
 from tiny import make_batch, make_net
 
-from lit_compress.layers import ReplacedBlock
 from lit_compress.methods import Theseus
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.theseus import BlockReplacing, Replacing
+from lit_compress.methods.theseus import BlockReplacing, ReplacedBlock, Replacing
 from lit_compress.models.shorten import blocks_left
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net, save_net

@@ -8,14 +8,13 @@ from safetensors.torch import load_file
 from tiny import make_batch, make_net
 
 from lit_compress.__main__ import main
-from lit_compress.layers.training.low_rank_update import LowRankUpdate
 from lit_compress.methods import SVD
 from lit_compress.methods.svd import Factorized
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.base import Training
-from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
+from lit_compress.stages.lora import LoRA, LowRankUpdate, Retraining, add_updates, merge_updates
 from lit_compress.utils.errors import UserError
 
 ON = Retraining(parameters="lora", lora=LoRA(rank=2, alpha=3.0))

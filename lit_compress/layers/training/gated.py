@@ -1,10 +1,56 @@
-"""CoFi's training layers: a Linear and a LayerNorm, multiplied by gates that are set from outside."""
+"""Gates, and training layers whose gates are set from outside: CoFi's Linear and LayerNorm, FLOP's factors."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from lit_compress.layers.deployed.low_rank import LowRankLinear
+from lit_compress.layers.training.low_rank_sparse import as_linear
+from lit_compress.numerics.hard_concrete import keep_best, kept_units, probability, sample, soft
+
+
+class HardConcrete(nn.Module):
+    """Gates of ``groups`` x ``size`` units.
+
+    Attributes:
+        log_alpha: float32 [groups, size], learned; larger = keep.
+        least: number of units that a group always keeps when gates are deterministic.
+        copies: how many copies of a group's units, one after another, the gates multiply; each is sampled on its own.
+    """
+
+    def __init__(self, groups: int, size: int, mean: float, least: int = 0, seed: int = 0, copies: int = 1) -> None:
+        """Sample log_alpha from N(mean, 0.01^2) with ``seed``, so that all ranks have the same values."""
+        super().__init__()
+        self.least, self.copies = least, copies
+        noise = torch.randn(groups, size, generator=torch.Generator().manual_seed(seed))
+        self.log_alpha = nn.Parameter(mean + 0.01 * noise)
+
+    def sample(self) -> Tensor:
+        """Return z [groups, copies * size] for one forward, differentiable; from the device's global generator."""
+        log_alpha = self.log_alpha.repeat(1, self.copies)
+        return sample(log_alpha, torch.rand_like(log_alpha))
+
+    def probability(self) -> Tensor:
+        """Return P(z > 0), [groups, size]."""
+        return probability(self.log_alpha)
+
+    @torch.no_grad()
+    def deterministic(self, mask: Tensor | None = None) -> Tensor:
+        """Return deterministic z [groups, copies * size]: kept units have their soft value, the others 0.
+
+        Args:
+            mask: bool [groups, size], the units to keep; None for the expected number of units with largest log_alpha.
+        """
+        if mask is None:
+            mask = keep_best(self.log_alpha, kept_units(self.log_alpha, self.least))
+        return (soft(self.log_alpha) * mask.to(self.log_alpha.device)).repeat(1, self.copies)
+
+    @torch.no_grad()
+    def clamp_(self, low: float, high: float) -> None:
+        """Clamp log_alpha to [low, high], in place; called after an optimizer step."""
+        self.log_alpha.clamp_(low, high)
 
 
 class GatedLinear(nn.Module):
@@ -83,3 +129,30 @@ class GatedNorm(nn.Module):
     def extra_repr(self) -> str:
         """Show ``first`` in ``print(net)``."""
         return f"first={self.first}"
+
+
+class GatedRankLinear(LowRankLinear):
+    """y = left diag(z) right x + bias = sum_k z_k left_k (right_k x) + bias.
+
+    Attributes:
+        z: values of the ranks' gates [rank], set from outside; a buffer, for checkpoints of validated models.
+    """
+
+    z: Tensor
+
+    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, rank, bias)
+        self.register_buffer("z", torch.ones(rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., in] to [..., out]; gates multiply the right factor, usually smaller than its outputs."""
+        return F.linear(F.linear(x, self.right * self.z[:, None]), self.left, self.bias)
+
+    @torch.no_grad()
+    def fuse(self) -> nn.Module:
+        """Return the factors of the open ranks, with their gates in the right one; the matrix where it is smaller."""
+        open_ = self.z > 0
+        left, right = self.left[:, open_].contiguous(), self.right[open_] * self.z[open_, None]
+        if left.numel() + right.numel() < self.in_features * self.out_features:
+            return LowRankLinear.from_factors(self, left, right)
+        return as_linear((left.double() @ right.double()).to(left.dtype), self.bias)
