@@ -4,7 +4,7 @@ Ziheng Wang, Jeremy Wohlwend, Tao Lei, "Structured Pruning of Large Language Mod
 https://arxiv.org/abs/1910.04732; open points follow https://github.com/asappresearch/flop. Notation: their P
 and Q are left [out, r] and right [r, in] here.
 
-    factors     W = P G Q = sum_k z_k p_k q_k^T,   G = diag(z)                  layers/training/gated_rank.py
+    factors     W = P G Q = sum_k z_k p_k q_k^T,   G = diag(z)                  layers/training/gated.py
     gates       z hard-concrete, one for every rank of every matrix             numerics/hard_concrete.py
     size        s = sum over matrices of (out + in) sum_k P(z_k > 0)            numerics/gate_budget.py
     objective   max over lambda, min over z and weights of L + lambda1 (s - t) + lambda2 (s - t)^2     stages/gated.py

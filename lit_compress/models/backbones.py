@@ -55,21 +55,20 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
-    path = as_folder(f"{option}: '{backbone}'", Path(backbone).expanduser())
+    what = f"{option}: '{backbone}'"
+    path = as_folder(what, Path(backbone).expanduser())
     if path.is_dir() and (path / "config.yaml").is_file():
-        raise UserError(f"{option}: '{backbone}' is a run, not a model; give its model, {path / 'dense' / 'net'}")
-    check_form(f"{option}: '{backbone}'", path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
-        check_code(f"{option}: '{backbone}'", path)
-        return str(path)
-    if not is_name(backbone):
-        raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
-    folder = model_snapshot(option, backbone).folder
-    check_form(f"{option}: '{backbone}'", folder)
-    check_code(f"{option}: '{backbone}'", folder)
-    return str(folder)
+        raise UserError(f"{what} is a run, not a model; give its model, {path / 'dense' / 'net'}")
+    check_form(what, path)
+    if not path.is_dir():
+        if not is_name(backbone):
+            raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
+        path = model_snapshot(option, backbone).folder
+        check_form(what, path)
+    elif not (path / "config.json").is_file():
+        raise UserError(f"{what} holds no config.json; give a folder written by save_pretrained")
+    check_code(what, path)
+    return str(path)
 
 
 def given_bytes(backbone: str, task: Task) -> int:
@@ -108,6 +107,31 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
         raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
 
 
+def _read_config(what: str, folder: Path, **head: Any) -> PreTrainedConfig:
+    """Read the configuration of a model, whose numbers are plausible; ``head`` replaces some of its values."""
+    from transformers import AutoConfig
+
+    check_counts(what, folder)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **head)
+
+
+def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model in float32; return it, and which tensors its file lacks, has beside it or has in another shape.
+
+    Unused tensors that the file lacks are 0, not random numbers.
+    """
+    import torch
+
+    net, info = _auto_class(task_type(task)).from_pretrained(
+        folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+        trust_remote_code=trusts_code(), **settings,
+    )  # fmt: skip
+    for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
+        net.get_parameter(name).data.zero_()
+        info["missing_keys"].remove(name)
+    return net, info
+
+
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
     """Load the fast tokenizer of ``backbone``, with a token that can pad (models/padding.py).
 
@@ -115,19 +139,18 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
         UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, one with more
             tokens than embeddings, or one without a token that can pad.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    name = resolve(backbone, task, option)
+    name, what = resolve(backbone, task, option), f"{option}: '{backbone}'"
     with _one_line("tokenizer", name, option):
-        check_counts(f"{option}: '{backbone}'", Path(name))
+        config = _read_config(what, Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusts_code())
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code())
-        check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
+        check_tokenizer(what, tokenizer, config)
     if not trusts_code():
         tokenizer.init_kwargs.pop("auto_map", None)  # no export may ask its users to run code that is not in it
     if "local_files_only" in tokenizer.init_kwargs:  # whether the hub was asked says nothing about the tokenizer
         tokenizer.init_kwargs["local_files_only"] = False
-    set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
+    set_pad_token(what, tokenizer, config, task)
     if task.pooling.lower:
         _lower_case(tokenizer)
     return tokenizer
@@ -162,17 +185,14 @@ def load_config(
     Raises:
         UserError: as :func:`load_tokenizer`; or the architecture has no such head, or a record.
     """
-    from transformers import AutoConfig
-
-    name, kind = resolve(backbone, task, option), task_type(task)
+    name, kind, what = resolve(backbone, task, option), task_type(task), f"{option}: '{backbone}'"
     with _one_line("configuration", name, option):
-        check_counts(f"{option}: '{backbone}'", Path(name))
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code(), **kind.head(task))
+        config = _read_config(what, Path(name), **kind.head(task))
         kind.adopt(config, Path(name), option)
-    own, classes = own_class(f"{option}: '{backbone}'", config, kind.auto_class), _auto_class(kind)._model_mapping
+    own, classes = own_class(what, config, kind.auto_class), _auto_class(kind)._model_mapping
     if (own is None and type(config) not in classes) or not kind.fits(config):
         raise UserError(
-            f"{option}: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
+            f"{what} has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"
         )
     config.architectures = [own or classes[type(config)].__name__]
@@ -199,28 +219,15 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
         UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors do not match its
             configuration.
     """
-    import torch
-
     name, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
     refuse_compressed(what, Path(name))
     config = load_config(backbone, task, sites=sites)
     with _one_line("model", name):
         check_size(what, Path(name), lambda: empty_net(config))
-        net, info = _auto_class(task_type(task)).from_pretrained(
-            name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            key_mapping=_renamed(config, task), trust_remote_code=trusts_code(),
-        )  # fmt: skip
-        _clear_unused(net, info, task)
+        net, info = _read_net(name, task, config=config, key_mapping=_renamed(config, task))
         check_tensors(what, net, info, new_head=True)
     task_type(task).configure(net, task)
     return as_linears(net)
-
-
-def _clear_unused(net: PreTrainedModel, info: dict[str, Any], task: Task) -> None:
-    """Set unused tensors that the file lacks to 0, not random numbers, and take them off the list."""
-    for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
-        net.get_parameter(name).data.zero_()
-        info["missing_keys"].remove(name)
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -250,16 +257,10 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
     Raises:
         UserError: as :func:`load_net`; or its head is missing or does not fit the task.
     """
-    import torch
-
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     config = finetuned_config(name, task, option)
     with _one_line("model", folder, option):
-        net, info = _auto_class(kind).from_pretrained(
-            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            trust_remote_code=trusts_code(),
-        )  # fmt: skip
-        _clear_unused(net, info, task)
+        net, info = _read_net(folder, task)
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])[0]
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
@@ -278,13 +279,10 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
     Raises:
         UserError: as :func:`load_finetuned`, as far as the configuration and the sizes of the files say it.
     """
-    from transformers import AutoConfig
-
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     with _one_line("model", folder, option):
-        check_counts(what, Path(folder))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+        config = _read_config(what, Path(folder))
         kind.adopt(config, Path(folder), option)
         check_head(what, config, task)
         own_class(what, config, kind.auto_class)
@@ -302,8 +300,6 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     Raises:
         UserError: its configuration cannot be read.
     """
-    from transformers import AutoConfig
-
     if task.wants_vectors:
         return True
     if backbone == EMBEDDED:
@@ -312,8 +308,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     if not (folder / "config.json").is_file():
         return False
     with _one_line("configuration", str(folder)):
-        check_counts(f"model.backbone: '{backbone}'", folder)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+        config = _read_config(f"model.backbone: '{backbone}'", folder)
         warn_of_order(f"model.backbone: '{backbone}'", config, task)
         return is_finetuned(config, task)
 

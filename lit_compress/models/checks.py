@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_compress.models.foreign import check_floats
+from lit_compress.models.foreign import FLOAT
 from lit_compress.models.own_code import MODULE
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import stored_shapes
+from lit_compress.models.shards import header_of
 from lit_compress.models.sites import gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
@@ -100,15 +101,29 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     Raises:
         UserError: it does.
     """
-    stored = 0
-    for file in [*folder.glob("*.safetensors")] or folder.glob("pytorch_model*.bin"):
-        check_floats(what, file)
-    for file in folder.glob("*.safetensors"):
-        stored += sum(math.prod(shape) for shape in stored_shapes(file).values())
+    files = [*folder.glob("*.safetensors")]
+    stored = sum(math.prod(shape) for file in files for _, shape in header_of(file).values())
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
-    if not stored:
-        return
-    check_described(what, "config.json", build, stored)
+    for file in files or folder.glob("pytorch_model*.bin"):
+        for name, dtype in _dtypes(file).items():
+            if name.endswith("weight") and dtype[0] in "IUiuq":
+                raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
+    if stored:
+        check_described(what, "config.json", build, stored)
+
+
+def _dtypes(file: Path) -> dict[str, str]:
+    """Return {name: dtype} of safetensors, or of a pickle of tensors; {} for another pickle, which who loads it says.
+
+    A library would take integers for the weights themselves.
+    """
+    if file.suffix == ".safetensors":
+        return {name: dtype for name, (dtype, _) in header_of(file).items()}
+    try:  # no tensors are read, only their names and types
+        tensors = torch.load(file, map_location="meta", weights_only=True)
+        return {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
+    except Exception:
+        return {}
 
 
 NEW_HEAD = 2**24  # parameters that a file may lack

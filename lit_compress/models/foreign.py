@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-import torch
-
-from lit_compress.models.shards import check_header
+from lit_compress.models.shards import files_of_index, header_of
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer, json_of
 from lit_compress.utils.manifest import check_manifest
@@ -66,7 +64,7 @@ def check_form(what: str, path: Path) -> None:
             "give a folder of safetensors"
         )
     for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
-        check_index(what, path / index)
+        files_of_index(what, path / index)
     for file in _files_read(path, names, weights):
         _check_content(what, file)
 
@@ -80,31 +78,6 @@ def _quantized(folder: Path, names: set[str]) -> str | None:
     if isinstance(config, dict) and (settings := next(filter(None, map(config.get, _QUANTIZED)), None)):
         return quantization_method(settings)
     return next((method for name, method in _QUANTIZED_FILES.items() if name in names), None)
-
-
-def check_floats(what: str, file: Path) -> None:
-    """Refuse matrices of integers, which a library would take for the weights themselves.
-
-    Args:
-        what: option and value, the start of the message.
-        file: of safetensors, or a pickle of tensors; of another pickle who loads it says so.
-
-    Raises:
-        UserError: a tensor that is called a weight has integers.
-    """
-    from safetensors import safe_open
-
-    dtypes: dict[str, str] = {}
-    if file.suffix == ".safetensors":
-        with safe_open(file, framework="pt") as tensors:
-            dtypes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    else:
-        with suppress(Exception):  # no tensors are read, only what is said of them
-            values = torch.load(file, map_location="meta", weights_only=True)
-            dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in values.items()}
-    for name, dtype in dtypes.items():
-        if name.endswith("weight") and dtype[0] in "IUiuq":
-            raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
 
 
 def quantization_method(settings: Any) -> str:
@@ -143,24 +116,15 @@ def _check_content(what: str, file: Path) -> None:
     if file.name in _READ and file.name != _TOKENIZER:
         with suppress(OSError, ValueError):  # whoever reads a broken one says so
             json_of(file)
-    if file.suffix != ".safetensors":
-        return
-    check_header(file)
-    with file.open("rb") as stream:
-        begin = stream.read(64)
-    from safetensors import SafetensorError, safe_open
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
 
-    if int.from_bytes(begin[:8], "little") + 8 > file.stat().st_size or begin[8:9] != b"{":
-        text = begin.decode("ascii", errors="replace") if begin.isascii() else ""
-        begins = f"it begins with {text[:40]!r}; " if text.isprintable() and text else ""
-        raise UserError(f"{what}: its '{file.name}' is no whole safetensors file; {begins}download it again")
-    try:
-        with safe_open(file, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise UserError(
-            f"{what}: its '{file.name}' is no whole safetensors file ({error}); download it again"
-        ) from error
+        try:
+            header_of(file)
+        except SafetensorError as error:
+            raise UserError(
+                f"{what}: its '{file.name}' is no whole safetensors file ({error}); download it again"
+            ) from error
 
 
 def check_weights(what: str, folder: Path) -> None:
@@ -180,30 +144,10 @@ def check_weights(what: str, folder: Path) -> None:
         raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
     suffix = ".safetensors" if any(name.endswith(".safetensors") for name in weights) else ".bin"
     for index in folder.glob(f"*{suffix}.index.json"):
-        if lost := sorted(check_index(what, index) - names):
-            raise UserError(f"{what}: '{lost[0]}' is missing, which '{index.name}' names; download it again")
+        if lost := next((name for name in files_of_index(what, index) if name not in names), None):
+            raise UserError(f"{what}: '{lost}' is missing, which '{index.name}' names; download it again")
     for name in weights if suffix == ".bin" else ():
         with (folder / name).open("rb") as stream:
             zipped = stream.read(2) == b"PK"
         if zipped and not is_zipfile(folder / name):
             raise UserError(f"{what}: its '{name}' is no whole file of PyTorch; download it again")
-
-
-def check_index(what: str, index: Path) -> set[str]:
-    """Return the names of the files that an index names, which lie next to it.
-
-    Args:
-        what: option and value, the start of the message.
-        index: e.g. ``model.safetensors.index.json``.
-
-    Raises:
-        UserError: it is broken, or names a file elsewhere.
-    """
-    try:
-        shards = set(json_of(index)["weight_map"].values())
-        elsewhere = sorted(name for name in shards if Path(name).name != name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{what}: its '{index.name}' is no list of files; download it again") from error
-    if elsewhere:
-        raise UserError(f"{what}: its '{index.name}' names '{elsewhere[0]}', which is no file next to it; it is broken")
-    return shards

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, write_json
+from lit_compress.utils.files import json_of, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,29 +24,41 @@ INDEX = f"{WHOLE}.index.json"
 LONGEST_HEADER = 2**23  # bytes, of a safetensors file: models of 20,000 tensors have 3 MB
 
 
-def check_header(file: Path) -> None:
-    """Refuse a safetensors file with more names than any model has tensors, before a library makes objects of them.
+def header_of(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {name: (dtype, shape)} of the tensors of a safetensors file, whose values are not read.
 
     Raises:
-        UserError: it has.
+        UserError: it has more names than any model has tensors: a library would make objects of them.
     """
+    from safetensors import safe_open
+
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
     if LONGEST_HEADER < size <= file.stat().st_size:
         raise UserError(f"'{file}' has a header of {size:,} bytes, above {LONGEST_HEADER:,}, the most that is read")
+    with safe_open(file, framework="pt") as tensors:
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
 
 
-def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of the tensors of a safetensors file, whose values are not read.
+def files_of_index(what: str, index: Path) -> list[str]:
+    """Return the names of the files that an index names, which lie next to it.
+
+    Args:
+        what: option and value, the start of the message.
+        index: e.g. ``model.safetensors.index.json``.
 
     Raises:
-        UserError: as :func:`check_header`.
+        UserError: it is broken, or names a file elsewhere.
     """
-    from safetensors import safe_open
-
-    check_header(file)
-    with safe_open(file, framework="pt") as tensors:
-        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    try:
+        names = list(dict.fromkeys(json_of(index)["weight_map"].values()))
+        elsewhere = [name for name in names if Path(name).name != name]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{what}: its '{index.name}' is no list of files; download it again") from error
+    if elsewhere:
+        raise UserError(f"{what}: its '{index.name}' names '{elsewhere[0]}', which is no file next to it; it is broken")
+    return names
 
 
 def tensor_files(folder: Path) -> list[Path]:
@@ -57,25 +69,18 @@ def tensor_files(folder: Path) -> list[Path]:
     """
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [folder / WHOLE]
-    names = read_json("model", folder / INDEX, dict).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
-        raise UserError(f"model: '{folder / INDEX}' names no files; it is broken")
-    return [folder / name for name in dict.fromkeys(names.values())]
+    return [folder / name for name in files_of_index(f"model: '{folder}'", folder / INDEX)]
 
 
 def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return {name: shape} of all tensors of the model in ``folder``, whose values are not read."""
-    return {name: shape for path in tensor_files(folder) for name, shape in stored_shapes(path).items()}
+    return {name: shape for path in tensor_files(folder) for name, (_, shape) in header_of(path).items()}
 
 
 def net_bytes(folder: Path) -> int:
     """Return the size of the files with the tensors of the model in ``folder``, safetensors or pickles."""
-    return sum(path.stat().st_size for path in _weight_files(folder))
-
-
-def _weight_files(folder: Path) -> list[Path]:
     files = tensor_files(folder)
-    return files if files[0].is_file() else sorted(folder.glob("pytorch_model*.bin"))
+    return sum(path.stat().st_size for path in (files if files[0].is_file() else folder.glob("pytorch_model*.bin")))
 
 
 def stored_dtype(folder: Path) -> str:
@@ -83,19 +88,13 @@ def stored_dtype(folder: Path) -> str:
 
     A pickle is not read: its dtype is the one that ``config.json`` has. Several dtypes, and any other, are float32.
     """
-    from safetensors import safe_open
-
     kinds = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     if not (files := tensor_files(folder))[0].is_file():
         config = read_json("model", folder / "config.json", dict)
         name = str(config.get("dtype") or config.get("torch_dtype"))
         return name if name in kinds.values() else "float32"
-    found = set()
-    for path in files:
-        with safe_open(path, framework="pt") as tensors:
-            found |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-    floats = found & {*kinds, "F64", "F8_E4M3", "F8_E5M2"}
-    return kinds.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
+    dtypes = {dtype for path in files for dtype, _ in header_of(path).values()} & {*kinds, "F64", "F8_E4M3", "F8_E5M2"}
+    return kinds.get(dtypes.pop(), "float32") if len(dtypes) == 1 else "float32"
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
@@ -148,7 +147,7 @@ class LazyTensors:
         if lost := next((path for path in files if not path.is_file()), None):
             raise UserError(f"{what} has no '{lost.name}'; by blocks only a folder of safetensors can be read")
         self.what = what
-        self._places = {name: path for path in files for name in stored_shapes(path)}
+        self._places = {name: path for path in files for name in header_of(path)}
         self._known = {name: name for name in self._places}
 
     def rename(self, net: PreTrainedModel) -> None:
@@ -182,7 +181,7 @@ def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def write_index(files: Sequence[Path]) -> None:
     """Write next to ``files`` which tensor is in which."""
-    places = {tensor: path.name for path in files for tensor in stored_shapes(path)}
+    places = {tensor: path.name for path in files for tensor in header_of(path)}
     size = sum(_data_bytes(path) for path in files)
     write_json(files[0].parent / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
 

@@ -11,7 +11,8 @@ from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
-from lit_compress.models.foreign import check_form, check_index
+from lit_compress.models.foreign import check_form
+from lit_compress.models.shards import files_of_index
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -74,7 +75,7 @@ FORMS = {
     "pointer to a pickle": (pointer("pytorch_model.bin"), "'pytorch_model.bin' is a Git LFS pointer"),
     "pointer to a shard": (pointer("model-00001-of-00002.safetensors"), "'model-00001-of-.*' is a Git LFS pointer"),
     "pointer to a tokenizer": (pointer("tokenizer.json"), "'tokenizer.json' is a Git LFS pointer"),
-    "text": (page, "'model.safetensors' is no whole .*file; it begins with 'Entry not found'; download it again"),
+    "text": (page, "'model.safetensors' is no whole safetensors file .*; download it again"),
     "gptq": (quantized(quantization_config={"quant_method": "gptq", "bits": 4}), r"is quantized \(gptq\); give the"),
     "fp8": (quantized(quantization_config={"quant_method": "fp8"}), r"is quantized \(fp8\)"),
     "awq": (quantized(quantization_config={"quant_method": "awq", "bits": 4}), r"is quantized \(awq\); give the"),
@@ -197,6 +198,6 @@ def test_an_index_names_only_files_next_to_it(elsewhere, tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": elsewhere}}))
     with pytest.raises(UserError, match=r"index\.json' names '.*', which is no file next to it"):
-        check_index("model.backbone: 'm'", index)
+        files_of_index("model.backbone: 'm'", index)
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-    assert check_index("model.backbone: 'm'", index) == {"model-1.safetensors"}
+    assert files_of_index("model.backbone: 'm'", index) == ["model-1.safetensors"]
