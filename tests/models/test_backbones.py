@@ -8,17 +8,14 @@ import pytest
 import torch
 from tiny import WORDS, make_net, write_backbone
 
-from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import (
     given_bytes,
     given_dtype,
     load_config,
-    load_finetuned,
     load_net,
     load_tokenizer,
 )
-from lit_compress.models.sites import find_sites
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -63,18 +60,6 @@ def test_a_tokenizer_with_neither_token_is_one_line(tmp_path):
         load_tokenizer(backbone, get_task("plain_text"))
 
 
-@pytest.mark.parametrize("load", [load_net, load_finetuned])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_that_reads_the_last_token_finds_it_behind_padding(family, load, tmp_path):
-    task = get_task("sst2")
-    backbone = decoder(tmp_path, family, "sst2")
-    net, tokenizer = load(backbone, task).eval(), load_tokenizer(backbone, task)
-    with torch.no_grad():
-        alone = torch.cat([net(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
-        together = net(**tokenizer(TEXTS, padding=True, padding_side="right", return_tensors="pt")).logits
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-
-
 def test_rows_of_a_text_are_padded_without_weight(tmp_path):
     backbone = decoder(tmp_path / "net", "llama", "plain_text")
     for split in ("train", "validation"):
@@ -84,15 +69,6 @@ def test_rows_of_a_text_are_padded_without_weight(tmp_path):
     (batch,) = list(data.val_dataloader()[0])
     padded = batch["attention_mask"] == 0
     assert padded.any() and (batch["input_ids"][padded] == 2).all() and (batch["labels"][padded] < 0).all()
-
-
-def test_such_a_decoder_is_factorized_to_an_ordinary_model(tmp_path):
-    backbone = decoder(tmp_path / "net", "llama", "plain_text")
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.txt").write_text("\n".join([" ".join(WORDS)] * 3) + "\n")
-    words = ["--data.task", "plain_text", "--data.path", str(tmp_path), "--data.max_length", "16", "--density", "0.6"]
-    main(["factorize", backbone, str(tmp_path / "out"), *words, "--removes", "structures", "--shape", "uniform"])
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["ordinary"]
 
 
 def test_a_sentencepiece_model_is_enough(tmp_path):
@@ -121,20 +97,6 @@ def test_shards_half_precision_and_any_name_of_a_folder(size, dtype, tmp_path):
     found = load_net(str(folder), get_task("sst2")).state_dict()
     for name, value in net.state_dict().items():
         assert found[name].dtype == torch.float32 and torch.equal(found[name], value.float())
-
-
-def test_fourteen_heads_with_two_of_keys(tmp_path):
-    """As Qwen2 0.5B: the number of heads is no power of two, and seven share a key."""
-    sizes = {"hidden_size": 56, "num_attention_heads": 14, "num_key_value_heads": 2}
-    net = make_net("qwen2", **sizes).eval()
-    net.save_pretrained(tmp_path)
-    found = load_net(str(tmp_path), get_task("sst2")).eval()
-    ids = torch.arange(5, 20)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(found(input_ids=ids).logits, net(input_ids=ids).logits)
-    layers = {site.name.rpartition(".")[2]: found.get_submodule(site.name) for site in find_sites(found)}
-    shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
-    assert shapes["q_proj"] == (56, 56) and shapes["k_proj"] == shapes["v_proj"] == (8, 56)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

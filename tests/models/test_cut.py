@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import GatedNorm, LowRankSparseLinear, Removed
+from lit_compress.layers import GatedNorm, LowRankLinear, LowRankSparseLinear, Removed, SizedLinear
 from lit_compress.methods.cofi.gates import (
     gate_net,
     gate_shapes,
@@ -24,7 +24,7 @@ from lit_compress.methods.cofi.gates import (
 )
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
-from lit_compress.models.cut import close_empty_sublayers, cut_closed
+from lit_compress.models.cut import close_empty_sublayers, cut_closed, slice_linear
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
@@ -61,10 +61,8 @@ def logits(net):
 
 
 def hidden_states(net):
-    batch = make_batch()
-    return net(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
-    ).hidden_states
+    inputs = {name: make_batch()[name] for name in ("input_ids", "attention_mask")}
+    return net(**inputs, output_hidden_states=True).hidden_states
 
 
 SETS = [
@@ -77,8 +75,8 @@ SETS = [
 ]
 
 
-STREAM = ("bert", "roberta", "mpnet", "distilbert")  # whose hidden dimensions can go
-CUTS = [(*case, gates) for case in CASES for gates in SETS if gates != ("hidden",) or case[0] in STREAM]
+CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in SETS[1:]),
+        *((*case, SETS[i % 3 + 1]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -158,12 +156,8 @@ def test_canonical():
 
 
 def test_least_units():
-    assert least_units(("heads", "neurons", "ffn_layer", "hidden")) == {
-        "heads": 1,
-        "neurons": 0,
-        "ffn_layer": 0,
-        "hidden": 1,
-    }
+    least = {"heads": 1, "neurons": 0, "ffn_layer": 0, "hidden": 1}
+    assert least_units(("heads", "neurons", "ffn_layer", "hidden")) == least
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-2])
@@ -254,3 +248,21 @@ def test_hidden_states_stay_in_their_places():
     states = hidden_states(net)
     assert len(states) == 5 and torch.equal(states[2], states[1])
     assert any(isinstance(m, Removed) for m in net.modules())
+
+
+def test_take_keeps_kind_and_values():
+    torch.manual_seed(0)
+    linear, x = nn.Linear(6, 5), torch.randn(3, 6)
+    rows, columns = torch.tensor([1, 0, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
+    left, right = torch.randn(5, 2), torch.randn(2, 6)
+    masked = x * columns
+    for module in (
+        linear,
+        LowRankLinear.from_factors(linear, left, right),
+        LowRankSparseLinear.from_factors(linear, left, right),
+    ):
+        part = slice_linear(module, rows, columns)
+        assert type(part) is (SizedLinear if module is linear else type(module))
+        assert torch.allclose(part(x[:, columns]), module(masked)[:, rows], atol=1e-6)
+        assert (part.in_features, part.out_features) == (4, 3)
+        assert torch.allclose(slice_linear(module, rows=rows)(x), module(x)[:, rows], atol=1e-6)

@@ -114,27 +114,3 @@ def test_drawing_the_weights_leaves_the_random_numbers_alone(folder, tmp_path):
     state = torch.get_rng_state()
     embedded._write_backbone(tmp_path, ["some words to learn"] * 3)
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_of_two_builders_one_wins_and_nothing_is_left(tmp_path):
-    target = tmp_path / "made"
-
-    def lose(folder: Path) -> None:
-        embedded.build_once(target, lambda other: (other / "first").touch())  # the other process, meanwhile
-        (folder / "second").touch()
-
-    assert embedded.build_once(target, lose) == target
-    assert {entry.name for entry in target.iterdir()} == {"first", "manifest.json"}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
-
-
-def test_a_failed_build_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError):
-        embedded.build_once(tmp_path / "made", lambda _: (_ for _ in ()).throw(RuntimeError))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^LIT_COMPRESS_CACHE: cannot write to"):
-        embedded.build_once(tmp_path / "file" / "made", lambda _: None)

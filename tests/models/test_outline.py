@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import TINY, make_net
+from tiny import make_net
 
 from lit_compress.layers import LowRankRowsLinear
 from lit_compress.models.accounting import count_params, dense_site_params, flops
@@ -35,7 +35,7 @@ def test_the_size_of_a_file_with_rows_and_factors(tmp_path):
     assert file_bytes(net) == (tmp_path / "model.safetensors").stat().st_size
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ["albert", "deberta-v2", "modernbert", "bart", "t5", "gpt_neox", "gemma3_text"])
 def test_flops_need_no_values(family):
     net = make_net(family, "xsum" if family == "t5" else "sst2")
     assert flops(without_values(lambda: type(net)(net.config)), 12) == flops(net, 12)

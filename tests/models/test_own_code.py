@@ -120,26 +120,16 @@ def logits(folder, trust=True):
     return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("ratio", ["0.5", "1.0"])
-def test_an_export_has_the_code_and_computes_what_it_computes(ratio, own, ran, tiny_data, tmp_path, capsys):
+def test_an_export_has_the_code_and_computes_what_it_computes(own, ran, tiny_data, tmp_path, capsys):
     out, data = tmp_path / "out", options(tiny_data)
-    words = ["--weighting", "none", "--rank_ratio", ratio, "--trust_remote_code"]
+    words = ["--weighting", "none", "--rank_ratio", "1.0", "--trust_remote_code"]
     main(["factorize", str(own), str(out), *words, *data])
     assert {"configuration_doubled.py", "modeling_doubled.py", "modeling_compressed.py"} <= set(os.listdir(out))
     with torch.inference_mode():
         small = lc.load(out, trust_remote_code=True)(torch.arange(5, 15)[None]).logits
     torch.testing.assert_close(logits(out), small, atol=1e-5, rtol=1e-5)
-    if ratio == "1.0":
-        torch.testing.assert_close(small, logits(own), atol=1e-4, rtol=1e-4)
-    else:  # BERT of transformers would answer half
-        plain = shutil.copytree(out, tmp_path / "plain")
-        (plain / "modeling_doubled.py").write_text(NET.replace("* self.config.factor", ""))
-        torch.testing.assert_close(2 * logits(plain), small, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(small, logits(own), atol=1e-4, rtol=1e-4)  # BERT of transformers answers half
     capsys.readouterr()
-    values = []
-    for target, more in ((own, data), (out, [])):
-        main(["validate", str(target), *more, "--trust_remote_code"])
-        values.append(capsys.readouterr().out)
     ran.unlink()
     # an export may be of somebody else: what its report says is no permission
     assert "--trust_remote_code runs it" in fails(capsys, "validate", out)
@@ -253,17 +243,3 @@ def test_a_class_that_transformers_took_over_needs_no_code(own, ran, tiny_data, 
     main(["factorize", str(own), str(tmp_path / "out"), "--density", "1.0", "--weighting", "none", *options(tiny_data)])
     assert "(configuration_doubled.py) is not run; transformers has the class BertConfig" in capsys.readouterr().err
     assert "doubled" not in (tmp_path / "out" / "config.json").read_text() and not ran.exists()
-
-
-def test_nothing_is_asked(own, ran, tiny_data, tmp_path):
-    """In a terminal, too: a pseudo-terminal that answers yes changes nothing."""
-    import pty
-
-    leader, follower = pty.openpty()
-    os.write(leader, b"y\n")
-    command = [sys.executable, "-m", "lit_compress", "validate", str(own), *options(tiny_data)]
-    done = subprocess.run(command, stdin=follower, capture_output=True, text=True, timeout=120)
-    os.close(leader)
-    os.close(follower)
-    assert done.returncode == 2 and "--trust_remote_code runs it" in done.stderr
-    assert not ran.exists() and "[y/N]" not in done.stdout + done.stderr

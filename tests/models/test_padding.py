@@ -1,18 +1,24 @@
-"""The token that pads: the head of a decoder reads the same token of a text alone, in a batch and in the export."""
+"""The token that pads: a decoder's head reads the same token alone and in a batch; positions behind it."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 
 import pytest
 import torch
-from tiny import WORDS, write_backbone
+import transformers
+from mistakes import fails
+from tiny import TINY, WORDS, write_backbone
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import lit_compress as lc
 from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
+from lit_compress.models.padding import BEHIND_PADDING, usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils import progress
@@ -75,8 +81,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "mistral", "phi3", "gemma3_text", "opt"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [*(("llama", case) for case in CASES),
+     *((family, "neither") for family in ("gpt2", "gpt_neox", "mistral", "phi3", "gemma3_text", "opt"))],
+)  # fmt: skip
 def test_a_batch_gets_the_answers_of_its_texts_alone(case, family, tmp_path, notes):
     pad_id, pad_token, pads, said = CASES[case]
     folder = written(tmp_path, family, pad_id, pad_token)
@@ -98,13 +107,6 @@ def test_without_an_end_behind_every_text(pad_id, pad_token, tmp_path):
     torch.testing.assert_close(together(net, tokenizer), alone(folder), rtol=1e-4, atol=1e-5)
 
 
-def test_a_teacher_may_name_another_token_than_the_data(tmp_path):
-    student, teacher = (tmp_path / name for name in ("student", "teacher"))
-    tokenizer = load_tokenizer(written(student, "llama", None, None), SST2)
-    net = load_finetuned(written(teacher, "llama", 2, "</s>"), SST2)
-    torch.testing.assert_close(together(net, tokenizer), alone(teacher), rtol=1e-4, atol=1e-5)
-
-
 def test_a_tokenizer_in_which_nothing_else_can_pad_is_one_line(tmp_path):
     folder = written(tmp_path, "llama", None, None)
     path = tmp_path / "tokenizer.json"
@@ -118,9 +120,8 @@ def test_a_tokenizer_in_which_nothing_else_can_pad_is_one_line(tmp_path):
         load_tokenizer(folder, SST2)
 
 
-@pytest.mark.parametrize("case", ["neither", "the end in the config"])
-def test_the_export_of_such_a_classifier_reads_the_same_token(case, tmp_path):
-    folder = written(tmp_path / "net", "llama", *CASES[case][:2])
+def test_the_export_of_such_a_classifier_reads_the_same_token(tmp_path):
+    folder = written(tmp_path / "net", "llama", *CASES["neither"][:2])
     rows = [{"sentence": text, "label": int(label)} for text, label in zip(TEXTS, alone(folder).argmax(1), strict=True)]
     for split in ("train", "validation"):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
@@ -130,13 +131,13 @@ def test_the_export_of_such_a_classifier_reads_the_same_token(case, tmp_path):
     assert report["dense"]["metric"] == report["compressed"]["metric"] == 1
     net = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert net.config.pad_token_id == tokenizer.pad_token_id == (2 if case == "the end in the config" else 0)
+    assert net.config.pad_token_id == tokenizer.pad_token_id == 0
     with torch.no_grad():
         found = net(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
     torch.testing.assert_close(found, alone(folder), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["neither", "different ones"])
 def test_a_net_in_memory_gives_its_own_answers(case, tmp_path):
     from datasets import Dataset
 
@@ -145,3 +146,85 @@ def test_a_net_in_memory_gives_its_own_answers(case, tmp_path):
     data = Dataset.from_dict({"sentence": TEXTS, "label": alone(folder).argmax(1).tolist()})
     assert lc.evaluate(net, tokenizer, data, task="sst2")["accuracy"] == 1
     assert net.config.pad_token_id == CASES[case][0]
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+TABLES = {
+    **{name: TINY[name] for name in ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "albert")},
+    **{name: TINY[name] for name in ("opt", "bart", "gpt2")},
+    **dict.fromkeys(("camembert", "data2vec-text", "esm", "roberta-prelayernorm", "xlm-roberta-xl"), SMALL),
+    "longformer": SMALL | {"attention_window": [4]},
+    "luke": SMALL | {"entity_vocab_size": 8, "entity_emb_size": 8},
+    "xmod": SMALL | {"default_language": "en_XX", "languages": ("en_XX",)},
+    "yoso": SMALL,
+}  # fmt: skip
+
+
+def reads(net, length):
+    """Say whether a net reads so many tokens, none of which is padding."""
+    ids = torch.full((1, length), 7)
+    try:
+        with torch.no_grad():
+            net(input_ids=ids, attention_mask=torch.ones_like(ids))
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("pad", [1, 3])
+@pytest.mark.parametrize("family", TABLES)
+def test_a_net_reads_so_many_tokens_and_no_more(family, pad):
+    sizes = {"vocab_size": 30, "n_positions" if family == "gpt2" else "max_position_embeddings": 40}
+    config = transformers.AutoConfig.for_model(family, **TABLES[family] | sizes | {"pad_token_id": pad})
+    net = transformers.AutoModel.from_config(config).eval()
+    usable = usable_positions(config)
+    assert usable == 40 - (pad + 1 if family != "mpnet" else 2) * (family in BEHIND_PADDING)
+    assert reads(net, usable)
+    if family not in ("longformer",):  # it pads to its window first, and so it may end earlier or later
+        assert not reads(net, usable + 1)
+
+
+def test_every_text_family_that_counts_behind_padding_is_known():
+    """By the code of the installed transformers: all families of AutoModel whose text embeddings do so."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as HEADS
+
+    found = set()
+    for family, name in HEADS.items():
+        kind = getattr(transformers, name)
+        code = inspect.getsource(importlib.import_module(kind.__module__))
+        if "create_position_ids_from_input_ids(input_ids" in code and "self.position_embeddings = " in code:
+            found.add(family)
+    assert found - BEHIND_PADDING == set()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """An XLM-R with 24 positions, and a tokenizer that says nothing of them."""
+    return write_backbone(tmp_path / "model", "xlm-roberta", "sst2", max_position_embeddings=24, pad_token_id=1)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    texts = [{"sentence": " ".join(WORDS[: 2 + i] * 3), "label": i % 2} for i in range(12)]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    return tmp_path
+
+
+def test_texts_are_cut_to_usable_positions(model, rows, capsys):
+    found = DataModule("sst2", str(model), str(rows))
+    assert found.limit == found.max_length == 22
+    said = fails(capsys, "validate", model, "--data.task", "sst2", "--data.path", rows, "--data.max_length", "23")
+    assert "data.max_length: 23 is more than" in said and "the largest is 22" in said
+
+
+def test_the_tokenizer_of_an_export_cuts_there_too(model, rows):
+    out, long = rows / "out", " ".join(WORDS * 3)
+    words = ["--data.task", "sst2", "--data.path", str(rows), "--density", "0.5", "--data.max_length", "16"]
+    main(["factorize", str(model), str(out), *words])
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.model_max_length == 22  # what the net reads, not what the data asked for
+    inputs = tokenizer(long, truncation=True, return_tensors="pt")
+    assert inputs["input_ids"].shape == (1, 22)
+    net = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True)
+    assert net(**inputs).logits.shape == (1, 2)

@@ -1,112 +1,27 @@
-"""Every Linear of the blocks is a site; nothing else is."""
+"""Every Linear of the blocks is a site, nothing else is; without a record a pattern names the sites."""
+
+import copy
 
 import pytest
 import torch
+from helpers import logits
+from in_memory import collect_kronecker
 from tiny import ALL, DECODERS, TINY, VARIANTS, make_batch, make_net
 from torch import nn
 from unplaced import unplaced
 
 from lit_compress.export.check import check_export
+from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.models.sites import blocks, find_sites, shared_inputs
-from lit_compress.models.surgery import factorize
+from lit_compress.layers import MaskedLinear, MixedRankLinear
+from lit_compress.models import accounting as budget
+from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.sites import blocks, find_sites, set_pattern, shared_inputs, sublayers
+from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
-
-SELF = [f"attention.self.{part}" for part in ("query", "key", "value")]
-LLAMA = [*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))]
-LLAMAS = DECODERS[DECODERS.index("llama") :]
-BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
-
-# the whole truth: block names and Linears inside a block, in forward order
-NAMES = {
-    "bert": (["bert.encoder.layer.0", "bert.encoder.layer.1"], BERT),
-    "roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
-    "camembert": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
-    "xlm-roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
-    "mpnet": (
-        ["mpnet.encoder.layer.0", "mpnet.encoder.layer.1"],
-        [*(f"attention.attn.{part}" for part in "qkvo"), *BERT[4:]],
-    ),
-    "electra": (["electra.encoder.layer.0", "electra.encoder.layer.1"], BERT),
-    "distilbert": (
-        ["distilbert.transformer.layer.0", "distilbert.transformer.layer.1"],
-        ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"],
-    ),
-    "albert": (
-        ["albert.encoder.albert_layer_groups.0.albert_layers.0"],
-        ["attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"],
-    ),
-    "deberta-v2": (
-        ["deberta.encoder.layer.0", "deberta.encoder.layer.1"],
-        [*(f"{name}_proj" for name in SELF), *BERT[3:]],
-    ),
-    "modernbert": (["model.layers.0", "model.layers.1"], ["attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo"]),
-    "opt": (
-        ["model.decoder.layers.0", "model.decoder.layers.1"],
-        [*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "fc1", "fc2"],
-    ),
-    "gpt2": (["transformer.h.0", "transformer.h.1"], ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]),
-    "gpt_neox": (
-        ["gpt_neox.layers.0", "gpt_neox.layers.1"],
-        ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
-    ),
-    "phi3": (
-        ["model.layers.0", "model.layers.1"],
-        ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"],
-    ),
-    **dict.fromkeys(LLAMAS, (["model.layers.0", "model.layers.1"], LLAMA)),
-}
-ROLES = {
-    "modernbert": ["qkv", "o", "gate_up", "down"],
-    "gpt2": ["qkv", "o", "up", "down"],
-    "gpt_neox": ["qkv_by_head", "o", "up", "down"],
-    "phi3": ["qkv", "o", "gate_up", "down"],
-    **{family: ["q", "k", "v", "o", "gate", "up", "down"] for family in LLAMAS},
-}
-_ATTENTION = [f"{name}_attn.{part}_proj" for name in ("self", "encoder") for part in ("q", "k", "v", "out")]
-_T5 = [f"layer.{i}.{name}Attention.{part}" for i, name in enumerate(["Self", "EncDec"]) for part in "qkvo"]
-# of encoder and decoder
-NAMES_OF_TWO = {
-    "bart": [
-        (["model.encoder.layers.0", "model.encoder.layers.1"], [*_ATTENTION[:4], "fc1", "fc2"]),
-        (["model.decoder.layers.0", "model.decoder.layers.1"], [*_ATTENTION, "fc1", "fc2"]),
-    ],
-    "t5": [
-        (
-            ["transformer.encoder.block.0", "transformer.encoder.block.1"],
-            [*_T5[:4], "layer.1.DenseReluDense.wi", "layer.1.DenseReluDense.wo"],
-        ),
-        (
-            ["transformer.decoder.block.0", "transformer.decoder.block.1"],
-            [*_T5, "layer.2.DenseReluDense.wi", "layer.2.DenseReluDense.wo"],
-        ),
-    ],
-}
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_names(family):
-    """Invariant 10: exactly these, in forward order."""
-    names, inside = NAMES[family]
-    sites = find_sites(make_net(family))
-    assert [site.name for site in sites] == [f"{block}.{path}" for block in names for path in inside]
-    roles = ROLES.get(family, ["q", "k", "v", "o", "up", "down"])
-    assert [site.role for site in sites] == roles * len(names)
-    assert {site.stack for site in sites} == {"decoder" if family in DECODERS else "encoder"}
-    assert not any(site.cross for site in sites)
-
-
-@pytest.mark.parametrize("family", NAMES_OF_TWO)
-def test_names_of_two_stacks(family):
-    """A decoder block has two attentions; the second one reads the encoder's states."""
-    sites = find_sites(make_net(family))
-    for stack, (names, inside) in zip(("encoder", "decoder"), NAMES_OF_TWO[family], strict=True):
-        own = [site for site in sites if site.stack == stack]
-        assert [site.name for site in own] == [f"{block}.{path}" for block in names for path in inside]
-        second = ["q", "k", "v", "o"] if stack == "decoder" else []
-        assert [site.role for site in own] == ["q", "k", "v", "o", *second, "up", "down"] * 2
-        assert [site.cross for site in own] == [False, False, False, False, *[True] * len(second), False, False] * 2
+from lit_compress.utils.errors import UserError
 
 
 @pytest.mark.parametrize("variant", ALL)
@@ -136,6 +51,8 @@ def test_roles_have_the_right_shapes(family):
             shape = {"q": (64, 32), "o": (32, 64)}.get(site.role, shape)
         assert (linear.out_features, linear.in_features) == shape
         assert f".{site.layer}." in site.name
+        assert site.stack == ("decoder" if family in DECODERS or ".decoder." in site.name else "encoder")
+        assert site.cross == ("EncDec" in site.name or "encoder_attn" in site.name)
 
 
 def test_blocks_of_groups_are_numbered_through():
@@ -157,17 +74,6 @@ def test_full_rank_equals_dense(variant):
     torch.testing.assert_close(net(**inputs).logits, before, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_exports_load_elsewhere(variant, tmp_path):
-    """Another process gets the same logits (the families' usual shapes: export/test_check)."""
-    family, settings = VARIANTS[variant]
-    net = make_net(family, **settings).eval()
-    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r))
-    write_model(net, tmp_path)
-    assert check_export(net, tmp_path) <= 1e-5
-
-
 def test_base_model_alone_has_sites_too():
     net = make_net("bert").base_model
     assert find_sites(net)[0].name == "encoder.layer.0.attention.self.query"
@@ -186,6 +92,7 @@ def test_sites_that_read_one_input(variant):
     fused = any("qkv" in site.role for site in find_sites(net))  # q, k and v are one site: every group has one
     assert any(len(group) > 1 for group in groups) != fused
     assert sorted(name for group in groups for name in group) == sorted(read)
+    assert [site.name for site in find_sites(net)] == list(read)  # in forward order
     for group in groups:
         for name in group[1:]:
             assert [id(x) for x in read[name]] == [id(x) for x in read[group[0]]]
@@ -193,3 +100,93 @@ def test_sites_that_read_one_input(variant):
     leaders = [group[0] for group in groups if not sites[group[0]].cross]
     if not getattr(net.config, "position_buckets", None):
         assert len({tuple(map(id, read[name])) for name in leaders}) == len(leaders)
+
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+PEGASUS = {"encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1, "decoder_start_token_id": 1}
+
+
+@pytest.fixture(scope="module")
+def unknown():
+    return make_net("megatron-bert", **BERT).eval()
+
+
+def named(net, pattern="encoder.*.(intermediate|output).dense"):
+    """A copy of ``net`` with a pattern."""
+    net = copy.deepcopy(net)
+    set_pattern(net.config, pattern)
+    return net
+
+
+def test_the_pattern_finds_linears_of_the_base_model(unknown):
+    """In order; pooler and head never."""
+    net = named(unknown)
+    ends = ["attention.output.dense", "intermediate.dense", "output.dense"]
+    expected = [(f"bert.encoder.layer.{i}.{end}", end, i, "encoder") for i in (0, 1) for end in ends]
+    assert [(site.name, site.role, site.layer, site.stack) for site in find_sites(net)] == expected
+    assert len(find_sites(named(unknown, "attention.self.(query|key)"))) == 4
+    everything = {site.name for site in find_sites(named(unknown, ".*"))}
+    assert len(everything) == 12 and not {"bert.pooler.dense", "classifier"} & everything
+    assert shared_inputs(net) == [(site.name,) for site in find_sites(net)] and unplaced(net) == []
+    params = budget.count_params(net)
+    assert params.total - params.non_embedding == net.get_input_embeddings().weight.numel()
+
+
+@pytest.mark.parametrize("layer", [MixedRankLinear, MaskedLinear])
+def test_training_form_is_fused_is_exported_is_reloaded(unknown, layer, tmp_path):
+    """At full rank the dense net; below, the file has what is counted."""
+    net = named(unknown)
+    full = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
+    whole = factorize(copy.deepcopy(net), full, lambda _, w, r: decompose(w, r))
+    torch.testing.assert_close(logits(whole), logits(unknown), atol=1e-5, rtol=0)
+    if layer is MaskedLinear:  # rows
+        for site in find_sites(net):
+            masked = MaskedLinear(net.get_submodule(site.name))
+            masked.mask[::2] = False
+            replace(net, site.name, masked.zeroed())
+    else:
+        factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), layer)
+    assert [site.name for site in find_sites(net)] == [site.name for site in find_sites(named(unknown))]
+    fused = fuse(net)
+    torch.testing.assert_close(logits(fused), logits(net), atol=1e-5, rtol=0)
+    write_model(fused, tmp_path)
+    assert check_export(fused, tmp_path) <= 1e-5
+    again = load_net(tmp_path)
+    assert torch.equal(logits(again), logits(fused))
+    assert budget.stored_density(again) == budget.stored_density(fused) <= 0.5
+    assert budget.dense_site_params(again) == 2 * (32 * 32 + 2 * 32 * 64)
+
+
+def test_statistics_of_an_encoder_decoder():
+    """Keys and values of the attention over the encoder's states are counted by the encoder's tokens."""
+    net = named(make_net("pegasus", "xsum", dropout=0.0, **TINY["bart"] | PEGASUS), ".*(attn.*|fc.)").eval()
+    cross = [site for site in find_sites(net) if site.cross]
+    assert [site.name.rpartition(".")[2] for site in cross] == ["k_proj", "v_proj"]
+    batch = make_batch(size=2)
+    batch["labels"] = batch["input_ids"][:, :4].clone()
+    found = collect_kronecker(net, [batch], "summarization")
+    assert set(found) == {site.name for site in find_sites(net)} and len(found) == 16
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("fc9", "no Linear of megatron-bert is called 'fc9'; valid: bert.encoder.layer.0.attention.self.query, "),
+     ("(fc", r"'\(fc' is no regular expression \(.*\); e.g. ")],
+)  # fmt: skip
+def test_a_wrong_pattern_is_one_line(unknown, pattern, says):
+    with pytest.raises(UserError, match=f"model.sites: {says}"):
+        find_sites(named(unknown, pattern))
+
+
+def test_what_needs_a_record_is_one_line(unknown):
+    with pytest.raises(UserError, match="sub-layers of 'megatron-bert' cannot be gated; those of bert, "):
+        sublayers(named(unknown))
+    with pytest.raises(UserError, match="hidden states of 'megatron-bert' cannot be projected; nearest: bert, "):
+        residual_stream(named(unknown))
+    with pytest.raises(UserError, match="'fc1', but bert has a record of its sites; leave it out"):
+        named(make_net("bert"), "fc1")
+    with pytest.raises(
+        UserError,
+        match=r"'megatron-bert' is not supported; .*add_an_architecture.*--model.sites '\(dense\|key\|query\|value\)'",
+    ):
+        find_sites(unknown)

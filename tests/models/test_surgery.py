@@ -1,16 +1,22 @@
 """Swap, describe, save, rebuild; nothing half-written."""
 
+import copy
 import json
 
 import pytest
 import torch
+from helpers import logits
 from tiny import TINY, make_batch, make_net
+from torch import nn
 
-from lit_compress.layers import LowRankLinear, MixedRankLinear
+from lit_compress.layers import LowRankLinear, LowRankSparseLinear, MixedRankLinear
 from lit_compress.models import storage, surgery
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.decompose import decompose
+from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.utils import files
 from lit_compress.utils.errors import UserError
 
 
@@ -59,16 +65,6 @@ def test_factors_are_multiplied_out(family):
     assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
 
 
-def test_factor_names_in_the_file(tmp_path):
-    from safetensors.torch import load_file
-
-    storage.save_net(compress(make_net()), tmp_path)
-    names = load_file(tmp_path / "model.safetensors")
-    site = "bert.encoder.layer.0.attention.self.query"
-    assert {f"{site}.left", f"{site}.right", f"{site}.bias"} <= names.keys()
-    assert f"{site}.weight" not in names
-
-
 def test_structure_alone_gives_the_shapes():
     net = compress(make_net())
     empty = surgery.rebuild(make_net(), json.loads(json.dumps(surgery.describe(net))))
@@ -84,22 +80,56 @@ def test_broken_folder_is_one_line(damage, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_interrupted_write_leaves_what_was_there(tmp_path):
-    folder = tmp_path / "out"
-    with files.atomic_folder(folder) as temporary:
-        (temporary / "a").write_text("first")
-    with pytest.raises(RuntimeError), files.atomic_folder(folder) as temporary:
-        (temporary / "a").write_text("second")
-        raise RuntimeError
-    assert (folder / "a").read_text() == "first"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    with files.atomic_folder(folder) as temporary:
-        (temporary / "b").write_text("third")
-    assert [p.name for p in folder.iterdir()] == ["b"]
-
-
 def test_odd_widths_are_counted():
     net = make_net("bert")
     names = list(RankRule(0.5).allocate(net))[:3]
     surgery.factorize(net, dict(zip(names, (8, 3, 16), strict=True)), lambda _, w, r: decompose(w, r))
     assert surgery.odd_widths(net) == 1
+
+
+SITE = "transformer.h.0.mlp.c_fc"
+
+
+def test_a_net_is_an_ordinary_one_in_its_file(tmp_path):
+    """transformers' own class reads what was saved, also where a Linear took the place of another layer."""
+    from transformers import GPT2ForSequenceClassification
+    from transformers.pytorch_utils import Conv1D
+
+    net = make_net("gpt2", dropout=0.0).eval()
+    whole = factorize(copy.deepcopy(net), {SITE: 0}, None, LowRankSparseLinear)
+    whole.get_submodule(SITE).sparse.data.copy_(net.get_submodule(SITE).weight)
+    replace(whole, SITE, whole.get_submodule(SITE).fuse())
+    assert isinstance(whole.get_submodule(SITE), nn.Linear)
+    for some in (net, whole):
+        save_net(some, tmp_path)
+        stock = GPT2ForSequenceClassification.from_pretrained(tmp_path).eval()
+        assert isinstance(stock.get_submodule(SITE), Conv1D)
+        torch.testing.assert_close(logits(stock), logits(net), atol=1e-6, rtol=0)
+        again = load_net(tmp_path)
+        assert all(isinstance(again.get_submodule(site.name), nn.Linear) for site in find_sites(again))
+        assert torch.equal(logits(again), logits(net))
+
+
+def test_a_state_has_the_form_of_the_file():
+    """And is read back into the net, and into one of transformers."""
+    net, other = make_net("gpt2", seed=1), make_net("gpt2", seed=2)
+    assert net.get_submodule(SITE).weight.shape == (64, 32)
+    state = net.state_dict()
+    assert state[f"{SITE}.weight"].shape == (32, 64)
+    other.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_low_rank_updates_are_merged(tmp_path):
+    """While it has updates, a net has a state of its own; merged, it is an ordinary one again."""
+    net = add_updates(make_net("gpt2", dropout=0.0), Retraining(parameters="lora", lora=LoRA(rank=2)), 0).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.add_(0.1) if p.requires_grad and "parametrizations" in name else None
+    expected = logits(net)
+    net.load_state_dict(net.state_dict())
+    assert torch.equal(logits(net), expected)
+    expected = logits(net.double())  # a product with the update rounds otherwise than one with the sum
+    torch.testing.assert_close(logits(merge_updates(net)), expected, atol=1e-10, rtol=0)
+    save_net(net.float(), tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(net))

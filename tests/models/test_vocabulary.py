@@ -1,4 +1,4 @@
-"""Nets with fewer tokens: the same logits, ids that follow, tied output layers."""
+"""Smaller tables: nets with fewer tokens and their logits, ids and output layers; rows of integers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 from tiny import make_batch, make_net
 
+from lit_compress.layers import Int8Embedding, SizedEmbedding
 from lit_compress.models import vocabulary
+from lit_compress.models.accounting import count_params
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import factorize
-from lit_compress.models.vocabulary import keep_tokens, special_ids
+from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.vocabulary import keep_tokens, shrink_table, special_ids, token_table
 from lit_compress.utils.errors import UserError
 
 KEPT = [0, 1, 2, 3, 4, *range(7, 100, 3)]
@@ -21,7 +23,9 @@ KINDS = {
 
 
 @torch.no_grad()
-def logits(net, ids, mask):
+def logits(net, ids=None, mask=None):
+    batch = make_batch()
+    ids, mask = (batch["input_ids"], batch["attention_mask"]) if ids is None else (ids, mask)
     output = net(input_ids=ids, attention_mask=mask)
     return output.logits if "logits" in output else output.start_logits
 
@@ -89,3 +93,39 @@ def test_a_wrong_cut_is_refused(monkeypatch):
     monkeypatch.setattr(vocabulary, "TOLERANCE", -1.0)
     with pytest.raises(UserError, match="nothing was exported"):
         keep_tokens(make_net("bert"), KEPT)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "llama"])
+def test_integers(family, tmp_path):
+    net = make_net(family).eval()
+    before, params, width = logits(net), count_params(net), net.get_input_embeddings().embedding_dim
+    error = shrink_table(net)
+    assert 0 < error < 0.01 and 0 < (logits(net) - before).abs().max() < 0.01
+    after = count_params(net)
+    assert after.total == params.total + 100 and after.non_embedding == params.non_embedding
+    save_net(net, tmp_path)
+    again = load_net(tmp_path)
+    table = again.get_input_embeddings()
+    assert isinstance(table, Int8Embedding) and table.weight.dtype == torch.int8 and table.weight.shape == (100, width)
+    assert torch.equal(logits(again), logits(net))
+
+
+def test_a_narrow_table():
+    net = make_net("bert")
+    table = SizedEmbedding(100, 32)
+    table.weight = net.get_input_embeddings().weight
+    replace(net, token_table(net), table)
+    before = logits(net.eval())
+    shrink_table(net)
+    assert isinstance(net.get_input_embeddings(), Int8Embedding)
+    assert (logits(net) - before).abs().max() < 0.05
+
+
+def test_what_cannot_be_made_smaller_is_refused():
+    for family, task in (("opt", "wikitext2"), ("t5", "xsum"), ("bart", "sst2")):
+        with pytest.raises(UserError, match=r"--embeddings int8: the table .* has other uses"):
+            shrink_table(make_net(family, task))
+    net = make_net("bert")
+    factorize(net, {token_table(net): 24}, None)
+    with pytest.raises(UserError, match="of 'bert' is factorized already"):
+        shrink_table(net)

@@ -13,6 +13,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import (
     DEEPEST,
     atomic_file,
+    atomic_folder,
     card_fields,
     json_of,
     read_json,
@@ -29,6 +30,20 @@ def test_what_failed_leaves_nothing_and_the_file_stays(tmp_path):
         temporary.write_text("sec")
         raise OSError("full")
     assert [path.name for path in tmp_path.iterdir()] == ["rows"] and (tmp_path / "rows").read_text() == "first"
+
+
+def test_interrupted_write_leaves_what_was_there(tmp_path):
+    folder = tmp_path / "out"
+    with atomic_folder(folder) as temporary:
+        (temporary / "a").write_text("first")
+    with pytest.raises(RuntimeError), atomic_folder(folder) as temporary:
+        (temporary / "a").write_text("second")
+        raise RuntimeError
+    assert (folder / "a").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    with atomic_folder(folder) as temporary:
+        (temporary / "b").write_text("third")
+    assert [p.name for p in folder.iterdir()] == ["b"]
 
 
 def test_what_a_killed_process_left_of_the_file_goes(tmp_path):

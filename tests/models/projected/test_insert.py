@@ -18,9 +18,11 @@ from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 
 
-@pytest.mark.parametrize("heads", ["dense", "block"])
-@pytest.mark.parametrize("make", [identity_bases, random_bases])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "make", "heads"),
+    [*((family, random_bases, "dense") for family in FAMILIES), ("bert", identity_bases, "dense"),
+     ("deberta-v2", random_bases, "block")],
+)  # fmt: skip
 def test_insertion_changes_nothing(family, make, heads):
     net = net_of(family)
     expected = logits(net)
@@ -31,9 +33,8 @@ def test_insertion_changes_nothing(family, make, heads):
 
 @pytest.mark.parametrize(
     "kill",
-    [(), [("heads", 0)], [("heads", 0), ("heads", 1), ("attention_layer", 1)],
-     [("ffn_layer", 0), ("attention_layer", 0)], [("hidden", i) for i in range(4)],
-     [("qk", 0), ("vo", 1), ("neurons", 1)]],
+    [[("heads", 0), ("heads", 1), ("attention_layer", 1)], [("ffn_layer", 0), ("attention_layer", 0), ("qk", 0)],
+     [*(("hidden", i) for i in range(4)), ("vo", 1), ("neurons", 1)]],
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("family", "heads"), [*((family, "dense") for family in FAMILIES), ("bert", "block"), ("deberta-v2", "block")]
@@ -59,7 +60,7 @@ def check_fused(net, form, kept, folder):
     assert torch.allclose(logits(fused, length=14), logits(net.float(), length=14), atol=1e-5)
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize("family", ["opt", "llama", "qwen3"])
 def test_blocks_that_share_a_basis(family, group, tmp_path):
     """Three layers: six blocks in groups; exact as a whole, and with directions left out."""
@@ -145,7 +146,7 @@ def test_blocks_are_dense_without_other_heads(tmp_path):
 @pytest.mark.parametrize(
     "gates", [("hidden",), ("qk", "neurons"), ("vo", "heads", "attention_layer", "ffn_layer"), GATES[1:]]
 )
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "bart", "opt"])
+@pytest.mark.parametrize("family", ["deberta-v2", "bart"])
 def test_any_gates(family, gates):
     net = net_of(family)
     expected = logits(net)
@@ -227,16 +228,6 @@ def test_families_that_cannot():
     refused("prune.group: 2 share bases .* have no gate; valid: 1", "opt", ProjectionSpec(("neurons",), group=2))
     refused("prune.norm: padded_layernorm .* valid: rms", "opt", ProjectionSpec(norm="padded_layernorm"))
     refused("prune.skip_sites: 4 of 4 sites; valid: 0 to 3", "opt", ProjectionSpec(skip=4))
-
-
-def test_a_bias_of_keys_changes_nothing_in_bert():
-    """It adds the same to all scores of a query; it is kept all the same, DeBERTa needs it."""
-    net = net_of("bert")
-    expected = logits(net)
-    with torch.no_grad():
-        for layer in net.bert.encoder.layer:
-            layer.attention.self.key.bias.zero_()
-    assert torch.allclose(logits(net), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["opt", "phi3"])

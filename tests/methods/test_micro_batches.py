@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import TINY, make_batch, make_net
+from tiny import make_batch, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
@@ -22,7 +22,7 @@ class Reads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "bart", "t5", "opt", "llama", "gemma2"])
 def test_the_outputs_are_those_of_transformers(family, padded):
     net, batch = make_net(family).eval(), make_batch()
     if not padded:
@@ -35,7 +35,7 @@ def test_the_outputs_are_those_of_transformers(family, padded):
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "llama"])
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_nobody_reads_the_mask(family, padded):
     net, batch = make_net(family, "conll2003" if family == "llama" else "sst2"), make_batch()
     if not padded:
