@@ -65,24 +65,28 @@ def dense_site_params(net: PreTrainedModel) -> int:
 
 def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return {site: the Linear before compression}, without values."""
-    dense = _dense(net)
-    return {site.name: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
+    return {site.name: layer for site, layer in _dense(net)[1].items()}
 
 
 def dense_sites(net: PreTrainedModel) -> list[Site]:
     """Return the sites that ``net`` had before sub-layers were removed."""
-    return find_sites(_dense(net))
+    return [*_dense(net)[1]]
 
 
-def _dense(net: PreTrainedModel) -> PreTrainedModel:
+def _dense(net: PreTrainedModel) -> tuple[PreTrainedModel, dict[Site, nn.Linear]]:
+    """Return the model before compression, without values, and its sites; models of the same sizes share one."""
     kind: Any = type(net)
-    return _built(kind, net.config.to_json_string(use_diff=False))
+    config = json.loads(net.config.to_json_string(use_diff=False))
+    for name in ("_name_or_path", "architectures", "structure"):  # say where a model is, not what
+        config.pop(name, None)
+    return _built(kind, json.dumps(config))
 
 
-@lru_cache(maxsize=2)
-def _built(kind: type[Any], config: str) -> PreTrainedModel:
+@lru_cache(maxsize=4)
+def _built(kind: type[Any], config: str) -> tuple[PreTrainedModel, dict[Site, nn.Linear]]:
     own = kind.config_class.from_dict(json.loads(config))
-    return without_values(lambda: as_linears(kind(own)))
+    dense = without_values(lambda: as_linears(kind(own)))
+    return dense, {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
 
 
 def count_params(net: PreTrainedModel) -> Params:
@@ -103,7 +107,7 @@ def stored_density(net: PreTrainedModel) -> float:
 
 def whole_density(net: PreTrainedModel) -> float:
     """Return stored / original parameters of the whole model, embeddings included."""
-    return count_params(net).total / count_params(_dense(net)).total
+    return count_params(net).total / count_params(_dense(net)[0]).total
 
 
 def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:

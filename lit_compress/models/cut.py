@@ -94,7 +94,7 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
         kept: name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
             head of keys and values with its queries. Other sub-layers stay as they are.
     """
-    for part in sublayers(net, removable=False):
+    for part in sublayers(net, removable=False) if kept else ():
         if part.last in kept:
             (_cut_attention if part.kind == "attention" else _cut_ffn)(net, part, kept[part.last].float(), None, None)
 
