@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lit_compress.layers import LAYERS, GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.residual_stream import readers, stream_norm, tables
+from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import SubLayer, has, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import fill, replace, set_attributes, tell_heads
 
@@ -80,7 +80,7 @@ def cut_closed(
                 continue
             cut(net, part, units, layer, hidden)
     if hidden is not None:
-        _cut_stream(net, parts, hidden)
+        _cut_stream(net, hidden)
     if get_architecture(net).cached:
         _renumber(net, of_kind(sublayers(net), "attention"))
 
@@ -175,22 +175,21 @@ def _cut_last(
     _take(net, name, _open(hidden), columns)
 
 
-def _cut_stream(net: PreTrainedModel, parts: list[SubLayer], hidden: Tensor) -> None:
+def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
     """Cut hidden dimensions from embeddings, LayerNorms and the layers that read the last hidden states."""
-    open_ = hidden > 0
-    for name in tables(net):
+    open_, stream = hidden > 0, residual_stream(net)
+    for name in stream.sites[0].tables:
         embedding = module_at(net, name, nn.Embedding)
         table = SizedEmbedding(embedding.num_embeddings, int(open_.sum()))
         table.weight = nn.Parameter((embedding.weight * hidden)[:, open_])
         replace(net, name, table)
-    for name in (stream_norm(net), *(part.norm for part in parts if part.norm)):
-        norm = net.get_submodule(name)
-        if isinstance(norm, nn.LayerNorm):
-            small = SizedNorm(int(open_.sum()), norm.eps)
-            small.weight, small.bias = (nn.Parameter((p * hidden)[open_]) for p in (norm.weight, norm.bias))
-            replace(net, name, small)
-    for name in readers(net):
-        _take(net, name, None, open_)
+    for name in (name for site in stream.sites for name in site.norms):
+        norm = module_at(net, name, nn.LayerNorm)
+        small = SizedNorm(int(open_.sum()), norm.eps)
+        small.weight, small.bias = (nn.Parameter((p * hidden)[open_]) for p in (norm.weight, norm.bias))
+        replace(net, name, small)
+    if stream.reader:
+        _take(net, stream.reader, None, open_)
 
 
 def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.record import SubLayerType
-from lit_compress.models.sites import base_prefix, get_removable, gives_states, has
+from lit_compress.models.sites import base_prefix, blocks, get_removable, gives_states, has
 from lit_compress.models.sites import sublayers as find_sublayers
 from lit_compress.utils.errors import UserError
 
@@ -144,13 +144,13 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     architecture, prefix, parts = get_architecture(net), base_prefix(net), find_sublayers(net, removable=False)
     sites: list[StreamSite] = []
     sublayers: list[StreamSubLayer] = []
-    for stack in dict.fromkeys(part.stack for part in parts):
+    for stack in dict.fromkeys(stack for stack, *_ in blocks(net)):
         end, writers = architecture.stacks[stack].norm, architecture.stacks[stack].writers
         tables = [f"{prefix}{path}" for path in writers if has(net, f"{prefix}{path}")]
         own = [part for part in parts if part.stack == stack]
         memory, first = len(sites) - 1, len(sites)  # memory: the encoder's last site
         if architecture.pre_norm:
-            count = -(-len(own) // group)
+            count = max(1, -(-len(own) // group))
             sites += [StreamSite([], list(tables if i == 0 else ()), stack) for i in range(count)]
         else:
             sites += [StreamSite([f"{prefix}{end}"], tables, stack)]
@@ -166,7 +166,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
             sublayers.append(StreamSubLayer(part.type, part.block, part.sites, norm, reads, writes, read))
         if architecture.pre_norm:
             sites[-1].norms.append(f"{prefix}{end}")
-    return ResidualStream(sites, sublayers, next(iter(readers(net)), ""), architecture.pre_norm, _fixed(net))
+    return ResidualStream(sites, sublayers, _reader(net), architecture.pre_norm, _fixed(net))
 
 
 def _fixed(net: PreTrainedModel) -> str:
@@ -214,35 +214,19 @@ def _check(net: PreTrainedModel, group: int) -> None:
         raise UserError(f"prune.group: {group}; the norms of {kind} are after the sub-layers, valid is 1")
 
 
-# ------------------------------------------------------------------------------------------------ ends of the stream
-
-
-def readers(net: PreTrainedModel) -> list[str]:
-    """Return the names of the Linears after the blocks that read the last hidden states."""
+def _reader(net: PreTrainedModel) -> str:
+    """Return the name of the Linear after the blocks that reads the last hidden states; "" if there is none."""
     base, prefix = net.base_model, base_prefix(net)
     if getattr(base, "pooler", None) is not None:
-        return [f"{prefix}pooler.dense"]
+        return f"{prefix}pooler.dense"
     heads = ("pooler.dense", "pre_classifier", "head.dense", "classifier.dense", "classification_head.dense",
              "qa_outputs", "classifier", "score", "lm_head")  # fmt: skip
-    for name in heads:
-        if has(net, name):
-            return [name]
-    return []
-
-
-def tables(net: PreTrainedModel) -> list[str]:
-    """Return the names of the embeddings that write to the stream, for models that can lose hidden dimensions."""
-    architecture, prefix = get_removable(net), base_prefix(net)
-    assert architecture.cuts_stream
-    paths = (path for stack in architecture.stacks.values() for path in stack.writers)
-    return [f"{prefix}{path}" for path in paths if has(net, f"{prefix}{path}")]
+    return next((name for name in heads if has(net, name)), "")
 
 
 def stream_norm(net: PreTrainedModel) -> str:
     """Return the name of the norm of the embeddings, for models that can lose hidden dimensions."""
-    architecture = get_removable(net)
-    assert architecture.cuts_stream
-    return f"{base_prefix(net)}{architecture.stacks['encoder'].norm}"
+    return f"{base_prefix(net)}{get_architecture(net).stacks['encoder'].norm}"
 
 
 def stream_width(net: PreTrainedModel) -> int:

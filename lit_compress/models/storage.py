@@ -36,35 +36,18 @@ def tied(net: nn.Module) -> dict[str, str]:
 
 
 def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give a model of empty parameters the values in ``tensors``, in its own dtypes.
+    """Give a model of empty parameters the values in ``tensors``, in its own dtypes; all names and shapes must fit.
 
     Tied names may be missing, and are no longer tied if they are there.
     """
-    aliases = tied(net)
-    for name in aliases.keys() & tensors.keys():
+    for name in tied(net).keys() & tensors.keys():
         replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))
     aliases, own = tied(net), net.state_dict()
-    copies = {name: tensors[name].to(value.dtype, copy=True) for name, value in own.items() if name not in aliases}
-    net.load_state_dict({name: copies[aliases.get(name, name)] for name in own}, assign=True)
+    copies = {name: value.to(own[name].dtype, copy=True) if name in own else value for name, value in tensors.items()}
+    copies |= {name: copies[first] for name, first in aliases.items() if first in copies}
+    net.load_state_dict(copies, assign=True)
     for name, first in aliases.items():
         replace(net, name, net.get_parameter(first))
-
-
-def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a file whose tensors do not match the model, before memory is taken for either.
-
-    Raises:
-        UserError: names the first tensor that is missing, of another shape or unknown.
-    """
-    aliases = tied(net)
-    own = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    for name, shape in own.items():
-        if name not in shapes and name not in aliases:
-            raise UserError(f"Missing key: the file has no tensor '{name}'")
-        if shapes.get(name, shape) != shape:
-            raise UserError(f"'{name}' has the shape {list(shapes[name])} in the file and {list(shape)} by the sizes")
-    if strange := sorted(shapes.keys() - own.keys()):
-        raise UserError(f"its file has a tensor '{strange[0]}' for which the model has no place")
 
 
 def save_net(net: PreTrainedModel, folder: Path) -> None:
@@ -104,13 +87,11 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         check_counts(f"'{folder}'", folder)
         config = config_of(folder)
         structure = json_of(folder / "structure.json")
-        shapes = net_shapes(folder)
         with empty_parameters():
             net = empty_net(config)
             net.tie_weights()  # which the initialization does
-            check_structure(structure, net, shapes)
+            check_structure(structure, net, net_shapes(folder))
             rebuild(net, structure)
-        _check_shapes(net, shapes)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
         tensors = load_tensors(folder)

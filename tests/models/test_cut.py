@@ -25,6 +25,7 @@ from lit_compress.methods.cofi.gates import (
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
 from lit_compress.models.cut import close_empty_sublayers, cut_closed, slice_linear
+from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
@@ -140,6 +141,13 @@ def test_all_sublayers_closed_gives_the_embeddings(family):
     last = states[1:4] if ARCHITECTURES[family].pre_norm else states[1:]  # the last one has the last norm besides
     assert len(states) == 5 and all(torch.equal(state, states[0]) for state in last)
     assert budget.count_params(net).sites == 0 and find_sites(net) == []
+
+
+def test_a_stream_without_sublayers_is_cut_too():
+    net = net_of("bert")
+    z = {name: torch.zeros(4, 1) for name in ("attention_layer", "ffn_layer")}
+    cut_closed(net, z | {"hidden": (torch.arange(32) < 20).float()[None]})
+    assert stream_width(net) == 20 and logits(net).isfinite().all()
 
 
 def test_canonical():
