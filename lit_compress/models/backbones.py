@@ -187,7 +187,7 @@ def load_config(
     """
     name, kind, what = resolve(backbone, task, option), task_type(task), f"{option}: '{backbone}'"
     with _one_line("configuration", name, option):
-        config = _read_config(what, Path(name), **kind.head(task))
+        config: Any = _read_config(what, Path(name), **kind.head(task))
         kind.adopt(config, Path(name), option)
     own, classes = own_class(what, config, kind.auto_class), _auto_class(kind)._model_mapping
     if (own is None and type(config) not in classes) or not kind.fits(config):

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_compress.models.foreign import FLOAT
-from lit_compress.models.own_code import MODULE
+from lit_compress.models.own_code import is_exported
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import header_of
 from lit_compress.models.sites import gives_states
@@ -38,19 +38,10 @@ _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and 
 
 def is_compressed(folder: Path) -> bool:
     """Return whether the model in ``folder`` has layers of this package."""
-    for file, holds in (("structure.json", lambda structure: structure), ("config.json", _is_exported)):
-        try:
-            if holds(json_of(folder / file)):
-                return True
-        except (OSError, ValueError):
-            continue  # not there, or broken: whoever reads it says so
-    return False
-
-
-def _is_exported(config: Any) -> bool:
-    """Return whether a configuration names the class of an export."""
-    named = config.get("auto_map") if isinstance(config, dict) else None
-    return isinstance(named, dict) and any(str(ref).startswith(f"{MODULE}.") for ref in named.values())
+    try:
+        return is_exported(folder) or bool(json_of(folder / "structure.json"))
+    except (OSError, ValueError):
+        return False  # not there, or broken: whoever reads it says so
 
 
 # names in a configuration -> largest number: of what is built one by one, and of what tensors are made of

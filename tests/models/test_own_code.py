@@ -215,14 +215,6 @@ def test_code_that_cannot_be_used_is_one_line(change, words, own, tiny_data, tmp
     assert words in fails(capsys, *command) and not (tmp_path / "out").exists()
 
 
-def test_an_architecture_without_a_record_is_refused_with_trust_too(own, ran, tiny_data, tmp_path, capsys):
-    path = own / "configuration_doubled.py"
-    path.write_text(path.read_text().replace('"bert"', '"bertish"'))
-    configure(own, model_type="bertish")
-    command = ["factorize", own, tmp_path / "out", "--trust_remote_code", *options(tiny_data)]
-    assert "architecture 'bertish' is not supported" in fails(capsys, *command)
-
-
 def test_inputs_that_a_forward_does_not_name_are_one_line(own, ran, tiny_data, tmp_path, capsys):
     path = own / "modeling_doubled.py"
     (own / "configuration_doubled.py").write_text(
