@@ -116,7 +116,7 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors of some files by name, each read when it is asked for, and not kept."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._places = {name: path for path in files for name in stored_shapes(path)}
+        self._places = {name: path for path in files for name in header_of(path)}
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a copy of a tensor."""
