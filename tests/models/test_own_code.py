@@ -92,7 +92,11 @@ def with_own(short_run, own):
     return words
 
 
-def test_code_that_is_not_trusted_is_one_line_and_does_not_run(own, ran, short_run, tiny_data, tmp_path, capsys):
+def test_code_that_is_not_trusted_is_one_line_and_does_not_run(
+    own, ran, short_run, tiny_data, tmp_path, capsys, monkeypatch
+):
+    """Nothing is asked either: transformers would, and run it after a yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     data, out = options(tiny_data), tmp_path / "out"
     for words in (
         fit(with_own(short_run, own), out), ["plan", "--model", "SVD", *with_own(short_run, own)],
