@@ -31,7 +31,7 @@ def write_folder(options: Any, name: str) -> Path:
     """Write a model of ``--work`` as an ordinary folder with a tokenizer; return it."""
     from transformers import AutoTokenizer
 
-    from lit_compress.export.ordinary import ordinary_net
+    from lit_compress.export.modelling import ordinary_net
     from lit_compress.models.storage import load_net
 
     folder = options.work / "served" / name

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.export.copying import copy_export
+from lit_compress.export.copies import copy_export, push
 from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import check_own_code, renew_code, write_model
-from lit_compress.export.push import push
 from lit_compress.export.table import markdown
 from lit_compress.models.own_code import forget_code, trust_code, trusts_code
 from lit_compress.models.shards import LazyTensors, net_shapes

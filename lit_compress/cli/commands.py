@@ -18,10 +18,9 @@ from lit_compress.cli.reporting import list_command, report_command, verify_comm
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
-from lit_compress.export.again import check_again, export_again
 from lit_compress.export.choices import Choices
-from lit_compress.export.folder import check_out
-from lit_compress.export.push import check_push, push
+from lit_compress.export.copies import check_push, push
+from lit_compress.export.folder import check_again, check_out, export_again
 from lit_compress.export.table import of_all, print_table
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run

@@ -23,16 +23,10 @@ def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
         "--format", choices=("hf", "onnx", "openvino"),
         help=f"also write model.onnx or openvino_model.xml, which run without transformers (hf: none){kept}",
     )  # fmt: skip
-    if of_run:
-        parser.add_argument(
-            "--round_to", type=int, metavar="N",
-            help="SP3, SliceGPT: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
-        )  # fmt: skip
     parser.add_argument(
-        "--merge", choices=("large", "slower", "never"),
-        help="slower: store a matrix dense where its factors are slower on this machine (measured once, one thread, "
-        "one text of the task's length), although the file grows; large: with a budget of speed, store a matrix dense "
-        f"if more than 70 %% of it is left; never: keep all factors and rows{kept}",
+        "--merge", choices=("large", "never"),
+        help="large: with a budget of speed, store a matrix dense if more than 70 %% of it is left, as its factors and "
+        f"rows are not faster; never: keep all factors and rows{kept}",
     )  # fmt: skip
     parser.add_argument(
         "--vocabulary", choices=("all", "data"),
@@ -66,11 +60,6 @@ def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen besides the folder itself."""
     for trial in report.get("tried") or ():
         print(trial_line(trial))
-    if (merged := report["merged"])["by"] == "slower":
-        print(
-            f"merge: {len(merged['matrices'])} of {merged['sites']} matrices are stored dense, as factors and rows "
-            "they are slower on this machine"
-        )
     if words := report["vocabulary"]:
         print(
             f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.modelling import MODULE, is_own_code
-from lit_compress.export.number_format import Program
-from lit_compress.export.program import example_inputs, program_bytes, write_program
+from lit_compress.export.program import Program, example_inputs, program_bytes, write_program
 from lit_compress.export.quantize import Feed, quantize
 from lit_compress.export.runtimes import (
     ONNX,

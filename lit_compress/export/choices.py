@@ -16,10 +16,9 @@ from lit_compress.utils.removed import removed_value
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.models.budget import Budget
 
 Vocabulary = Literal["all", "data"]
-Merge = Literal["large", "slower", "never"]
+Merge = Literal["large", "never"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 
@@ -29,22 +28,18 @@ class Choices:
 
     Args:
         format: ``onnx`` and ``openvino`` also write the model as one program (program.py).
-        round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
-            (SP3); None for no padding.
         embeddings: ``int8``: the table of token embeddings as integers with a scale per row; None or
             ``none`` leaves it.
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
             weights (quantize.py).
         merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: with a budget of speed, rows
-            and factors of a matrix if more than 70 % is left; ``slower``: all that are slower so on this machine,
-            although the file then has more weights than were asked for; ``never``: none.
+            and factors of a matrix if more than 70 % is left; ``never``: none.
         max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
     format: Format = "hf"
-    round_to: int | None = None
     vocabulary: Vocabulary = "all"
     embeddings: str | None = None
     dtype: Dtype = "float32"
@@ -90,11 +85,6 @@ class Choices:
             raise UserError(
                 f"export: --embeddings '{self.embeddings}' is not valid; int8 or none (version 0.3 removed rank=)"
             )
-        if self.embeddings and self.round_to is not None:
-            raise UserError(
-                f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
-                "leave one out"
-            )
         if self.integers and self.format not in (formats := INTEGERS[self.integers]):
             raise UserError(
                 f"export: --format {self.format} has no --dtype {self.dtype}; give --format {' or '.join(formats)}"
@@ -121,18 +111,6 @@ class Choices:
             raise UserError(
                 f"export: dev {name} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than --max_drop "
                 f"{self.max_drop:g}; nothing was exported"
-            )
-
-    def check_budget(self, budget: Budget | None) -> None:
-        """Refuse, for a model that was made for ``budget``, to store more than that allows.
-
-        Raises:
-            UserError: matrices were to be merged.
-        """
-        if self.merge == "slower" and budget is not None and not budget.merges:
-            raise UserError(
-                f"export: --merge slower stores matrices whole, the model was made for the budget '{budget.asked}'; "
-                "leave one out, or give a budget of speedup"
             )
 
     def check_net(self, net: PreTrainedModel) -> None:

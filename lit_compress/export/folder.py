@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,14 +14,13 @@ from lit_compress.evaluation.continuation import continuations
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
-from lit_compress.export.certificate import Certificate
-from lit_compress.export.check import check_export
+from lit_compress.export.check import Certificate, check_export
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.fuse import MERGE, compact, fuse, merged, slower
-from lit_compress.export.modelling import MODULE, refuses, write_model
-from lit_compress.export.narrow import pad_widths
-from lit_compress.export.number_format import cast, quantize_program
+from lit_compress.export.copies import PROGRAMS, copy_export
+from lit_compress.export.fuse import MERGE, cast, compact, merged, store_dense
+from lit_compress.export.modelling import MODULE, check_own_code, refuses, renew_code, write_model
 from lit_compress.export.program import read_program, write_program
+from lit_compress.export.quantize import INTEGERS, quantize_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
 from lit_compress.export.speed_asked import Programs, find_place, programs
@@ -28,16 +28,16 @@ from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
-from lit_compress.models.own_code import forget_code
+from lit_compress.models.own_code import forget_code, trusts_code
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import odd_widths, with_same_parameters
+from lit_compress.models.surgery import odd_widths
 from lit_compress.models.vocabulary import shrink_table, table_bytes
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder
+from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note, track
 
@@ -96,18 +96,10 @@ class Export:
         return next(iter(self.before.values())).net
 
 
-@dataclass
-class _Fused:
-    """The known figures of a model in the layers of its export."""
-
-    data: DataModule  # read with the export's tokenizer
-    kept: float  # density that the method kept
-    merged: dict[str, float]  # matrices that are stored whole -> density that the method kept of them
-    fields: dict[str, Any]  # of the report
-
-
 def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[str, Any]:
-    """Write a model, fused, as a folder that loads without this package; write and return its report.
+    """Write a model as a folder that loads without this package; write and return its report.
+
+    The steps: fuse, shrink, cast, write, check, measure, report. The folder appears only after the last.
 
     Args:
         out: folder to write; an earlier export there is replaced.
@@ -119,70 +111,156 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     """
     choices.check()
     choices.check_net(source.net)
-    choices.check_budget(source.budget and source.budget[0])
     check_out(out)
-    task = read_task(source.data)
+    task, budget = read_task(source.data), source.budget
     with atomic_folder(out) as folder:
         certificate = Certificate(source.net, source.data, "train" if choices.vocabulary == "data" else "validation")
-        net, fused = _fuse(source, choices, task.length)
-        difference = _store(net, fused.data, folder, choices)
-        del net  # the export takes its place in memory
-        exported = load_net(folder)
+        fused = _fuse(source, choices)
+        fields = _shrink(fused, choices)
+        _write(fused, folder, choices, fields)
+        data, kept, merges = fused.data, fused.kept, fused.merged
+        del fused  # the export takes its place in memory
+        net = load_net(folder)
         trim()
-        same = choices.keeps_logits and not (fused.fields["vocabulary"] or {}).get("changed")
+        for _ in track([0], "check the export in another process"):
+            fields["export_difference"] = check_export(net, folder)
+        same = choices.keeps_logits and not (fields["vocabulary"] or {}).get("changed")
         form = {"file": "model.safetensors", "format": "hf"}
-        certificate.compare(form, exported, fused.data, partial(certificate.answers, exported), same)
-        report = _measure(source, fused, exported, folder, task)
-        report |= fused.fields | {
-            "export_difference": difference,
-            "round_to": choices.round_to,
-            "odd_widths": odd_widths(exported),
-            "dtype": choices.dtype if choices.half else "float32",
-            "ordinary": not (folder / f"{MODULE}.py").exists(),
-            "refuses": refuses(exported),
-            "merged": {
-                "by": choices.merge, "above": MERGE, "sites": len(find_sites(exported)), "matrices": fused.merged,
-            },
-        }  # fmt: skip
-        if report["odd_widths"] and accelerator_name():
-            note(
-                f"export: {report['odd_widths']} layers have widths or ranks that are no multiple of 8, slow on "
-                "a GPU; compress with --model.round_to 8 (factorize: --round_to 8), 64 is better"
-            )
-        if report["embeddings"]:
-            report["embeddings"]["bytes"] = table_bytes(load_net(folder, as_stored=True))
-        write_programs(report, exported, fused.data, folder, choices, certificate, same)
+        certificate.compare(form, net, data, partial(certificate.answers, net), same)
+        report = _measure(source, net, data, folder, kept, bool(merges))
+        report |= fields | _facts(net, folder, choices, merges)
+        _write_programs(report, net, data, folder, choices, certificate, same)
         report["steps"] += _last_steps(report, choices)
         choices.check_drop(report)
-        if source.budget and source.budget[0].kind == "speedup":
-            report["speed"] = _speed(source, source.budget[0], report, exported, folder, choices)
-        report["budget"] = source.budget and source.budget[0].check(report, source.budget[1])
+        if budget and budget[0].kind == "speedup":
+            report["speed"] = _speed(source, budget[0], report, net, folder, choices)
+        report["budget"] = budget and budget[0].check(report, budget[1])
         report |= source.more
-        write_report_and_card(folder, report, task, exported)
+        write_report_and_card(folder, report, task, net)
     return report
 
 
-def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedModel, _Fused]:
-    """Return the model as its export computes it, and the rest; ``length``: tokens at which layers are timed."""
-    small, data, merges = compact(source.net), source.data, {}
+def check_again(source: Path, asked: dict[str, Any]) -> None:
+    """Refuse choices that would change the weights of an export.
+
+    Args:
+        source: folder of the export.
+        asked: the choices that were made, by name.
+
+    Raises:
+        UserError: one of them is not a program.
+    """
+    for name, value in asked.items():
+        if name not in ("format", "max_drop") and not (name == "dtype" and value in INTEGERS):
+            raise UserError(
+                f"export: --{name} {value} changes the weights, and '{source}' is an export; give the run, or "
+                f"'factorize ... --{name} {value}'; nearest: --format onnx"
+            )
+
+
+def export_again(source: Path, out: Path, data: DataModule, choices: Choices) -> dict[str, Any]:
+    """Copy an export to ``out``, with the program that is asked for in place of any other; return its report.
+
+    Args:
+        source: folder of the export.
+        out: folder to write; an earlier export there is replaced.
+        data: of its task, read with its tokenizer; texts are read only for a program.
+        choices: ``format``, ``dtype`` if that is of integers, and ``max_drop``.
+
+    Raises:
+        UserError: ``out`` has other files; ``source`` a link out of it, or changed code; the program cannot be written,
+            or differs.
+    """
+    choices.check()
+    check_out(out)
+    report = read_json("export", source / "report.json", dict)
+    with atomic_folder(out) as temporary:
+        net = load_net(source)
+        check_own_code(f"export: '{source}'", net, source)
+        copy_export(f"export: '{source}'", source, temporary)
+        renew_code(net, temporary)
+        if choices.format == "hf":
+            choices.check_drop(report)
+            return report
+        for path in temporary.iterdir():
+            if any(fnmatch.fnmatch(path.name, pattern) for pattern in PROGRAMS):
+                path.unlink()
+        choices.check_net(net)
+        certificate = Certificate(net, data, "validation")
+        certificate.entries += [entry for entry in report["certificate"] if entry["format"] == "hf"]
+        report.pop("program", None)
+        report["config"] = report["config"] | {"trust_remote_code": trusts_code()}  # not the source's, on the card
+        _write_programs(report, net, data, temporary, choices, certificate, same=True)
+        choices.check_drop(report)
+        write_report_and_card(temporary, report, read_task(data), net)
+    return report
+
+
+@dataclass
+class _Fused:
+    """A model in the layers of its export, and the data as the export's tokenizer reads it.
+
+    Attributes:
+        net: the model.
+        data: of its task.
+        kept: density that the method kept.
+        merged: matrices that are stored whole -> density that the method kept of them.
+    """
+
+    net: PreTrainedModel
+    data: DataModule
+    kept: float
+    merged: dict[str, float]
+
+
+def _fuse(source: Export, choices: Choices) -> _Fused:
+    """Return the model as its export computes it."""
+    small = compact(source.net)
     # an ordinary export of fewer blocks has a configuration of its own
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
-    for_speed = source.budget is not None and source.budget[0].merges
-    if choices.merge == "slower" and (for_speed or source.budget is None):
-        merges = slower(small, length)
-    elif choices.merge == "large" and for_speed:  # what is asked is what is stored, unless a speed is asked
-        merges = merged(small)
-    net, vocabulary, embeddings, steps = fuse(small, merges), None, None, []
+    for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
+    merges = merged(small) if choices.merge == "large" and for_speed else {}
+    return _Fused(store_dense(small, merges), source.data, kept, merges)
+
+
+def _shrink(fused: _Fused, choices: Choices) -> dict[str, Any]:
+    """Cut the vocabulary and the table of embeddings as asked; return fields of the report."""
+    vocabulary, embeddings, steps = None, None, []
     if choices.vocabulary == "data":
-        steps.append(_step("shape", net, data))
-        net, data, vocabulary = cut_vocabulary(net, data)
+        steps.append(_step("shape", fused.net, fused.data))
+        fused.net, fused.data, vocabulary = cut_vocabulary(fused.net, fused.data)
     if not choices.keeps_logits:
-        steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
+        steps.append(_step("vocabulary data" if vocabulary else "shape", fused.net, fused.data))
     if choices.embeddings:
-        whole = table_bytes(net)
-        embeddings = {"form": "int8", "error": shrink_table(net), "bytes": table_bytes(net), "of": whole}
-    fields = {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
-    return net, _Fused(data, kept, merges, fields)
+        whole = table_bytes(fused.net)
+        embeddings = {"form": "int8", "error": shrink_table(fused.net), "bytes": table_bytes(fused.net), "of": whole}
+    return {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
+
+
+def _write(fused: _Fused, folder: Path, choices: Choices, fields: dict[str, Any]) -> None:
+    """Cast the model, and write it and the tokenizer; ``fields`` get the bytes of the table."""
+    if choices.half:
+        cast(fused.net, choices.dtype)
+        if fields["embeddings"]:
+            fields["embeddings"]["bytes"] = table_bytes(fused.net)
+    write_model(fused.net, folder)
+    write_tokenizer(fused.data, folder, fused.net.config)
+
+
+def _facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
+    """Return the report's fields on the layers and the files of the export."""
+    if (odd := odd_widths(net)) and accelerator_name():
+        note(
+            f"export: {odd} layers have widths or ranks that are no multiple of 8, slow on a GPU; compress with "
+            "--model.round_to 8 (factorize: --round_to 8), 64 is better"
+        )
+    return {
+        "odd_widths": odd,
+        "dtype": choices.dtype if choices.half else "float32",
+        "ordinary": not (folder / f"{MODULE}.py").exists(),
+        "refuses": refuses(net),
+        "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
+    }
 
 
 def _step(name: str, net: PreTrainedModel, data: DataModule) -> dict[str, Any]:
@@ -201,28 +279,18 @@ def _last_steps(report: dict[str, Any], choices: Choices) -> list[dict[str, Any]
     return [{"step": step} | {key: model[key] for key in ("metric", "interval")} for step, model in models.items()]
 
 
-def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:
-    """Write model and tokenizer; return the largest difference of the logits after loading in another process."""
-    stored = net if choices.round_to is None else pad_widths(with_same_parameters(net), choices.round_to)
-    if choices.half:
-        cast(stored, choices.dtype)
-    write_model(stored, folder)
-    write_tokenizer(data, folder, net.config)
-    for _ in track([0], "check the export in another process"):
-        difference = check_export(load_net(folder) if choices.half else net, folder)
-    return difference
-
-
-def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: Path, task: Task) -> dict[str, Any]:
+def _measure(
+    source: Export, net: PreTrainedModel, data: DataModule, folder: Path, kept: float, merges: bool
+) -> dict[str, Any]:
     """Return the report of all models, the export as the stage ``compressed``."""
-    scores, key = evaluate(exported, fused.data, sure=True), f"val/{task.metrics[0]}"
-    interval, size = interval_of(scores, key), net_bytes(folder)
-    own = Measured(exported, size, scores[key], source.initial, fused.kept, bool(fused.merged), interval)
+    task = read_task(source.data)
+    scores, key = evaluate(net, data, sure=True), f"val/{task.metrics[0]}"
+    own = Measured(net, net_bytes(folder), scores[key], source.initial, kept, merges, interval_of(scores, key))
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
-    report["generation"] = continuations((source.dense, source.data), (exported, fused.data))
-    report["metric"] |= {"rows": fused.data.validation_size(), "available": fused.data.available()[0]}
-    intervals, first = {name: net.interval for name, net in nets.items()}, next(iter(nets))
+    report["generation"] = continuations((source.dense, source.data), (net, data))
+    report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
+    intervals, first = {name: measured.interval for name, measured in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
         intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)
     add_intervals(report, intervals)
@@ -253,7 +321,7 @@ def _speed(
     }
 
 
-def write_programs(
+def _write_programs(
     report: dict[str, Any],
     net: PreTrainedModel,
     data: DataModule,

@@ -1,17 +1,23 @@
-"""Fusing: replacing every layer by the cheapest one with the same outputs."""
+"""The model of an export: each layer is the cheapest one with the same outputs; fewer rows and bits as asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from lit_compress.export.choices import Choices, Dtype
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.constant_units import remove_constant_units
-from lit_compress.models.prices import factor_prices
-from lit_compress.models.surgery import link, product_of, replace, with_same_parameters
+
+from lit_compress.models.surgery import link, replace, with_same_parameters
+from lit_compress.models.vocabulary import cut_rows, shrink_shapes
+from lit_compress.numerics.decompose import all_finite
+from lit_compress.utils.devices import move
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,37 +57,65 @@ def merged(net: PreTrainedModel) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share > MERGE}
 
 
-def slower(net: PreTrainedModel, length: int) -> dict[str, float]:
-    """Return the matrices whose factors and rows take as long as the dense ones, or longer: {name: share as above}.
-
-    Args:
-        net: of :func:`compact`.
-        length: tokens of the one text that is read, with one thread.
-    """
-    lost = [group.names for group in factor_prices(net, length) if group.time >= group.dense]
-    return {name: _share(net.get_submodule(name)) for names in lost for name in names}
-
-
 def _share(module: Any) -> float:
     return sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
 
 
-def fuse(net: PreTrainedModel, names: Iterable[str] | None = None) -> PreTrainedModel:
-    """Return a copy of ``net`` as it is exported: :func:`compact`, then some layers made dense.
+def fuse(net: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of ``net`` as it is exported for speed: :func:`compact`, the layers of :func:`merged` dense."""
+    fused = compact(net)
+    return store_dense(fused, merged(fused))
+
+
+def store_dense(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
+    """Store the layers ``names`` of ``net`` as dense matrices, in place; return ``net``."""
+    dense = {name: net.get_submodule(name) for name in names}
+    layers = {name: SizedLinear.from_tensors(layer.dense(), layer.bias) for name, layer in dense.items()}
+    for name, layer in layers.items():  # after the last product
+        replace(net, name, layer)
+    return net
+
+
+def cast(net: PreTrainedModel, dtype: Dtype) -> None:
+    """Cast the floating-point weights of ``net``, and name the dtype in its configuration.
+
+    Its parameters are replaced by others: another model may share them.
+
+    Raises:
+        UserError: a weight is too large.
+    """
+    kind = getattr(torch, dtype)
+    net.config.dtype = kind
+    new = {}
+    for name, value in net.named_parameters():
+        new[value] = nn.Parameter(value.detach().to(kind)) if value.is_floating_point() else value
+        if value.is_floating_point() and not all_finite(new[value]):
+            raise UserError(f"export: --dtype {dtype} cannot hold the values of '{name}'; nearest: bfloat16")
+    for module in net.modules():  # some tensors have several owners
+        for name, value in list(module.named_parameters(recurse=False)):
+            setattr(module, name, new[value])
+    net.to(kind)  # buffers
+
+
+def outline_export(
+    net: PreTrainedModel, choices: Choices, tokens_left: int | None = None, merge: bool = False
+) -> PreTrainedModel:
+    """Return a copy of ``net`` in the shapes and dtypes of the file that ``write_export`` writes.
+
+    Programs are left out.
 
     Args:
-        net: in any form.
-        names: of these layers; None for the layers of :func:`merged`.
+        net: as a method leaves it, without values.
+        choices: the user's.
+        tokens_left: rows that ``vocabulary data`` keeps; None: all.
+        merge: matrices are stored dense that are faster so.
+
+    Raises:
+        UserError: ``net`` cannot have these choices.
     """
-    fused = compact(net)
-    names = list(merged(fused) if names is None else names)
-    dense = [_dense(fused.get_submodule(name)) for name in names]  # all before the first factor is gone
-    for name, layer in zip(names, dense, strict=True):
-        replace(fused, name, layer)
-    return fused
-
-
-def _dense(layer: Any) -> SizedLinear:
-    if hasattr(layer, "dense"):
-        return SizedLinear.from_tensors(layer.dense(), layer.bias)
-    return SizedLinear.from_tensors(product_of(layer), layer.bias)
+    small = fuse(net) if merge else compact(net)
+    if tokens_left is not None:
+        cut_rows(small, range(tokens_left))
+    if choices.embeddings:
+        shrink_shapes(small)
+    return move(small, getattr(torch, choices.dtype)) if choices.half else small

@@ -1,4 +1,6 @@
-"""The modelling file of an export: the source of its layers, and a class that puts them into the model.
+"""The files of an exported model: an ordinary one of its family, or one with a modelling file of its own.
+
+The modelling file has the source of the layers, and a class that puts them into the model.
 
 ``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only. The
 library's own class would draw the matrices that it does not find at random, with a warning. So the configuration names
@@ -16,16 +18,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from lit_compress.export import writer
-from lit_compress.export.ordinary import ordinary_net
 from lit_compress.export.report import is_of_this_version
-from lit_compress.layers import LAYERS
+from lit_compress.layers import LAYERS, NarrowNorm
+from lit_compress.models.architectures import get_architecture
 from lit_compress.models.own_code import DENSE, MODULE, file_of, forget_code, is_exported
+from lit_compress.models.residual_stream import group_of, residual_stream
+from lit_compress.models.shapes import empty_parameters
+from lit_compress.models.sites import head_width, size_at
 from lit_compress.models.storage import ACTIVATIONS, save_form, save_net
-from lit_compress.models.surgery import describe
+from lit_compress.models.surgery import as_linears, describe, replace
+from lit_compress.models.uniform_shape import ordinary_config
 from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, read_json
 from lit_compress.utils.manifest import write_manifest
@@ -87,10 +95,85 @@ class Compressed{base}({base}):
 '''
 
 
+def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the ordinary model whose layers have the sizes of the fused ``net``, its parameters without values.
+
+    None if the library's own class has no such model, or it is not of the library; only shapes are read.
+    """
+    if file_of(net) or (config := ordinary_config(net)) is None:
+        return None
+    with empty_parameters():
+        ordinary = as_linears(type(net)(config))
+        ordinary.tie_weights()
+    if net.can_generate():
+        ordinary.generation_config = net.generation_config
+    return ordinary.eval()
+
+
+@torch.no_grad()
+def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the ordinary model that the fused ``net`` is; None for any other.
+
+    It is one where no matrix was replaced, where all layers have as many heads and as many neurons (uniform_shape.py),
+    or where all blocks share one basis of narrow hidden states.
+    """
+    if (ordinary := ordinary_form(net)) is None:
+        return None if file_of(net) else as_ordinary(net)
+    hand_over(net, ordinary)
+    ordinary.tie_weights()
+    for name, buffer in ordinary.named_buffers():  # of fewer kinds of blocks than there were, fewer
+        buffer.copy_(net.get_buffer(name))
+    return ordinary
+
+
+def hand_over(module: nn.Module, ordinary: nn.Module) -> None:
+    """Give the parameters of an ordinary module the values of those with the same names."""
+    own = dict(module.named_parameters())
+    for name, _ in list(ordinary.named_parameters()):
+        replace(ordinary, name, nn.Parameter(own[name].detach()))
+
+
+@torch.no_grad()
+def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return a fused Llama or Qwen3 as an ordinary one if all blocks share one basis; None for any other model.
+
+    Its width is the number of directions, with zeros up to a multiple of the heads, which its configuration asks for;
+    that norms divide by the width is in their weights and their epsilon. Norms of queries and keys have that epsilon
+    too, so queries and keys grow with its square root.
+    """
+    norms = [module for module in net.modules() if isinstance(module, NarrowNorm)]
+    if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).group_ends:
+        return None
+    stream = residual_stream(net)
+    neurons = {size_at(net, sublayer.linears["down"])[1] for sublayer in stream.networks}
+    if len(neurons) > 1:
+        return None
+    config = type(net.config).from_dict(net.config.to_dict())
+    config.head_dim = head_width(net, "decoder")
+    k, heads = norms[0].features, config.num_attention_heads
+    width = -(-k // heads) * heads
+    config.hidden_size, config.intermediate_size = width, *neurons
+    config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps * k / width, False
+    ordinary = move(type(net)(config), net.dtype)
+    values = net.state_dict()
+    for name, parameter in ordinary.named_parameters():
+        if name in values:
+            parameter.zero_()[tuple(map(slice, values[name].shape))] = values[name]
+        else:
+            parameter.fill_((k / width) ** 0.5)  # a norm
+    if get_architecture(net).head_norms:
+        names = (block.linears[role] for block in residual_stream(ordinary).attentions for role in "qk")
+        for parameter in (p for name in names for p in ordinary.get_submodule(name).parameters()):
+            parameter.mul_((net.config.hidden_size / width) ** 0.5)
+    if net.can_generate():
+        ordinary.generation_config = net.generation_config
+    return ordinary.eval()
+
+
 def write_model(net: PreTrainedModel, folder: Path) -> None:
     """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
 
-    A model that equals an ordinary one of its family (ordinary.py) is written as such, without a modelling file.
+    A model that equals an ordinary one (:func:`ordinary_net`) is written as such, without a modelling file.
     """
     base = type(net).__name__
     if (ordinary := ordinary_net(net)) is not None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,14 +31,14 @@ from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from lit_compress.tasks import TaskType
 
 ProgramFormat = Literal["onnx", "openvino"]
 Format = Literal["hf", "onnx", "openvino"]
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
-TOLERANCE = {"onnx": 1e-4, "openvino": 1e-3}
+TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
 _NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
@@ -234,3 +235,25 @@ def _read_openvino(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], I
         return {name: torch.from_numpy(outputs[name].copy()) for name in results}
 
     return run
+
+
+class Program(nn.Module):
+    """A program that is called like the model it was made from, and computes the same fields.
+
+    Args:
+        run: function of its inputs, on the CPU, that returns its results by name.
+        config: of that model, which names its padding; None: batches are padded as it reads them.
+    """
+
+    def __init__(self, run: Callable[[Inputs], Inputs], config: PreTrainedConfig | None = None) -> None:
+        super().__init__()
+        self.config, self.run = config, run
+
+    def get_output_embeddings(self) -> None:
+        """Return None: the program has its output layer inside."""
+
+    def forward(self, **inputs: Tensor) -> SimpleNamespace:
+        """Return the results by name, on the device of the inputs."""
+        device = inputs["input_ids"].device
+        answers = self.run({name: value.cpu() for name, value in inputs.items()})
+        return SimpleNamespace(**{name: value.to(device) for name, value in answers.items()})

@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.order import same_order
+from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+from lit_compress.utils.timing import integers_note
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lit_compress.data.datamodule import DataModule
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
@@ -81,6 +88,38 @@ def quantize(
         raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
     for suffix in (".xml", ".bin") if path.suffix == ".xml" else (".onnx",):
         os.replace(small.with_suffix(suffix), out.with_suffix(suffix))
+
+
+def quantize_program(
+    folder: Path, made: dict[str, Any], net: PreTrainedModel, data: DataModule, dtype: Integers
+) -> dict[str, Any]:
+    """Quantize the program in ``folder``, in place, and measure its dev metric.
+
+    Args:
+        folder: of the export.
+        made: the result of :func:`~lit_compress.export.program.write_program`.
+        net: which the program was made from.
+        data: of its task.
+        dtype: of the integers.
+
+    Returns:
+        Its ``dtype`` and ``bytes``; its ``metric`` with ``interval``, or None; the number of ``examples``; ``order``,
+        Spearman's correlation of its numbers with the numbers of ``net``, or None for tasks without one number.
+
+    Raises:
+        UserError: there are no training texts; the library cannot quantize it.
+    """
+    path = folder / made["file"]
+    if said := integers_note():
+        note(said)
+    quantize(path, path, training_feeds(data, f"export: --dtype {dtype}"), dtype)
+    program = Program(read_program(path, tuple(made["outputs"])), net.config)
+    key = f"val/{data.record.metrics[0]}"
+    scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
+    return {
+        "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
+        "examples": min(EXAMPLES, data.train_size()), "order": same_order(net, program, data),
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- ONNX Runtime

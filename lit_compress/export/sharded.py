@@ -16,8 +16,7 @@ from lit_compress.export.card import write_report_and_card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import read_task, write_tokenizer
 from lit_compress.export.fuse import MERGE
-from lit_compress.export.modelling import MODULE, refuses, write_form
-from lit_compress.export.ordinary import hand_over, ordinary_form
+from lit_compress.export.modelling import MODULE, hand_over, ordinary_form, refuses, write_form
 from lit_compress.export.report import add_intervals, compared, reading_length
 from lit_compress.models.accounting import count_params, dense_site_params, shape_flops
 from lit_compress.models.block_net import BlockNet, empty
@@ -44,7 +43,7 @@ def check_choices_by_block(choices: Choices) -> None:
         UserError: names the first.
     """
     usual = Choices()
-    for name in ("format", "round_to", "vocabulary", "embeddings", "merge"):
+    for name in ("format", "vocabulary", "embeddings", "merge"):
         if getattr(choices, name) != getattr(usual, name):
             raise UserError(
                 f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "
@@ -159,7 +158,7 @@ def write_report(
     report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
-        "export_difference": None, "round_to": None, "vocabulary": None, "embeddings": None,
+        "export_difference": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": refuses(form),
         "certificate": [], "budget": budget and budget[0].check(report, budget[1]), "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},

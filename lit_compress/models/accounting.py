@@ -19,7 +19,7 @@ from lit_compress.models.sites import Site, base_prefix, embedding_params, find_
 from lit_compress.models.surgery import as_linears
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.progress import Bar
-from lit_compress.utils.timing import in_turns, pinned, summary
+from lit_compress.utils.timing import in_turns, pinned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -200,14 +200,6 @@ def forward_times(
     """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
     with pinned(threads), Bar("measure the latency", repeats) as bar:
         return in_turns(forwards(nets, length, batch), repeats, after_round=lambda: bar.advance(1))
-
-
-def latency(
-    nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
-) -> list[dict[str, Any]]:
-    """Return for each model the median, p10 and p90 of :func:`forward_times`, with batch, length and threads."""
-    by_net = forward_times(nets, length, batch, threads, repeats)
-    return [{**summary(times), "batch": batch, "length": length, "threads": threads} for times in by_net]
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +74,3 @@ def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
             if parameter.is_floating_point():
                 parameter.normal_(0.0, 0.02, generator=generator)
     return whole
-
-
-def without_products(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
-    """Return a copy of ``net`` in which the Linears ``names`` give zeros without a product; everything else stays."""
-    bare = copy.deepcopy(net)
-    for name in names:
-        layer = bare.get_submodule(name)
-        layer.forward = lambda x, width=layer.out_features: x.new_zeros(*x.shape[:-1], width)
-    return bare

@@ -87,5 +87,5 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
     if "seed_everything" in stored and "data" in stored:
         stored["data"].setdefault("split_seed", stored["seed_everything"])  # 0.2 split a single file by this seed
     model["init_args"] = without_removed(model["init_args"], strict)
-    stored["export"] = without_removed(stored["export"], strict)
+    stored["export"] = without_removed(stored["export"], strict, "export")
     return stored  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.outline import outline_export
+from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_compress.utils.errors import UserError
 
-# last part of the option -> the value that is always used now, and what to do in place of another
+# option or its last part -> the value that is always used now, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
     "centred": (True, "biases always take over the mean of the inputs"),
@@ -15,6 +15,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "stacked": (True, "matrices that read the same input always share one right factor"),
     "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
+    "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
 REMOVED_LAYERS: dict[str, str] = {
@@ -26,6 +27,7 @@ VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
     ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
+    ("merge", "slower"): "large stores a matrix dense if more than 70 % of it is left; `bench` measures the models",
     ("price", "milliseconds"): "parameters is as fast; --budget speedup=2x measures the whole model",
     ("removes", "both"): "auto tries structures and components, which are as good",
 }
@@ -35,7 +37,7 @@ COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clon
 
 def removed(option: str) -> str | None:
     """Return one line on an option that was removed, named in full or by its last part; None for any other."""
-    _, advice = REMOVED.get(option.rpartition(".")[2], (None, None))
+    _, advice = REMOVED.get(option) or REMOVED.get(option.rpartition(".")[2], (None, None))
     return advice and f"{option}: this option was removed in version 0.3; {advice}"
 
 
@@ -45,23 +47,24 @@ def removed_value(option: str, value: str) -> str | None:
     return advice and f"{option} '{value}': this value was removed in version 0.3; {advice}"
 
 
-def without_removed(values: dict[str, Any], strict: bool) -> dict[str, Any]:
+def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> dict[str, Any]:
     """Return stored options without those that were removed, and without values that were.
 
     Args:
         values: by name, in groups.
         strict: refuse what had an effect; an existing model is read without it.
+        group: name of the group of ``values``.
 
     Raises:
         UserError: one of them has another value than the one that is always used now, or an option a removed value.
     """
     kept = {}
     for name, value in values.items():
-        if name in REMOVED:
-            usual, advice = REMOVED[name]
+        if gone := REMOVED.get(f"{group}.{name}") or REMOVED.get(name):
+            usual, advice = gone
             line = None if value in (usual, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
-            kept[name] = without_removed(value, strict) if isinstance(value, dict) else value
+            kept[name] = without_removed(value, strict, name) if isinstance(value, dict) else value
             continue
         if line and strict:
             raise UserError(line)

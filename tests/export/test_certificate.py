@@ -11,7 +11,7 @@ from tiny import WORDS, write_backbone
 from transformers import AutoTokenizer
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.export.certificate import Certificate
+from lit_compress.export.check import Certificate
 from lit_compress.export.program import difference
 from lit_compress.models.backbones import load_net
 from lit_compress.models.vocabulary import keep_tokens
@@ -100,7 +100,7 @@ def test_nets_that_write_with_fewer_tokens(family, task, tmp_path, monkeypatch):
     folder = str(write_backbone(tmp_path / "net", family, task, max_position_embeddings=200))
     data = DataModule(task, folder, str(source))
     net = load_net(folder, get_task(task)).eval()
-    monkeypatch.setattr("lit_compress.export.certificate.ELEMENTS", 30 * net.config.vocab_size)
+    monkeypatch.setattr("lit_compress.export.check.ELEMENTS", 30 * net.config.vocab_size)
     before = Certificate(net, data, "train")
     tokenizer = AutoTokenizer.from_pretrained(
         write_backbone(tmp_path / "few", family, task, WORDS[15::-1], max_position_embeddings=200)

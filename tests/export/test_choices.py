@@ -18,15 +18,13 @@ from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
-from lit_compress.export.number_format import Program, cast
-from lit_compress.export.outline import outline_export
-from lit_compress.export.program import read_program
+from lit_compress.export.fuse import cast, outline_export
+from lit_compress.export.program import Program, read_program
 from lit_compress.export.report import Measured, points_lost
 from lit_compress.export.vocabulary import _used as used
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
-from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import net_bytes
@@ -207,20 +205,11 @@ def test_a_program_of_eight_bits(export, data):
         ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
         ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; int8 or none"),
         ({"embeddings": "rank=6"}, "--embeddings 'rank=6' is not valid; int8 or none"),
-        ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),
     ],
 )
 def test_choices_that_are_refused(choices, text, export):
     with pytest.raises(UserError, match=re.escape(text)):
         export(**choices)
-
-
-def test_merged_matrices_may_break_a_budget():
-    choices = Choices(merge="slower")
-    with pytest.raises(UserError, match=r"--merge slower stores matrices whole, .* the budget 'size=8MB'; leave one"):
-        choices.check_budget(parse_budget("size=8MB"))
-    choices.check_budget(parse_budget("speedup=3x"))
-    choices.check_budget(None)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from lit_compress.export.copying import copy_export, export_files
-from lit_compress.export.push import push
+from lit_compress.export.copies import copy_export, export_files, push
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import difference
 

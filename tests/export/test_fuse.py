@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers import as_deployed, disturb, random_bases
+from helpers import as_deployed
 from tiny import make_batch, make_net
 
 from lit_compress.data.datamodule import DataModule
@@ -14,21 +14,17 @@ from lit_compress.export import folder
 from lit_compress.export import fuse as module
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
-from lit_compress.export.fuse import compact, fuse, merged, slower
-from lit_compress.export.number_format import cast
+from lit_compress.export.fuse import cast, compact, fuse, merged
 from lit_compress.export.report import Measured
-from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
+from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
-from lit_compress.numerics.ranks import Price
-from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks.records import get_task
 
 
@@ -115,26 +111,6 @@ def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
         assert bool(merged(compact(net))) == merges
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_factors_that_are_slower_become_dense(stacked, monkeypatch):
-    """Those of a stack together, or none of them; rows count for what they cost."""
-    net = make_net("bert").eval()
-    rule = RankRule(0.3, stacked=stacked)
-    factorize(net, rule.allocate(net), lambda name, weight, rank: decompose(weight, rank), stacks=rule.stacks(net))
-    down = [site.name for site in find_sites(net) if site.role == "down"]
-    clock = lambda outs, inner, tokens: Price(1.0, 40.0 if inner == 32 else 3.0)  # noqa: E731
-    monkeypatch.setattr("lit_compress.models.prices.measured", clock)
-    small = compact(net)
-    assert list(slower(small, 8)) == down and not merged(small)
-    monkeypatch.setattr("lit_compress.models.prices.measured", lambda outs, inner, tokens: Price(1.0, 3.0 * len(outs)))
-    names = slower(small, 8)
-    fused = fuse(small, names)
-    left = {site.name for site in find_sites(net)} - set(names)
-    assert all(isinstance(fused.get_submodule(name), SizedLinear) for name in names)
-    assert all(getattr(fused.get_submodule(name), "rank", None) for name in left)
-    assert torch.allclose(logits(fused), logits(small), atol=1e-5)
-
-
 @pytest.fixture
 def export(tiny_backbone, tiny_data, tmp_path):
     """export(make=None, **options) -> compact net, report and card; ``make`` makes the net from the dense one."""
@@ -172,26 +148,7 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     assert "rows of over 40% of" in card and "as zeros" not in card and f"({found['kept']:.1%} of all), so" in card
     assert f"| kept by the method | 1.0000 | {found['kept']:.4f} |" in card
     assert f"to {found['density']:.1%} of the weights in its blocks" in card
-    monkeypatch.setattr("lit_compress.models.prices.measured", lambda outs, inner, tokens: Price(1.0, 2.0))
-    net, report, card = export(merge="slower")
-    assert report["merged"]["by"] == "slower" and len(report["merged"]["matrices"]) == 12
-    assert "12 of 12 matrices are stored dense" in card and "their factors and rows took longer" in card
     net, report, card = export()  # without a budget of speed, what was asked is stored
     found = report["compressed"]
     assert report["merged"]["matrices"] == {} and found["kept"] == found["stored"] == found["density"]
     assert "stored dense" not in card and "| kept by" not in card and "| stored" not in card
-
-
-def test_report_and_card_say_what_was_rounded(export, tmp_path):
-    def narrow(net):
-        insert_projections(net, random_bases(net))
-        disturb(net)
-        return as_deployed(net)
-
-    net, report, card = export(narrow, round_to=8)
-    found, again = report["compressed"], load_net(tmp_path / "out")
-    assert report["round_to"] == 8 and found["density"] == density(net) < found["stored"] == stored_density(again)
-    assert all(m.features % 8 == 0 for m in again.modules() if isinstance(m, NarrowNorm))
-    assert any(m.features % 8 for m in net.modules() if isinstance(m, NarrowNorm))
-    assert report["refuses"] and "trust_remote_code=True)" in card
-    assert f"up to multiples of 8 with zeros, so {found['stored']:.1%} of" in card and "stored as zeros" not in card

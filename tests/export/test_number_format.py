@@ -7,7 +7,8 @@ import torch
 from helpers import as_deployed, disturb, form_of, logits, net_of, random_bases, random_z
 from tiny import make_net
 
-from lit_compress.export.number_format import Program, cast
+from lit_compress.export.fuse import cast
+from lit_compress.export.program import Program
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import cut_closed

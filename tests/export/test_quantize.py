@@ -9,8 +9,7 @@ from helpers import net_of
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.export.number_format import Program
-from lit_compress.export.program import program_bytes, read_program, write_program
+from lit_compress.export.program import Program, program_bytes, read_program, write_program
 from lit_compress.export.quantize import (
     SMOOTH,
     fold,

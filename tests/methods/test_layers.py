@@ -11,7 +11,7 @@ from tiny import ALL, make_batch, make_net
 from transformers import AutoConfig
 
 from lit_compress.calibration.block_losses import divergences, least_missed
-from lit_compress.export.ordinary import ordinary_net
+from lit_compress.export.modelling import ordinary_net
 from lit_compress.methods import Layers
 from lit_compress.methods.base import Distillation
 from lit_compress.methods.layers import KeptBlocks, LayersStage

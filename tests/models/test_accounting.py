@@ -126,10 +126,8 @@ def test_flops_by_shapes_alone(family):
 def test_latency_is_interleaved_and_restores_threads():
     nets = [make_net(), make_net()]
     before = torch.get_num_threads()
-    first, second = budget.latency(nets, length=8, repeats=6)
-    assert torch.get_num_threads() == before
-    assert first["p10"] <= first["median"] <= first["p90"]
-    assert {"batch", "length", "threads"} < second.keys()
+    first, second = budget.forward_times(nets, length=8, repeats=6)
+    assert torch.get_num_threads() == before and len(first) == len(second) == 6 and min(first + second) > 0
 
 
 def test_measuring_leaves_the_net_as_it_was():

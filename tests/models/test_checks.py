@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
 
 from lit_compress.cli.options import CommandLine
-from lit_compress.export.number_format import cast
+from lit_compress.export.fuse import cast
 from lit_compress.models.accounting import _Live
 from lit_compress.models.backbones import finetuned_on, load_finetuned, load_net, load_tokenizer
 from lit_compress.models.checks import check_finite, is_compressed

@@ -1,4 +1,4 @@
-"""Prices of matrices: parameters and FLOPs by hand counts, times by a clock that the test sets."""
+"""Prices of matrices and units: parameters and FLOPs by hand counts."""
 
 import copy
 
@@ -6,11 +6,10 @@ import pytest
 import torch
 from tiny import ALL, make_net
 
-from lit_compress.models import prices
 from lit_compress.models.accounting import flops
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
-from lit_compress.models.prices import line, measured, prices_of, timed, unit_prices
+from lit_compress.models.prices import prices_of, unit_prices
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites, site_shapes, sublayers, tokens_read
 from lit_compress.numerics.ranks import Price
@@ -43,29 +42,6 @@ def test_a_decoder_reads_fewer_tokens():
     for site in find_sites(net):
         of_encoder = site.stack == "encoder" or (site.cross and site.role in "kv")
         assert read[site.name] == (40 if of_encoder else 10)
-
-
-def test_a_line_through_the_times():
-    assert line([1, 2, 4], [3.0, 5.0, 9.0], 12.0) == Price(2.0, 12.0, 1.0)
-    falling = line([1, 2, 4], [9.0, 5.0, 3.0], 12.0)
-    assert falling.component > 0 and falling.fixed > 0
-    through = line([1, 2], [0.5, 2.0], 9.0)
-    assert through.fixed == 0  # never negative
-
-
-def test_measured_times_rise_with_the_sizes():
-    small, large = measured((16,), 16, 8), measured((512, 512), 512, 64)
-    assert 0 < small.dense < large.dense and small.component > 0 and large.component > 0
-    assert torch.get_num_threads() == 1
-
-
-def test_times_are_measured_once(monkeypatch):
-    """Those of a busy machine are not kept; nor are those that have no name."""
-    rounds = iter([[[1.0, 9.0], [2.0, 2.0]], [[3.0, 3.0], [4.0, 4.0]], [[5.0, 5.0], [6.0, 6.0]]])
-    monkeypatch.setattr(prices, "in_turns", lambda variants, repeats: next(rounds))
-    key = ("factors", "of this test")
-    assert timed([], key) == [5.0, 2.0] and timed([], key) == timed([], key) == [3.0, 4.0]
-    assert timed([]) == [5.0, 6.0] and timed([], key) == [3.0, 4.0]
 
 
 def test_a_unit_costs_its_share():

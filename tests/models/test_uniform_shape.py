@@ -8,7 +8,7 @@ from helpers import cut_uniformly, logits, net_of
 from tiny import TINY, VARIANTS
 
 from lit_compress.export.fuse import compact
-from lit_compress.export.ordinary import ordinary_net
+from lit_compress.export.modelling import ordinary_net
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.cut import cut_units
 from lit_compress.models.shapes import without_values

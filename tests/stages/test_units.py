@@ -12,8 +12,7 @@ from tiny import make_batch, make_net
 from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
-from lit_compress.export.modelling import write_model
-from lit_compress.export.ordinary import ordinary_net
+from lit_compress.export.modelling import ordinary_net, write_model
 from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, dense_site_params, stored_density

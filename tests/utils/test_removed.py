@@ -13,12 +13,17 @@ def test_a_line_says_what_to_do():
         "model.retrain.refit: this option was removed in version 0.3; "
         "factorize --refine STEPS fits the blocks to the dense model's outputs"
     )
-    assert removed("model.retrain.epochs") is None
+    assert removed("model.retrain.epochs") is None is removed("model.round_to")
+    assert str(removed("export.round_to")).endswith("multiples of a number when the model is compressed")
 
 
 def test_a_stored_value_that_is_always_used_now_is_left_out():
     stored = {"density": 0.5, "retrain": {"epochs": 3, "refit": False}}
     assert without_removed(stored, strict=True) == {"density": 0.5, "retrain": {"epochs": 3}}
+    rounded = {"model": {"round_to": 8}, "export": {"round_to": None}}
+    assert without_removed(rounded, strict=True) == {"model": {"round_to": 8}, "export": {}}
+    with pytest.raises(UserError, match=r"round_to: 8 was removed in version 0\.3; --model\.round_to"):
+        without_removed({"round_to": 8}, strict=True, group="export")
     with pytest.raises(UserError, match=r"refit: True was removed in version 0\.3; factorize --refine"):
         without_removed({"retrain": {"refit": True}}, strict=True)
     assert without_removed({"retrain": {"refit": True}}, strict=False) == {"retrain": {}}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from helpers import FAMILIES, FIXED, IN_FLOAT32, LLAMA, as_deployed, disturb, form_of, logits, net_of, random_bases
-from tiny import VARIANTS, make_batch, make_net
+from helpers import LLAMA, as_deployed, disturb, logits, net_of, random_bases
+from tiny import VARIANTS, make_batch
 
 from lit_compress.calibration.second_moments import collect_grams
-from lit_compress.export.narrow import as_ordinary, pad_widths
-from lit_compress.layers import NarrowLinear, NarrowNorm, SizedLinear
+from lit_compress.export.modelling import as_ordinary
+from lit_compress.layers import NarrowNorm
 from lit_compress.methods.sp3.bases import bases_of
-from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.utils.errors import UserError
 
 ONE = ProjectionSpec(("hidden",), group=100)
 
@@ -80,44 +76,6 @@ def test_a_stream_of_low_rank_loses_nothing():
         bases = bases_of(grams, centred=False)[0] if own else random_bases(net, 100)
         losses.append(float((logits(turned(net, bases, 12)) - expected).abs().max()))
     assert losses[0] < 1e-5 and losses[1] > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("family", "norm", "group"),
-    [*((family, "rms", 1) for family in FAMILIES if family not in FIXED), ("bert", "padded_layernorm", 1),
-     ("opt", "rms", 3), ("llama", "rms", 2), ("qwen3", "rms", 2)],
-)  # fmt: skip
-def test_rounded_widths_change_nothing(family, norm, group, tmp_path):
-    """All multiples of 8, also where a head, an attention and a feed-forward network are dead; no weight is new."""
-    net, form = net_of(family), ProjectionSpec(form_of(family).gates, group=group, norm=norm)
-    insert_projections(net, random_bases(net, group), form)
-    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
-    fused = as_deployed(net)
-    for module in fused.modules():
-        if isinstance(module, NarrowNorm):
-            module.eps = 0.1  # so that it is seen
-    rounded = pad_widths(copy.deepcopy(fused), 8)
-    assert torch.allclose(logits(rounded), logits(fused), atol=1e-6 if family in IN_FLOAT32 else 1e-12)
-    assert torch.allclose(logits(rounded.float()), logits(fused.float()), atol=1e-6)
-    widths = [m.features for m in rounded.modules() if isinstance(m, NarrowNorm)]
-    assert not any(width % 8 for width in widths) and density(rounded) == density(fused)
-    assert all(site.weight.shape == (site.out_features, site.in_features) for site in rounded.modules()
-               if isinstance(site, (NarrowLinear, SizedLinear)))  # fmt: skip
-    ends = ("intermediate.dense", "lin1", "fc1", "gate_proj", "up_proj")
-    ups = [m.out_features for name, m in rounded.named_modules() if name.endswith(ends)]
-    assert len(ups) in (2, 4) and not any(width % 8 for width in ups)
-    assert stored_density(rounded) > stored_density(fused)
-    save_net(rounded, tmp_path)
-    assert torch.equal(logits(load_net(tmp_path)), logits(rounded))
-
-
-def test_what_cannot_be_rounded():
-    with pytest.raises(
-        UserError, match=r"--round_to 8 is for models with narrow hidden states \(SP3, SliceGPT\); this one"
-    ):
-        pad_widths(make_net("bert"), 8)
-    with pytest.raises(UserError, match="--round_to 0 is below 1"):
-        pad_widths(make_net("bert"), 0)
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert"])

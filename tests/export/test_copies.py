@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import huggingface_hub.constants
 import pytest
 
-from lit_compress.export import push as pushes
+from lit_compress.export import copies as pushes
 from lit_compress.utils.errors import UserError
 
 CARD = '---\nlicense: mit\n---\n```python\nfolder = "."  # this folder, or its name on the hub\n```\n'
