@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.export.benched import BenchedNet, Settings
+from lit_compress.export.bench import BenchedNet, Settings
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES

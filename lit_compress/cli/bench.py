@@ -7,16 +7,16 @@ import io
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
 from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
+from lit_compress.cli.parsers import Parser
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.bench import FILE, bench
-from lit_compress.export.benched import BATCHES, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings, bench
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.runtimes import RUNTIMES, Runner
@@ -32,15 +32,8 @@ from lit_compress.utils.timing import integers_note
 ON_ACCELERATORS, DTYPES = ("eager", "graphs", "compiled"), ("float32", "bfloat16", "float16")
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
 def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
+    parser = Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("out", metavar="OUT", help="an export, a run (its export), any fine-tuned model folder, or a name on the hub")
     add("--baseline", metavar="DENSE", help="folder of the dense model to compare OUT with (default the run's)")
@@ -114,17 +107,14 @@ def bench_command(args: list[str], about: str | None) -> None:
 
     def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
         try:
-            return scored(source, run)
+            data = target.parse(words, "bench").build().data
+            scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
+            return {"metric": scores[key], "interval": interval_of(scores, key)}
         except UserError as error:
             if given.against:
                 raise
             note(f"bench: no dev metric of the {source.label} model: {error}")
             return {}
-
-    def scored(source: BenchedNet, run: Runner) -> dict[str, Any]:
-        data = target.parse(words, "bench").build().data
-        scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
-        return {"metric": scores[key], "interval": interval_of(scores, key)}
 
     def keep(results: dict[str, Any]) -> None:
         write_json(output / FILE, {"command": command, "metric": metric, **results})

@@ -7,32 +7,201 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import runtimes
-from lit_compress.export.benched import BenchedNet, Settings, Texts
+from lit_compress.export.modelling import MODULE, is_own_code
+from lit_compress.export.program import Program, example_inputs, program_bytes, write_program
+from lit_compress.export.quantize import Feed, quantize
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import NEEDED, RUNTIMES, Runner, Runtime, placed
+from lit_compress.export.runtimes import (
+    NEEDED,
+    ONNX,
+    ONNX_INT8,
+    OPENVINO,
+    OPENVINO_INT8,
+    RUNTIMES,
+    Inputs,
+    Runner,
+    Runtime,
+    Setting,
+    placed,
+)  # fmt: skip
+from lit_compress.models.checks import check_head
+from lit_compress.models.own_code import check_code, trusts_code
+from lit_compress.models.padding import usable_positions
+from lit_compress.models.shards import tensor_files
+from lit_compress.models.storage import load_net
+from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+FILE = "bench.json"
+BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
+ROUNDS, SECONDS = 30, 60.0
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
 MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
-FILE = "bench.json"
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}
+_PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
 
-Score = Callable[[BenchedNet, Runner], dict[str, Any]]
+Texts = Callable[[Path], list[Feed]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        batches, lengths: sizes of the batches and lengths in tokens, each with each.
+        own: further lengths, by name, e.g. the median of the texts.
+        runtimes: their names.
+        threads: of every runtime.
+        rounds: forwards of every model at every shape.
+        seconds: no further round of a shape begins after these.
+        device: ``cpu``, ``cuda``, or another type of PyTorch's.
+        trust: run the code of a folder also if this version would not write it.
+        dtype: of weights and products in PyTorch.
+    """
+
+    batches: tuple[int, ...] = BATCHES
+    lengths: tuple[int, ...] = LENGTHS
+    own: tuple[tuple[str, int], ...] = ()
+    runtimes: tuple[str, ...] = tuple(RUNTIMES)
+    threads: int = 1
+    rounds: int = ROUNDS
+    seconds: float = SECONDS
+    device: str = "cpu"
+    trust: bool = False
+    dtype: str = "float32"
+
+
+class BenchedNet:
+    """A folder whose model is timed.
+
+    Args:
+        label: ``dense`` or ``compressed``.
+        folder: an export, or what ``save_pretrained`` wrote.
+        settings: how it is run.
+        work: folder for programs that are not next to the model.
+        texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
+
+    Raises:
+        UserError: it cannot be loaded, or brings code that no export has.
+    """
+
+    def __init__(self, label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> None:
+        self.label, self.folder, self.work, self.texts = label, folder, work / label, texts
+        self.work.mkdir()
+        self.net, self.tokenizer = self._load(), _tokenizer(folder)
+        kind = task_type_of_net(self.net.config)
+        if not (settings.trust or is_own_code(self.net, folder)):
+            raise UserError(
+                f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
+                "runs it, or export the model again"
+            )
+        trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
+        self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust, settings.dtype)
+
+    @cached_property
+    def quantized(self) -> dict[str, str]:
+        """The program of integers in the folder, of ``export --dtype``: its file and its dtype; {} for none."""
+        report = self.folder / "report.json"
+        program = (read_json("bench", report, dict).get("program") if report.is_file() else None) or {}
+        return {program.get("file", ONNX): program["dtype"]} if "dtype" in program else {}
+
+    def _load(self) -> PreTrainedModel:
+        import transformers
+
+        if (self.folder / "structure.json").is_file():
+            return load_net(self.folder)
+        try:
+            check_code(f"bench: '{self.folder}'", self.folder)
+            trust = {"trust_remote_code": trusts_code()}
+            config = transformers.AutoConfig.from_pretrained(self.folder, **trust)
+            kind = getattr(transformers, task_type_of_net(config).auto_class)
+            return kind.from_pretrained(self.folder, dtype=torch.float32, **trust).eval()
+        except UserError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise UserError(f"bench: cannot load a model from '{self.folder}': {reason}") from error
+
+    def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
+        """Return arrays of random tokens; ``padded``: half of the second text is padding."""
+        tensors = example_inputs(self.net, self.tokenizer, batch, length, padded)
+        return {name: value.numpy() for name, value in tensors.items()}
+
+    def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
+        """Return the results as one array, without padding."""
+        whole = torch.stack([torch.as_tensor(value).float().cpu() for value in results])
+        mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
+        return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
+
+    def file(self, name: str | None) -> Path:
+        """Return the input of a runtime: the folder, or a program, which is written first if it is not there."""
+        if name is None:
+            return self.folder
+        plain, made = _PLAIN.get(name, name), self.work / name
+        if (self.folder / plain).is_file() and self.quantized.get(plain) == (None if name == plain else "int8"):
+            return self.folder / plain
+        if not made.is_file() and name == plain:
+            write_program(self.net, self.tokenizer, self.work, "onnx" if name == ONNX else "openvino")
+        elif not made.is_file():
+            if self.texts is None:
+                raise LookupError("needs training texts, from which it reads the ranges of activations")
+            quantize(self.file(plain), made, self.texts(self.folder))
+        return made
+
+    def bytes(self, path: Path) -> int:
+        """Return the size of a program, or of the tensors of a folder."""
+        if path.is_file():
+            return program_bytes(path)
+        return sum(file.stat().st_size for file in tensor_files(path) if file.is_file())
+
+    def scores(self, run: Runner, data: DataModule) -> dict[str, float]:
+        """Return the dev scores of a runtime's answers.
+
+        Raises:
+            UserError: the model answers another task.
+        """
+        data.read_as(str(self.folder))
+        check_head(f"bench: '{self.folder}'", self.net.config, data.record)
+
+        def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            results = run({name: value.numpy() for name, value in inputs.items()})
+            values = [torch.as_tensor(value).float().cpu() for value in results]
+            return dict(zip(self.setting.results, values, strict=True))
+
+        return evaluate(Program(answers, self.net.config), data, sure=True)  # type: ignore[arg-type]
+
+
+def _tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; where it has none, what says that token types are not needed."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
+    except Exception:  # any of many
+        return lambda text: {}
 
 
 @dataclass(frozen=True)
@@ -69,7 +238,7 @@ def bench(
     settings: Settings,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     texts: Texts | None = None,
-    score: Score | None = None,
+    score: Callable[[BenchedNet, Runner], dict[str, Any]] | None = None,
     score_all: bool = False,
 ) -> dict[str, Any]:
     """Time models in runtimes and return the result.
@@ -78,8 +247,7 @@ def bench(
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
         settings: shapes, runtimes and threads.
         keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
-        texts: as :class:`~lit_compress.export.benched.BenchedNet`; without it programs of int8 are timed only if a
-            folder has them.
+        texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
         score: function of a folder and of a runtime's call that returns the metric of its answers and their interval.
         score_all: score every program; else the programs of models that integers change by more than is usual.
 
@@ -88,35 +256,25 @@ def bench(
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
-        limit = min(source.longest for source in sources)
-        shapes = settings.shapes(limit)
-        if not shapes:
-            raise UserError(f"length: {min(settings.lengths)} is more than the model reads; the largest is {limit}")
-        left_out: list[dict[str, str]] = [
-            {"what": f"length {length}", "why": f"the model reads {limit} tokens"}
-            for length in sorted({*settings.lengths, *(length for _, length in settings.own)})
-            if length > limit
-        ]
+        shapes, left_out = _shapes(sources, settings)
         programs = _opened(sources, settings, left_out)
+        packages = sorted({name for program in programs for name in NEEDED.get(program.runtime.name, ())})
         changed = {program.source.label for program in programs if program.far}
         judged = [program for program in programs if score_all or program.source.label in changed]
         scores = _scored(judged, score) if score else {}
+        batch, length = ([shape for shape in shapes if shape[0] * shape[1] <= MEMORY_TOKENS] or shapes[:1])[-1]
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
-            "hardware": hardware(), "load_average": list(os.getloadavg()), "versions": _versions(programs),
+            "hardware": hardware(), "load_average": list(os.getloadavg()),
+            "versions": versions() | {package: version(package) for package in packages},
             "programs": [], "left_out": left_out, "shapes": [], "asked": len(shapes), "stopped": False,
+            "memory_shape": {"batch": batch, "length": length},
         }  # fmt: skip
         try:
-            batch, length = ([shape for shape in shapes if shape[0] * shape[1] <= MEMORY_TOKENS] or shapes[:1])[-1]
-            result["memory_shape"] = {"batch": batch, "length": length}
-            _measure_fresh(
-                programs, batch, length, Path(work),
-                lambda entry: result["programs"].append(entry | scores.get((entry["net"], entry["runtime"]), {})),
-            )  # fmt: skip
-            for batch, length in track(
-                shapes, "time"
-            ):  # their times are not alike: nothing says how long all will take
+            for entry in _fresh(programs, batch, length, Path(work)):
+                result["programs"].append(entry | scores.get((entry["net"], entry["runtime"]), {}))
+            for batch, length in track(shapes, "time"):  # nothing says how long all will take: they are not alike
                 try:
                     result["shapes"].append(_measure_shape(programs, batch, length, settings))
                 except torch.OutOfMemoryError:
@@ -127,6 +285,18 @@ def bench(
             result["stopped"] = True
             keep(result)
     return result
+
+
+def _shapes(sources: Sequence[BenchedNet], settings: Settings) -> tuple[list[tuple[int, int]], list[dict[str, str]]]:
+    """Return batch and length of all shapes, the cheapest first, and the lengths that a model does not read."""
+    limit = min(usable_positions(source.net.config) or sys.maxsize for source in sources)
+    lengths = {*settings.lengths, *(length for _, length in settings.own)}
+    shapes = [(batch, length) for batch in set(settings.batches) for length in lengths if length <= limit]
+    if not shapes:
+        raise UserError(f"length: {min(settings.lengths)} is more than the model reads; the largest is {limit}")
+    longer = sorted(length for length in lengths if length > limit)
+    left_out = [{"what": f"length {length}", "why": f"the model reads {limit} tokens"} for length in longer]
+    return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)), left_out
 
 
 def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
@@ -142,11 +312,13 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
         expected = [source.at_tokens(reference(probe), probe) for probe in probes]
         for runtime in track(given, f"load {source.label}", len(given)):
             try:
-                _check_installed(runtime)
+                if missing := [package for package in runtime.packages if find_spec(package) is None]:
+                    raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
                 path = source.file(runtime.reads)
                 run = reference if runtime is known else runtime.load(path, source.setting)
                 results = [source.at_tokens(run(probe), probe) for probe in probes]
-                difference = float(np.max([*map(_difference, results, expected)]))  # max() would lose nan
+                off = [np.abs(r - e).max() / max(1.0, np.abs(e).max()) for r, e in zip(results, expected, strict=True)]
+                difference = float(np.max(off))  # max() would lose nan
                 integers = runtime.dtype != "float32" and np.isfinite(difference)
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (integers or difference <= most):
@@ -155,9 +327,8 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                 opened.append(OpenedProgram(source, runtime, path, run, difference, answers))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                reason = {"what": f"{runtime.name} of the {source.label} model", "why": lines[0][:160]}
-                if isinstance(error, ModuleNotFoundError):
-                    reason["what"] = runtime.name
+                of = "" if isinstance(error, ModuleNotFoundError) else f" of the {source.label} model"
+                reason = {"what": f"{runtime.name}{of}", "why": lines[0][:160]}
                 if reason not in left_out:
                     left_out.append(reason)
     if not opened:
@@ -165,7 +336,7 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     return opened
 
 
-def _scored(programs: Sequence[OpenedProgram], score: Score) -> dict[tuple[str, str], dict[str, Any]]:
+def _scored(programs: Sequence[OpenedProgram], score: Any) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the metrics by model and runtime; all of one dtype but int8 have that of the first."""
     known: dict[tuple[str, str], dict[str, Any]] = {}
     for program in track(programs, "evaluate", len(programs)):
@@ -177,26 +348,8 @@ def _scored(programs: Sequence[OpenedProgram], score: Score) -> dict[tuple[str, 
     return known
 
 
-def _check_installed(runtime: Runtime) -> None:
-    missing = [package for package in runtime.packages if find_spec(package) is None]
-    if missing:
-        raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
-
-
-def _difference(results: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference, relative above 1."""
-    return float(np.abs(results - expected).max() / max(1.0, np.abs(expected).max()))
-
-
-def _versions(programs: Sequence[OpenedProgram]) -> dict[str, str]:
-    packages = {package for program in programs for package in NEEDED.get(program.runtime.name, ())}
-    return {**versions(), **{package: version(package) for package in sorted(packages)}}
-
-
-def _measure_fresh(
-    programs: Sequence[OpenedProgram], batch: int, length: int, work: Path, keep: Callable[[dict[str, Any]], None]
-) -> None:
-    """Load and run every program in a process of its own, and hand what the result says of it to ``keep``."""
+def _fresh(programs: Sequence[OpenedProgram], batch: int, length: int, work: Path) -> Iterator[dict[str, Any]]:
+    """Load and run every program in a process of its own, and yield its entry in the result."""
     environment = os.environ | {"HF_MODULES_CACHE": str(work / "modules"), "HF_HUB_OFFLINE": "1"}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")  # what was compiled before would not be again
     for program in track(programs, "load in a process of its own", len(programs)):
@@ -211,17 +364,14 @@ def _measure_fresh(
         )  # fmt: skip
         failed = done.returncode and (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         fresh = None if failed else json.loads(done.stdout.splitlines()[-1])
-        keep({**program.entry(), "fresh": fresh, "failed": failed or None})
+        yield {**program.entry(), "fresh": fresh, "failed": failed or None}
 
 
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
     """Time all programs at one shape and return its entry in the result."""
-    inputs = {p.source.label: p.source.inputs(batch, length) for p in programs}
-    runs = [
-        partial(p.run, placed(given, settings.device) if p.runtime.reads is None else given)
-        for p in programs
-        for given in [inputs[p.source.label]]
-    ]
+    given = {p.source.label: p.source.inputs(batch, length) for p in programs}
+    inputs = [placed(given[p.source.label], "cpu" if p.runtime.reads else settings.device) for p in programs]
+    runs = [partial(p.run, own) for p, own in zip(programs, inputs, strict=True)]
     times = in_turns(runs, settings.rounds, seconds=settings.seconds, device=settings.device)
     return shape_entry(batch, length, programs, times)
 

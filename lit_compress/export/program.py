@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_compress.export.runtimes import RUNTIMES, Setting
 from lit_compress.models.accounting import padded_inputs, random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
@@ -205,34 +206,15 @@ def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inp
 
     It leaves out inputs that the program was not made with.
     """
-    return (_read_onnx if path.suffix == ".onnx" else _read_openvino)(path, results)
-
-
-def _read_onnx(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [item.name for item in session.get_inputs()]
+    runtime = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"]
+    load = runtime.load(path, Setting("", results, torch.get_num_threads()))
 
     def run(given: Inputs) -> Inputs:
-        outputs = session.run(list(results), {name: given[name].numpy() for name in names})
-        return {name: torch.from_numpy(value) for name, value in zip(results, outputs, strict=True)}
-
-    return run
-
-
-def _read_openvino(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
-    import openvino
-
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.Core().compile_model(str(path), "CPU", options)
-    names = [item.any_name for item in model.inputs]
-
-    def run(given: Inputs) -> Inputs:
-        outputs = model({name: given[name].numpy() for name in names})
-        return {name: torch.from_numpy(outputs[name].copy()) for name in results}
+        outputs = load({name: value.numpy() for name, value in given.items()})
+        copied = (
+            outputs if runtime.name == "onnx" else [value.copy() for value in outputs]
+        )  # OpenVINO writes there again
+        return {name: torch.from_numpy(value) for name, value in zip(results, copied, strict=True)}
 
     return run
 

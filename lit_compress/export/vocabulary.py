@@ -1,22 +1,43 @@
-"""The vocabulary of an export, cut to the pieces that the training data, texts like them and unknown words need."""
+"""The vocabulary of an export, cut to the pieces that the training data, texts like them and unknown words need.
+
+The tokenizer is cut as the JSON of the tokenizers library. A kept piece keeps its place in the order, so that special
+tokens in front keep their ids. On the given texts the small tokenizer returns the same pieces:
+
+- WordPiece takes the longest piece that fits; removing others changes nothing where the longest is kept.
+- BPE applies the best merge that it finds; with each kept piece stay the merges that make it.
+- Unigram takes the path with the best score; it stays, and all that is removed are other paths.
+
+It spells other words with single characters or bytes, which are all kept; a piece is kept whole if it has a character
+that is no piece of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
-from lit_compress.models.pieces import cut_tokenizer
+from lit_compress.models.own_code import trusts_code
 from lit_compress.models.vocabulary import keep_tokens, special_ids
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from lit_compress.data.datamodule import DataModule
 
 _OPTION = "export: --vocabulary data"
 MISSED = 0.1  # share of training texts that are left out in the count, and are spelled otherwise, at most
 _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")  # places that BERT and others leave free
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_DERIVED = ("vocab.txt", "vocab.json", "merges.txt")  # the same as tokenizer.json, in older formats
+
+Json = dict[str, Any]
 
 
 def tokens_kept(net: PreTrainedModel, data: DataModule) -> int:
@@ -46,7 +67,7 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
     """Return ``net`` and ``data`` with a smaller tokenizer, and the report's entry on it.
 
     Pieces of the training examples and the most frequent others stay, as far as the model reads them; all special
-    tokens, characters and bytes; and for BPE the pieces of their merges (models/pieces.py).
+    tokens, characters and bytes; and for BPE the pieces of their merges.
 
     Returns:
         The model; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many; the number of training
@@ -65,3 +86,151 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
     for prefix, first, second in zip(("", "dev_"), before, after, strict=True):
         facts |= {f"{prefix}inputs": len(first), f"{prefix}changed": changed_inputs(first, second, kept)}
     return small, other, facts
+
+
+def cut_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, used: Iterable[int], option: str = "--vocabulary"
+) -> tuple[PreTrainedTokenizerBase, list[int]]:
+    """Return a tokenizer with the pieces that ``used`` and unknown words need, and the old id of each of its ids.
+
+    Args:
+        tokenizer: a fast one; it is not changed.
+        used: ids of pieces that must stay.
+        option: the user's option; the start of an error message.
+
+    Raises:
+        UserError: the kind of tokenizer cannot be cut.
+    """
+    from transformers import AutoTokenizer
+
+    state: Json = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = _cut(state, set(used), set(tokenizer.all_special_tokens), option)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        tokenizer.save_pretrained(folder)
+        for name in _DERIVED:
+            (folder / name).unlink(missing_ok=True)
+        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        path = folder / "tokenizer_config.json"
+        settings: Json = json.loads(path.read_text(encoding="utf-8"))
+        settings.pop("added_tokens_decoder", None)  # with old ids; they are in tokenizer.json, too
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
+        small = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
+    small.name_or_path = small.init_kwargs["name_or_path"] = tokenizer.name_or_path
+    return small, kept
+
+
+def _cut(state: Json, used: set[int], special: set[str], option: str) -> list[int]:
+    """Cut the vocabulary of a tokenizer's ``state`` in place; return the old id of each new one.
+
+    Pieces of the model come first, in their order, then added tokens that are no pieces of it, as the library has it.
+    """
+    model = state["model"]
+    if (kind := model.get("type")) not in _KINDS:
+        raise UserError(f"{option}: a tokenizer of type {kind} cannot be cut; those that can: {', '.join(_KINDS)}")
+    for name in ("end_of_word_suffix", "continuing_subword_prefix") if kind == "BPE" else ():
+        if model.get(name):
+            raise UserError(f"{option}: BPE with {name} '{model[name]}' cannot be cut; BPE without one can")
+    vocabulary = _vocabulary(model)
+    added = {token["content"]: int(token["id"]) for token in state["added_tokens"]}
+    needed = {piece for piece, number in vocabulary.items() if number in used and piece not in added}
+    needed |= _KINDS[kind](model, needed) | {piece for piece in vocabulary if _BYTE.fullmatch(piece)}
+    unknown, number = model.get("unk_token"), model.get("unk_id")
+    if kind == "Unigram":
+        unknown = None if number is None else model["vocab"][number][0]
+    needed |= (special | set(added) | {unknown}) & vocabulary.keys()
+    pieces = sorted(needed, key=vocabulary.__getitem__)
+    others = sorted((number, content) for content, number in added.items() if content not in vocabulary)
+    names = [*pieces, *(content for _, content in others)]
+    ids = {name: number for number, name in enumerate(names)}
+    old = [*(vocabulary[piece] for piece in pieces), *(number for number, _ in others)]
+    if kind == "Unigram":
+        scores = dict(model["vocab"])
+        model["vocab"] = [[piece, scores[piece]] for piece in pieces]
+        model["unk_id"] = ids.get(unknown)
+    else:
+        model["vocab"] = {piece: ids[piece] for piece in pieces}
+    if kind == "BPE":
+        model["merges"] = [[a, b] for a, b in _merges(model) if {a, b, a + b} <= needed]
+    for token in state["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    state["added_tokens"].sort(key=lambda token: token["id"])
+    new = {number: i for i, number in enumerate(old)}
+    _renumber(state.get("post_processor"), new)
+    state["padding"] = state["truncation"] = None  # arguments of the last call
+    return old
+
+
+def _vocabulary(model: Json) -> dict[str, int]:
+    """Return {piece: id}."""
+    vocab = model["vocab"]
+    return {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+
+
+def _renumber(processor: Json | None, new: dict[int, int]) -> None:
+    """Give the special tokens that a post-processor inserts their new ids, in place."""
+    for part in (processor or {}).get("processors", ()):
+        _renumber(part, new)
+    for token in (processor or {}).get("special_tokens", {}).values():
+        token["ids"] = [new[number] for number in token["ids"]]
+    for name in ("sep", "cls"):  # of BertProcessing and RobertaProcessing: token, id
+        if name in (processor or {}):
+            processor[name][1] = new[processor[name][1]]  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------ pieces that a kind of model needs
+
+
+def _of_wordpiece(model: Json, used: set[str]) -> set[str]:
+    prefix = model.get("continuing_subword_prefix") or ""
+
+    def letters(piece: str) -> list[str]:
+        inner = piece.startswith(prefix) and piece != prefix
+        text = piece.removeprefix(prefix) if inner else piece
+        return [f"{prefix}{letter}" if inner or i else letter for i, letter in enumerate(text)]
+
+    return _spelling(model["vocab"], letters)
+
+
+def _of_unigram(model: Json, used: set[str]) -> set[str]:
+    pieces = [piece for piece, _ in model["vocab"]]
+    worst = min(model["vocab"], key=lambda item: item[1])[0]  # an unknown character costs a little more than this piece
+    return _spelling(pieces, list) | {worst}
+
+
+def _of_bpe(model: Json, used: set[str]) -> set[str]:
+    ranks = {pair: rank for rank, pair in reversed(list(enumerate(_merges(model))))}
+    needed = {piece for piece in model["vocab"] if len(piece) == 1}
+    for piece in used:
+        for a, b in _steps(piece, ranks) if not _BYTE.fullmatch(piece) else ():
+            needed |= {a, b, a + b}
+    return needed & model["vocab"].keys()
+
+
+_KINDS: dict[str, Callable[[Json, set[str]], set[str]]] = {
+    "WordPiece": _of_wordpiece, "BPE": _of_bpe, "Unigram": _of_unigram,
+}  # fmt: skip
+
+
+def _spelling(pieces: Iterable[str], letters: Callable[[str], list[str]]) -> set[str]:
+    """Return the pieces of one letter, and those with a letter that is no piece."""
+    parts = {piece: letters(piece) for piece in pieces}
+    single = {piece for piece, own in parts.items() if len(own) <= 1}
+    return single | {piece for piece, own in parts.items() if not single.issuperset(own)}
+
+
+def _merges(model: Json) -> list[tuple[str, str]]:
+    """Return the merges as pairs; older files have them as text with a blank between."""
+    return [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]  # type: ignore[misc]
+
+
+def _steps(piece: str, ranks: dict[tuple[str, str], int]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs that BPE merges, one by one, to make ``piece`` from its characters."""
+    parts = list(piece)
+    while len(parts) > 1:
+        mergeable = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+        if not mergeable:
+            return
+        _, i = min(mergeable)
+        yield parts[i], parts[i + 1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]

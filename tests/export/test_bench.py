@@ -16,13 +16,10 @@ from tiny import make_net
 
 from lit_compress.export import bench as module
 from lit_compress.export import runtimes
-from lit_compress.export.bench import bench, shape_entry
-from lit_compress.export.benched import BenchedNet, Settings
+from lit_compress.export.bench import BenchedNet, Settings, bench, shape_entry
 from lit_compress.export.modelling import write_model
-from lit_compress.export.program import write_program
 from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh, torch_runner
 from lit_compress.layers import LowRankLinear
-from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import replace as replace_module
 from lit_compress.utils.errors import UserError
 
@@ -130,25 +127,6 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     assert BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
 
 
-def test_a_program_of_8_bits_of_an_earlier_version(tmp_path):
-    """ONNX Runtime's dynamic quantization had made it, which reads ranges in every batch; the report named no file."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    from onnxruntime.quantization import quantize_dynamic
-
-    folder = tmp_path / "export"
-    shutil.copytree(OLD / "export", folder)
-    write_program(load_net(folder), lambda text: {}, tmp_path, "onnx")
-    program = onnx.load(tmp_path / "model.onnx")
-    program.graph.ClearField("value_info")
-    quantize_dynamic(program, folder / "model.onnx")
-    (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
-    few = replace(FEW, batches=(2,), lengths=(8,), runtimes=("eager", "onnx-int8"))
-    result = bench({"compressed": folder}, few)
-    assert [entry["runtime"] for entry in result["programs"]] == ["eager", "onnx-int8"] and not result["left_out"]
-    assert result["programs"][1]["bytes"] == (folder / "model.onnx").stat().st_size
-
-
 def test_a_shape_by_hand():
     """Speed-ups are of the same round: over the dense net in the same runtime, over PyTorch for the same net."""
     programs = [SimpleNamespace(source=SimpleNamespace(label=net), runtime=RUNTIMES[name])
@@ -219,16 +197,6 @@ def test_ctrl_c_keeps_what_is_measured(monkeypatch):
     result = bench(NETS, replace(FEW, runtimes=("stopped",)), lambda found: kept.append(json.dumps(found)))
     assert result["stopped"] and result["asked"] == 4 and len(result["shapes"]) == 2
     assert json.loads(kept[-1]) == json.loads(json.dumps(result))
-
-
-def test_no_time_of_the_shapes_is_predicted(monkeypatch, capsys):
-    """The first one, 1 x 32, said 2 h 40 min of what took 2 minutes."""
-    for name in ("LONG", "SHORT"):
-        monkeypatch.setattr(f"lit_compress.utils.progress.{name}", 0.0)
-    made_up(monkeypatch, "stopped")
-    bench(NETS, replace(FEW, runtimes=("stopped",)))
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("time")]
-    assert told[0] == "time: begins" and len(told) == 2
 
 
 def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):

@@ -1,4 +1,4 @@
-"""Where factors and rows are no faster than a matrix, the export stores the matrix, and says so."""
+"""Layers of an export: dense where factors and rows are no faster, in 16 bits as asked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-from helpers import as_deployed
-from tiny import make_batch, make_net
+from helpers import as_deployed, disturb, form_of, logits, net_of, random_bases, random_z
+from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import folder
@@ -15,16 +15,22 @@ from lit_compress.export import fuse as module
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import cast, compact, fuse, merged
+from lit_compress.export.program import Program
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear
+from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
+from lit_compress.models.cut import cut_closed
+from lit_compress.models.embeddings import shrink_table
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.shards import net_bytes
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 
 
@@ -40,12 +46,6 @@ def pruned(net, rank, kept):
         for site in find_sites(net):
             net.get_submodule(site.name).sparse[kept.get(site.role, 4) :] = 0
     return net
-
-
-def logits(net):
-    batch = make_batch()
-    with torch.no_grad():
-        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -152,3 +152,70 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     found = report["compressed"]
     assert report["merged"]["matrices"] == {} and found["kept"] == found["stored"] == found["density"]
     assert "stored dense" not in card and "| kept by" not in card and "| stored" not in card
+
+
+def factors(net):
+    """Factors, factors and rows, shared factors, a table of integers."""
+    shared = dict(list(stacks(net).items())[-1:])
+    sites = [s.name for s in find_sites(net)][:4]
+    factorize(net, dict.fromkeys(sites[:2], 5), lambda _, w, r: decompose(w, r))
+    factorize(net, dict.fromkeys(sites[2:], 2), lambda _, w, r: decompose(w, r), LowRankSparseLinear)
+    with torch.no_grad():
+        for name in sites[2:]:
+            net.get_submodule(name).sparse[::2] = 0
+    factorize(net, dict.fromkeys(shared, 9), lambda _, w, r: decompose(w, r), stacks=shared)
+    net = as_deployed(net)
+    shrink_table(net)
+    return net
+
+
+def narrow(net):
+    form = form_of(net.config.model_type)
+    insert_projections(net, random_bases(net), form)
+    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
+    return as_deployed(net)
+
+
+def gated(net):
+    cut_closed(net, random_z(net, possible_gates(net)))
+    return as_deployed(net)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("family", "make"),
+    [
+        ("bert", factors), ("bert", narrow), ("bert", gated), ("deberta-v2", narrow), ("llama", narrow),
+        ("opt", narrow), ("bart", narrow), ("t5", lambda net: net), ("modernbert", lambda net: net),
+    ],
+)  # fmt: skip
+def test_every_layer(family, make, dtype, tmp_path):
+    layers = {"num_hidden_layers": 4} if make is gated else {}
+    net = make((net_of(family, torch.float32) if make is narrow else make_net(family, **layers)).eval())
+    expected = logits(net)
+    cast(net, dtype)
+    save_net(net, tmp_path)
+    again = load_net(tmp_path, as_stored=True)
+    assert again.dtype == net.dtype == getattr(torch, dtype)
+    assert torch.equal(logits(again), logits(net)) and logits(net).dtype == net.dtype
+    off = (logits(net).float() - expected).abs().max() / expected.abs().max()
+    assert 0 < off < (0.1 if dtype == "bfloat16" else 0.02)
+    assert (logits(load_net(tmp_path)) - expected).abs().max() / expected.abs().max() < 0.1
+
+
+@pytest.mark.parametrize(("task", "family"), [("wiki_qa", "bert"), ("wikitext2", "llama")])
+def test_a_program_is_evaluated_like_its_net(task, family):
+    """Also one whose padding its configuration names, and one with an output layer over a vocabulary."""
+    net = make_net(family, task, dropout=0.0).eval()
+    ids = torch.randint(5, 20, (3, 7), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "index": torch.arange(3), "labels": ids}
+    batch["attention_mask"][0, 5:] = 0
+
+    def run(given):
+        with torch.no_grad():
+            return {"logits": net(**{name: given[name] for name in ("input_ids", "attention_mask")}).logits}
+
+    kind, program = task_type(get_task(task)), Program(run, net.config)
+    with torch.no_grad():
+        found, expected = (kind.outputs(each, batch, None) for each in (program, net))
+    assert torch.allclose(found, expected, atol=1e-5)

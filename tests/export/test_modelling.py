@@ -1,14 +1,27 @@
-"""The modelling file of an export, which others run with ``trust_remote_code``: what it may import and call."""
+"""The files of an exported model: what its code may do, and ordinary models, which load without code of ours."""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
+import random
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import WORDS, write_backbone
 
+from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.export import check
 from lit_compress.export.modelling import MODULE, code_of
+from lit_compress.export.table import generation_lines
 from lit_compress.layers import LAYERS
+from lit_compress.models.storage import load_net
+from lit_compress.run.pages import write
 
 PACKAGES = {"__future__", "torch", "transformers", "math", "typing"}
 CALLS = {"open", "exec", "eval", "compile", "input", "print", "globals", "locals", "vars", "breakpoint", "__import__"}
@@ -54,3 +67,71 @@ def test_it_computes_and_does_nothing_else(name):
 )  # fmt: skip
 def test_what_would_be_found(line):
     assert forbidden(line)
+
+
+LOADER = """
+import sys
+sys.modules["lit_compress"] = None
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+net = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+assert type(net).__module__.startswith("transformers.models."), type(net)
+with torch.inference_mode():
+    save_file({"logits": net(input_ids=torch.arange(5, 25)[None]).logits}, "found.safetensors")
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """An export of a Llama that lost heads and neurons, as many in every layer."""
+    folder, rng = tmp_path_factory.mktemp("ordinary"), random.Random(0)
+    for split, lines in (("train", 40), ("validation", 12)):
+        rows = [" ".join(rng.choices(WORDS, k=8)) for _ in range(lines)]
+        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    dense = write_backbone(folder / "dense", "llama", "plain_text", num_attention_heads=8, head_dim=4,
+                           num_key_value_heads=4)  # fmt: skip
+    main(["factorize", str(dense), str(folder / "out"), "--data.task", "plain_text", "--data.path", str(folder),
+          "--data.max_length", "24", "--density", "0.25", "--removes", "structures", "--shape", "uniform"])  # fmt: skip
+    return folder / "out"
+
+
+def test_the_librarys_own_class_loads_it(small, tmp_path):
+    """In a process without this package; no remote code is trusted."""
+    net = load_net(small)
+    done = check.subprocess.run([sys.executable, "-I", "-c", LOADER, str(small)], cwd=str(tmp_path),
+                                env=dict(os.environ, HF_MODULES_CACHE=str(tmp_path), HF_HUB_OFFLINE="1"),
+                                capture_output=True, text=True)  # fmt: skip
+    assert not done.returncode, done.stderr
+    with torch.no_grad():
+        expected = net(input_ids=torch.arange(5, 25)[None]).logits
+    assert torch.allclose(load_file(tmp_path / "found.safetensors")["logits"], expected, atol=1e-5)
+
+
+def test_the_report_has_the_same_prompt_before_and_after(small):
+    """What the library's ``generate`` writes; on the screen a line each."""
+    report = json.loads((small / "report.json").read_text())
+    found, net = report["generation"], load_net(small)
+    data = DataModule("plain_text", str(small), str(small.parent), max_length=24)
+    data.setup("fit")
+    ids = torch.tensor([data._split("validation").encoded["input_ids"][0][:16]])
+    new = net.generate(ids, max_new_tokens=20, do_sample=False)[0, 16:]
+    assert found["prompt"] == data.tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert found["compressed"] == data.tokenizer.decode(new, skip_special_tokens=True)
+    assert 0 <= found["same"] <= found["tokens"] <= 20 and found["same"] <= len(new)
+    lines = generation_lines(report)
+    assert [line.partition(": ")[0] for line in lines[:3]] == ["prompt", "dense", "compressed"]
+    assert f"{found['same']} of {found['tokens']} tokens" in lines[3] or "all" in lines[3]
+    (small.parent / "page").mkdir()
+    page = write(small, small.parent / "page").read_text()
+    assert "The same prompt" in page and found["prompt"] in page
+
+
+def test_its_files_are_those_of_its_family(small):
+    config, report = (json.loads((small / name).read_text()) for name in ("config.json", "report.json"))
+    assert report["ordinary"] and not report["refuses"] and report["compressed"]["density"] <= 0.25
+    assert config["architectures"] == [type(load_net(small)).__name__] and "auto_map" not in config
+    assert config["num_attention_heads"] == 2 * config["num_key_value_heads"] < 8 and config["head_dim"] == 4
+    assert config["intermediate_size"] < 64 and config["hidden_size"] == 32
+    assert not (small / "modeling_compressed.py").exists()
+    assert "trust_remote_code" not in (small / "README.md").read_text()

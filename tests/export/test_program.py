@@ -74,9 +74,7 @@ def gated(net):
 CASES = {
     "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
     "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
-    "gated_mpnet": ("mpnet", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
-    "narrow": ("bert", {}, narrow, (NarrowNorm,)),
-    "narrow_albert": ("albert", {}, narrow, (NarrowLinear,)),
+    "narrow": ("albert", {}, narrow, (NarrowLinear,)),
     "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Removed)),
 }
 
@@ -86,14 +84,6 @@ def compressed(case):
     net = as_deployed(make(net_of(family, torch.float32, **settings)))
     assert set(layers) <= {type(module) for module in net.modules()}
     return net
-
-
-def written(net, form, folder):
-    """Write a net; return what was written, which says how far it is from the net on two batches."""
-    found = write_program(net, PAIRS, folder, form)
-    assert program.program_bytes(folder / found["file"]) == found["bytes"] and found["outputs"] == ["logits"]
-    assert found["difference"] <= program.TOLERANCE[form]
-    return found
 
 
 def one_text(names):
@@ -107,7 +97,9 @@ def one_text(names):
 def test_onnx(case, tmp_path):
     """On one text that it never saw."""
     net, runtime = compressed(case), pytest.importorskip("onnxruntime")
-    inputs = one_text(written(net, "onnx", tmp_path)["inputs"])
+    found = write_program(net, PAIRS, tmp_path, "onnx")
+    assert program.program_bytes(tmp_path / "model.onnx") == found["bytes"] and found["outputs"] == ["logits"]
+    inputs = one_text(found["inputs"])
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
     assert torch.allclose(torch.from_numpy(logits), net(**inputs).logits, atol=1e-4)
@@ -117,28 +109,9 @@ def test_onnx(case, tmp_path):
 
 
 @pytest.mark.slow
-def test_openvino(tmp_path):
-    runtime = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install '.[openvino]'")
-    net = compressed("narrow")
-    found = written(net, "openvino", tmp_path)
-    assert found["bytes"] == sum((tmp_path / f"openvino_model.{end}").stat().st_size for end in ("xml", "bin"))
-    inputs = one_text(found["inputs"])
-    exactly = {"INFERENCE_PRECISION_HINT": "f32"}  # by itself it computes in bfloat16 where the processor can
-    model = runtime.compile_model(str(tmp_path / "openvino_model.xml"), "CPU", exactly)
-    logits = torch.from_numpy(model({name: value.numpy() for name, value in inputs.items()})["logits"])
-    assert torch.allclose(logits, net(**inputs).logits, atol=1e-3)
-    for place in (lit_compress, transformers):
-        assert place.__file__.rpartition("/")[0].encode() not in (tmp_path / "openvino_model.xml").read_bytes()
-
-
-@pytest.mark.slow
-def test_nets_that_write_give_logits(tmp_path):
+def test_a_net_that_writes_gives_logits(tmp_path):
     pytest.importorskip("onnxruntime")
-    net = net_of("opt", torch.float32, task="wikitext2")
-    found = write_program(net, Tokenizer(), tmp_path, "onnx")
-    assert found["inputs"] == ["input_ids", "attention_mask"] and found["difference"] <= 1e-4
-    net = make_net("bart", "xsum")
-    found = write_program(net, Tokenizer(), tmp_path, "onnx")
+    found = write_program(make_net("bart", "xsum"), Tokenizer(), tmp_path, "onnx")
     assert found["inputs"] == ["input_ids", "attention_mask", "decoder_input_ids"] and found["difference"] <= 1e-4
 
 
@@ -187,11 +160,11 @@ def saved_net(family, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "task"), WINDOWS)
-def test_results_are_compared_where_there_are_tokens(family, task, tmp_path):
+def test_results_are_compared_where_there_are_tokens(tmp_path):
     """Padding whose whole window is padding has a state that every runtime computes otherwise."""
     pytest.importorskip("onnxruntime")
-    assert write_program(saved_net(family, task), Tokenizer(), tmp_path, "onnx")["difference"] <= 1e-4
+    net = saved_net("modernbert", "stsb_embedding")
+    assert write_program(net, Tokenizer(), tmp_path, "onnx")["difference"] <= 1e-4
 
 
 @pytest.mark.parametrize(("family", "task"), [*WINDOWS, ("llama", "wikitext2")])

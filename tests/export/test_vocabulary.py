@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
-from lit_compress.models.pieces import cut_tokenizer
+from lit_compress.export.vocabulary import cut_tokenizer
 from lit_compress.utils.errors import UserError
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
