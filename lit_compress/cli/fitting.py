@@ -22,7 +22,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.folder import check_out
-from lit_compress.export.speed_asked import Programs, programs
+from lit_compress.export.speed_asked import Programs
 from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
@@ -142,20 +142,16 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parts = settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
     if given.by_block:
         return given.out, factorize_by_block(*_work(out, parts, cli), recovery)
-    with ExitStack() as stack:
-        tried, timed = None, None
-        if kinds:
-            tried, timed = decide(cli, load_model(parts.method.backbone, parts.method), stack)
-        return given.out, factorize_model(*_work(out, cli.build(), cli), recovery, tried, timed)
+    tried, timed = decide(cli, load_model(parts.method.backbone, parts.method)) if kinds else (None, None)
+    return given.out, factorize_model(*_work(out, cli.build(), cli), recovery, tried, timed)
 
 
-def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[list[dict[str, Any]], Programs | None]:
+def decide(cli: CommandLine, dense: PreTrainedModel) -> tuple[list[dict[str, Any]], Programs | None]:
     """Try kinds of removal and densities on the fine-tuned model and choose; ``cli`` builds the choice from now on.
 
     Args:
         cli: whose method has kinds to try.
         dense: on the CPU, before and afterwards.
-        stack: ends the programs.
 
     Returns:
         The field ``tried`` of the report, and the programs that were timed, if the budget is a speed-up.
@@ -166,7 +162,7 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
     parts, begin, timed = cli.build(), cli.density, None
     if parts.method.budget is not None and parts.method.budget.kind == "speedup":
         net = shapes_of(parts.method)
-        timed = stack.enter_context(programs(net, parts.data.tokenizer, speed_place(parts, net)))
+        timed = Programs(net, parts.data.tokenizer, speed_place(parts, net))
 
     def build(density: float | None, removes: Removes | None) -> Method:
         return cli.at_density(begin if density is None else density, removes)
@@ -193,8 +189,8 @@ def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
     def choose() -> dict[str, Any]:
         if (known := run.removal(asked)) is not None:
             return known
-        with alone(), ExitStack() as stack:
-            tried, _ = decide(cli, load_net(dense), stack)
+        with alone():
+            tried, _ = decide(cli, load_net(dense))
         run.keep_removal({"asked": asked, "density": cli.density, "removes": cli.removes, "tried": tried})
         return {"density": cli.density, "removes": cli.removes}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from lit_compress.export.program import read_program, write_program
 from lit_compress.export.quantize import INTEGERS, quantize_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
-from lit_compress.export.speed_asked import Programs, find_place, programs
+from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
@@ -302,23 +301,15 @@ def _speed(
 ) -> dict[str, Any]:
     """Return the field ``speed`` of the report: the speed-up of the export's program over the dense model's."""
     made = folder / report["program"]["file"] if "program" in report else None
-    with ExitStack() as stack:
-        timed = source.timed
-        if timed is None:
-            place = find_place(budget, choices, source.dense, read_task(source.data).length)
-            timed = stack.enter_context(programs(source.dense, source.data.tokenizer, place))
-        gains = timed.gains_of_export(net, made)
-    place = timed.place
+    if (timed := source.timed) is None:
+        place = find_place(budget, choices, source.dense, read_task(source.data).length)
+        timed = Programs(source.dense, source.data.tokenizer, place)
+    gains, place = timed.gains_of_export(net, made), timed.place
     clock = "processor" if place.device == "cpu" else place.device
-    dtype = place.choices.dtype if place.device == "cpu" else "bfloat16"
     return {
-        "runtime": place.runtime,
-        "device": place.device,
-        "dtype": dtype,
-        "threads": 1,
-        "clock": clock,
+        "runtime": place.runtime, "device": place.device, "dtype": place.dtype, "threads": 1, "clock": clock,
         "shapes": gains,
-    }
+    }  # fmt: skip
 
 
 def _write_programs(

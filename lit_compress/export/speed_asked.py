@@ -11,8 +11,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -67,6 +66,11 @@ class Place:
     choices: Choices
     device: str = "cpu"
 
+    @property
+    def dtype(self) -> str:
+        """Of the products."""
+        return self.choices.dtype if self.device == "cpu" else "bfloat16"
+
     def __str__(self) -> str:
         """Return the words for users.
 
@@ -94,32 +98,28 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
     batches = BATCHES[:1] if task_type_of_net(net.config).over_vocabulary else BATCHES  # logits of 32 texts take GB
     shapes = budget.shapes or tuple((batch, length) for batch in batches)
     if (longest := max(tokens for _, tokens in shapes)) > (limit := usable_positions(net.config) or longest):
-        raise UserError(
-            f"model.budget: '{budget.asked}' has texts of {longest} tokens, more than the model reads; the largest is "
-            f"{limit}"
-        )
+        raise _refused(budget, f"has texts of {longest} tokens, more than the model reads; the largest is {limit}")
     choices.check()
-    if budget.runtime is not None and (device := _accelerator(budget)):
+    given = f"--format {choices.format} --dtype {choices.dtype}"
+    if device := _accelerator(budget):
         if choices.format != "hf":
-            raise UserError(
-                f"model.budget: '{budget.asked}' is of PyTorch in bfloat16, and --format {choices.format} --dtype "
-                f"{choices.dtype} is not; nearest: --format hf --dtype bfloat16"
-            )
+            nearest_here = "nearest: --format hf --dtype bfloat16"
+            raise _refused(budget, f"is of PyTorch in bfloat16, and {given} is not; {nearest_here}")
         return Place("graphs" if device == "cuda" else "eager", shapes, choices, device)
-    if (given := (choices.format, choices.dtype)) not in {form for forms in FORMS.values() for form in forms}:
-        raise UserError(
-            f"model.budget: '{budget.asked}' cannot be measured with --format {given[0]} --dtype {given[1]}, which no "
-            "runtime here runs; nearest: --format openvino --dtype int8"
-        )
-    if budget.runtime is not None:
-        return Place(budget.runtime, shapes, _choices_for(budget.runtime, budget.asked, choices, net, texts))
+    if (choices.format, choices.dtype) not in {form for forms in FORMS.values() for form in forms}:
+        here = "which no runtime here runs; nearest: --format openvino --dtype int8"
+        raise _refused(budget, f"cannot be measured with {given}, {here}")
     errors = []
-    for name in ORDER:
+    for name in [budget.runtime] if budget.runtime else ORDER:
         try:
-            return Place(name, shapes, _choices_for(name, budget.asked, choices, net, texts))
+            return Place(name, shapes, _choices_for(name, budget, choices, net, texts))
         except UserError as error:
             errors.append(error)
     raise errors[-1]
+
+
+def _refused(budget: Budget, why: str) -> UserError:
+    return UserError(f"model.budget: '{budget.asked}' {why}")
 
 
 def _accelerator(budget: Budget) -> str | None:
@@ -128,48 +128,42 @@ def _accelerator(budget: Budget) -> str | None:
     Raises:
         UserError: this machine does not have it.
     """
-    name, here = budget.runtime, torch.accelerator.current_accelerator(check_available=True)
+    if (name := budget.runtime) is None:
+        return None
+    here = torch.accelerator.current_accelerator(check_available=True)
     if here is not None and name == here.type:
         return here.type
     if name in ACCELERATORS or name == "graphs":
-        there = "none" if here is None else f"{here.type}"
-        raise UserError(
-            f"model.budget: '{budget.asked}' is measured on an accelerator '{name}', and this machine has {there}; "
-            f"nearest here: {there if here is not None else 'eager'}"
-        )
+        there, near = ("none", "eager") if here is None else (here.type, here.type)
+        why = f"is measured on an accelerator '{name}', and this machine has {there}"
+        raise _refused(budget, f"{why}; nearest here: {near}")
     return None
 
 
-def _choices_for(name: str, asked: str, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
+def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
     """Return the choices with the format and the dtype of the program that a runtime runs.
 
     Raises:
         UserError: as :func:`find_place`.
     """
     if name not in RUNTIMES:
-        raise UserError(f"model.budget: '{asked}' has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
+        raise _refused(budget, f"has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
     if missing := [package for package in RUNTIMES[name].packages if find_spec(package) is None]:
         there = next(other for other in ORDER if all(map(find_spec, RUNTIMES[other].packages)))
-        raise UserError(
-            f"model.budget: '{asked}' is for {name}, which is not installed; pip install {' '.join(missing)}, or "
-            f"nearest here: {there}"
-        )
-    given = (choices.format, choices.dtype)
-    if given not in FORMS[name] and given != ("hf", "float32"):
-        form, dtype = FORMS[name][0]
-        raise UserError(
-            f"model.budget: '{asked}' is for {name}, and --format {given[0]} --dtype {given[1]} is not; nearest: "
-            f"--format {form} --dtype {dtype}"
-        )
-    form, dtype = given if given in FORMS[name] else FORMS[name][0]
+        how = f"pip install {' '.join(missing)}, or nearest here: {there}"
+        raise _refused(budget, f"is for {name}, which is not installed; {how}")
+    given, (form, dtype) = (choices.format, choices.dtype), FORMS[name][0]
+    if given in FORMS[name]:
+        form, dtype = given
+    elif given != ("hf", "float32"):
+        near = f"nearest: --format {form} --dtype {dtype}"
+        raise _refused(budget, f"is for {name}, and --format {given[0]} --dtype {given[1]} is not; {near}")
     fitting = replace(choices, format=form, dtype=dtype)
     fitting.check()
     fitting.check_net(net)
     if fitting.integers and not texts:
-        raise UserError(
-            f"model.budget: '{asked}' is for {name}, whose integers read the ranges of activations from training "
-            "texts, and there are none; nearest: " + name.replace("-int8", "")
-        )
+        why = "whose integers read the ranges of activations from training texts, and there are none"
+        raise _refused(budget, f"is for {name}, {why}; nearest: {name.replace('-int8', '')}")
     return fitting
 
 
@@ -180,11 +174,10 @@ class Programs:
         dense: with or without values.
         tokenizer: says whether texts have token types.
         place: has the runtime and the shapes.
-        work: folder for the programs.
     """
 
-    def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place, work: Path) -> None:
-        self.place, self._tokenizer, self._work = place, tokenizer, work
+    def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place) -> None:
+        self.place, self._tokenizer = place, tokenizer
         net = with_random_values(dense)
         dtype = "float32" if place.device == "cpu" else "bfloat16"
         self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
@@ -239,7 +232,7 @@ class Programs:
         if runtime.reads is None or choices.format == "hf":
             own = net if self.place.device == "cpu" else copy.deepcopy(net)  # which is moved
             return torch_runner(own, self._setting, self.place.runtime)
-        with tempfile.TemporaryDirectory(dir=self._work) as folder:  # a runner holds what it read
+        with tempfile.TemporaryDirectory() as folder:  # a runner holds what it read
             return runtime.load(write_shapes(net, self._tokenizer, Path(folder), choices), self._setting)
 
 
@@ -269,10 +262,3 @@ def bytes_of_shapes(net: PreTrainedModel, tokenizer: Any, choices: Choices) -> i
 def slowest(gains: Sequence[dict[str, Any]]) -> float:
     """Return the speed-up at the shape at which it is least."""
     return min(gain["median"] for gain in gains)
-
-
-@contextmanager
-def programs(dense: PreTrainedModel, tokenizer: Any, place: Place) -> Iterator[Programs]:
-    """Give :class:`Programs` with a folder for their time."""
-    with tempfile.TemporaryDirectory() as work:
-        yield Programs(dense, tokenizer, place, Path(work))

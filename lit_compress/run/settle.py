@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
-from lit_compress.export.speed_asked import Place, bytes_of_shapes, find_place, programs
+from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, load_tokenizer, resolve
@@ -164,8 +164,8 @@ def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
     net = shapes_of(method)
     check_choices(parts.storage.choices, method, net)
     if method.budget.kind == "speedup":
-        with programs(net, parts.data.tokenizer, speed_place(parts, net)) as timed:
-            return solve_speed(method.budget, build, net, timed, parts.storage)
+        timed = Programs(net, parts.data.tokenizer, speed_place(parts, net))
+        return solve_speed(method.budget, build, net, timed, parts.storage)
     written = partial(bytes_of_shapes, tokenizer=parts.data.tokenizer, choices=parts.storage.choices)
     return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage, written)
 
