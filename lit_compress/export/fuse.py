@@ -69,7 +69,7 @@ def fuse(net: PreTrainedModel) -> PreTrainedModel:
 
 def store_dense(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
     """Store the layers ``names`` of ``net`` as dense matrices, in place; return ``net``."""
-    dense = {name: net.get_submodule(name) for name in names}
+    dense: dict[str, Any] = {name: net.get_submodule(name) for name in names}
     layers = {name: SizedLinear.from_tensors(layer.dense(), layer.bias) for name, layer in dense.items()}
     for name, layer in layers.items():  # after the last product
         replace(net, name, layer)

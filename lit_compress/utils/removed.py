@@ -37,7 +37,7 @@ COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clon
 
 def removed(option: str) -> str | None:
     """Return one line on an option that was removed, named in full or by its last part; None for any other."""
-    _, advice = REMOVED.get(option) or REMOVED.get(option.rpartition(".")[2], (None, None))
+    _, advice = REMOVED.get(option) or REMOVED.get(option.rpartition(".")[2]) or (None, None)
     return advice and f"{option}: this option was removed in version 0.3; {advice}"
 
 
