@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -249,35 +249,21 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-@dataclass(frozen=True)
-class Fresh:
-    """The result of a separate process.
+def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) -> dict[str, float | None]:
+    """Load and run a model where nothing was done before.
 
-    Attributes:
-        import_seconds: of the runtime's packages.
-        load_seconds: from the packages to a model that can be called.
-        first_seconds: of the first forward, compilation included.
-        libraries_mib: peak memory before the model is loaded.
-        peak_mib: peak memory after two forwards.
-        gpu_peak_mib: of PyTorch on the GPU; None without one.
+    Returns:
+        ``import_seconds`` of the runtime's packages; ``load_seconds`` from the packages to a model that can be called;
+        ``first_seconds`` of the first forward, compilation included; ``libraries_mib``, peak memory before the model is
+        loaded; ``peak_mib`` after two forwards; ``gpu_peak_mib`` of PyTorch on the GPU, None without one.
     """
-
-    import_seconds: float
-    load_seconds: float
-    first_seconds: float
-    libraries_mib: float
-    peak_mib: float
-    gpu_peak_mib: float | None
-
-
-def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) -> Fresh:
-    """Load and run a model where nothing was done before."""
-    begin = time.perf_counter()
+    times = [time.perf_counter()]
     for package in NEEDED.get(runtime.name, runtime.packages):
         import_module(package)
-    imported, libraries = time.perf_counter(), peak_mib()
+    times.append(time.perf_counter())
+    libraries = peak_mib()
     run = runtime.load(path, setting)
-    loaded = time.perf_counter()
+    times.append(time.perf_counter())
     import numpy
 
     given = dict(numpy.load(inputs))
@@ -289,9 +275,12 @@ def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) ->
     peak = getattr(sys.modules["torch"].accelerator, "max_memory_allocated", None) if "torch" in sys.modules else None
     if setting.device not in ("cpu", "mps") and peak:  # MPS does not say
         gpu = peak() / 2**20
-    return Fresh(imported - begin, loaded - imported, first, libraries, peak_mib(), gpu)
+    return {
+        "import_seconds": times[1] - times[0], "load_seconds": times[2] - times[1], "first_seconds": first,
+        "libraries_mib": libraries, "peak_mib": peak_mib(), "gpu_peak_mib": gpu,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
     _name, _path, _setting, _inputs = sys.argv[1:]
-    print(json.dumps(asdict(start_fresh(RUNTIMES[_name], Path(_path), Setting(**json.loads(_setting)), Path(_inputs)))))
+    print(json.dumps(start_fresh(RUNTIMES[_name], Path(_path), Setting(**json.loads(_setting)), Path(_inputs))))

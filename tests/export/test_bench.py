@@ -36,7 +36,7 @@ def _here(monkeypatch):
         name, path, setting, inputs = line[-4:]
         values = {**json.loads(setting), "results": tuple(json.loads(setting)["results"])}
         said = start_fresh(RUNTIMES[name], Path(path), Setting(**values), Path(inputs))
-        return SimpleNamespace(returncode=0, stdout=json.dumps(module.asdict(said)), stderr="")
+        return SimpleNamespace(returncode=0, stdout=json.dumps(said), stderr="")
 
     monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=start))
 
