@@ -23,12 +23,12 @@ from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.cut import cut_closed
-from lit_compress.models.embeddings import shrink_table
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
+from lit_compress.models.vocabulary import shrink_table
 from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
