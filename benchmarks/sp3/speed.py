@@ -77,13 +77,16 @@ def narrow_bert(net: Any, density: float) -> Any:
 
 def speed(rounds: int) -> dict[str, Any]:
     """Time forwards of BERT-base dense and at 6 %, batch 1 and 32, length 128, interleaved."""
-    from lit_compress.models.accounting import density, latency
+    from lit_compress.models.accounting import density, forward_times
+    from lit_compress.utils.timing import summary
 
     dense = timing.random_bert().eval()
     small = narrow_bert(timing.random_bert().eval(), 0.06)
     found: dict[str, Any] = {"density": density(small)}
     for batch in (1, 32):
-        times = latency([dense, small], 128, batch, torch.get_num_threads(), rounds)
+        threads = torch.get_num_threads()
+        shape = {"batch": batch, "length": 128, "threads": threads}
+        times = [{**summary(ms), **shape} for ms in forward_times([dense, small], 128, batch, threads, rounds)]
         found[f"batch {batch}"] = {"dense": times[0], "6 %": times[1], "ratio": times[0]["median"] / times[1]["median"]}
     return found
 
