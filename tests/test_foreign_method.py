@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PACKAGE = '''
 from dataclasses import dataclass
-from typing import Any
 
 from lit_compress.methods.magnitude import Magnitude
 from lit_compress.stages.scores import Score
@@ -40,8 +39,7 @@ class MineSettings(Unstructured):
 class Mine(Magnitude):
     """Prune the largest weights."""
 
-    def __init__(self, *, prune: MineSettings = MineSettings(), **common: Any) -> None:
-        super().__init__(prune=prune, **common)
+    prune: MineSettings = MineSettings()
 '''
 
 

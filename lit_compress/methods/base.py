@@ -9,10 +9,12 @@ The closure of a step goes through its micro-batches, see micro_batches.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -34,14 +36,13 @@ from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
 from lit_compress.stages.lora import add_updates
 from lit_compress.stages.optimizer import build_adamw, build_schedule
-from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.stages.weighting import Removes
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.given import given_to
 from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
 class Method(MicroBatches, Checkpointed):
     """A compression method: a model, a task and a list of stages.
 
-    The constructor of a method declares its own settings and changed defaults, and passes ``**common`` on to this one.
+    A method declares its own options as a dataclass does: an annotated attribute with a value is an option of the
+    constructor, and a value without an annotation is a new default of an option of this class. ``__post_init__`` is
+    called at the end of the constructor.
 
     Args:
         task: name of the task; the data is read for the same one.
@@ -81,12 +84,14 @@ class Method(MicroBatches, Checkpointed):
             but bytes, stored parameters and FLOPs are the dense model's.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
+        given: all options by name, as the constructor got them.
     """
 
     net: PreTrainedModel  # from configure_model() to release()
     stage: Stage  # from prepare() to release()
     stores_zeros = False
     rule: RankRule | None = None
+    given: dict[str, Any]
     usual_density: float | None = 0.25
 
     def __init__(
@@ -104,10 +109,12 @@ class Method(MicroBatches, Checkpointed):
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
         recompute: bool | None = None,
+        **own: Any,
     ) -> None:
         super().__init__()
+        for name, value in own.items():
+            setattr(self, name, value)
         self.recompute = recompute
-        self.given = given_to(self)
         density = (self.usual_density or 1.0) if density is None else density
         if not 0 < density <= 1:
             near = min(max(density, 0.01), 1.0)
@@ -123,6 +130,64 @@ class Method(MicroBatches, Checkpointed):
         self.initial: dict[str, float] = {}
         self.untrained = -inf
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the options, and compute what follows from them."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Make the constructor of a method from its attributes."""
+        super().__init_subclass__(**more)
+        if "__init__" in vars(cls):
+            raise TypeError(f"{cls.__name__}: a method has no __init__; its options are annotated attributes")
+        inherited, values = cls.__init__, vars(cls)
+
+        def __init__(self: Method, **options: Any) -> None:
+            if unknown := options.keys() - defaults.keys():
+                raise TypeError(f"{cls.__name__} has no option {min(unknown)}")
+            self.given = defaults | options
+            Method.__init__(self, **self.given)
+
+        own = {name: hint for name, hint in values.get("__annotations__", {}).items() if name in values}
+        __init__.__annotations__ = get_type_hints(inherited) | own
+        types = get_type_hints(__init__, vars(sys.modules[cls.__module__]))
+        first, *others = (p for p in signature(inherited).parameters.values() if p.kind is not Parameter.VAR_KEYWORD)
+        defaults = {p.name: values.get(p.name, p.default) for p in others} | {name: values[name] for name in own}
+        options = [Parameter(n, Parameter.KEYWORD_ONLY, default=d, annotation=types[n]) for n, d in defaults.items()]
+        __init__.__signature__ = Signature([first, *options])  # type: ignore[attr-defined]
+        __init__.__annotations__ = types
+        cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+
+    def rank_rule(self, allocation: Allocation = "uniform", **usual: float) -> RankRule:
+        """Return the rule for the ranks by the density, rank or ratio that was given, and set the density to its own.
+
+        Args:
+            allocation: of the parameters to the matrices.
+            usual: rank or ratio where none of the three was given; without it the usual density.
+
+        Raises:
+            UserError: several were given.
+        """
+        asked = {name: self.given.get(name) for name in ("density", "rank", "rank_ratio")}
+        rule = choose_rule(usual or {"density": self.density}, allocation, **asked)
+        self.density = rule.density
+        return rule.within(self.budget, self.round_to, self.shape)
+
+    def decides_alone(self, option: str) -> bool:
+        """Return whether an ``option`` was given in place of the density, which is then set to 1.
+
+        Raises:
+            UserError: a density or a budget was given as well.
+        """
+        if (value := self.given[option]) is None:
+            return False
+        for other in ("density", "budget"):
+            if (size := self.given[other]) is not None:
+                raise UserError(
+                    f"model.{option} {value}, model.{other} {size}: only one can decide the size, set the other to null"
+                )
+        self.density = 1.0
+        return True
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
@@ -140,12 +205,16 @@ class Method(MicroBatches, Checkpointed):
         return init if given else init | {"density": cls.usual_density}
 
     def stages(self) -> list[Stage]:
-        """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
-        raise NotImplementedError
+        """Return new stages in order: ``dense``, unless a teacher is given, and the method's own.
 
-    def dense_stage(self) -> list[Stage]:
-        """Return the dense stage, or nothing where a given teacher takes its place."""
-        return [] if self.teacher else [Stage("dense", self.dense, distil=False)]
+        A stage that would remove nothing only trains.
+        """
+        dense = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
+        return [*dense, *(stage.or_plain() for stage in self.own_stages())]
+
+    def own_stages(self) -> list[Stage]:
+        """Return new stages in order, without the dense one."""
+        raise NotImplementedError
 
     # ---------------------------------------------------------------- set-up
 

@@ -335,20 +335,16 @@ class BlockMovement(Method):
         distillation: weights of the loss terms with the dense model as teacher.
     """
 
-    def __init__(
-        self,
-        *,
-        prune: BlockMovementSettings = BlockMovementSettings(),
-        retrain: Retraining = Retraining(),
-        distillation: Distillation = Distillation(alpha=0.9),
-        **common: Any,
-    ) -> None:
-        self.stores_zeros = not prune.fill
-        super().__init__(distillation=distillation, **common)
-        self.prune, self.retrain = prune, retrain
+    prune: BlockMovementSettings = BlockMovementSettings()
+    retrain: Retraining = Retraining()
+    distillation = Distillation(alpha=0.9)
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune, retrain."""
-        prune = BlockPruning(self.prune, self.density).or_plain()
-        filled = Filling(self.retrain, self.density, self.prune.form == "hard").or_plain()
-        return [*self.dense_stage(), prune, *([filled] if self.prune.fill else [])]
+    @property
+    def stores_zeros(self) -> bool:  # type: ignore[override]
+        """Whether the export keeps masked blocks as zeros: unless the heads are filled."""
+        return not self.prune.fill
+
+    def own_stages(self) -> list[Stage]:
+        """Return prune, retrain."""
+        filled = Filling(self.retrain, self.density, self.prune.form == "hard")
+        return [BlockPruning(self.prune, self.density), *([filled] if self.prune.fill else [])]

@@ -10,8 +10,6 @@ Equations, schedule and deviations: stages/unstructured.py. Zeros are stored: de
 
 from __future__ import annotations
 
-from typing import Any
-
 from lit_compress.methods.base import Method
 from lit_compress.stages.base import Stage
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
@@ -25,11 +23,8 @@ class FirstOrder(Method):
     """
 
     stores_zeros = True
+    prune: FirstOrderSettings = FirstOrderSettings()
 
-    def __init__(self, *, prune: FirstOrderSettings = FirstOrderSettings(), **common: Any) -> None:
-        super().__init__(**common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), UnstructuredPruning(self.prune, self.density).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [UnstructuredPruning(self.prune, self.density)]

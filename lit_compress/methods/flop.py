@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -184,17 +184,9 @@ class FLOP(Method):
         distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
-    def __init__(
-        self,
-        *,
-        prune: FLOPPruning = FLOPPruning(epochs=20, target_warmup=0.5),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(distillation=distillation, **common)
-        self.prune = prune
+    prune: FLOPPruning = FLOPPruning(epochs=20, target_warmup=0.5)
+    distillation = Distillation(alpha=0.0)
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        prune = RankPruning(self.prune, self.density).rounded(self.round_to)
-        return [*self.dense_stage(), prune.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [RankPruning(self.prune, self.density).rounded(self.round_to)]

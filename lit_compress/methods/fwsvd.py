@@ -23,11 +23,9 @@ Deviations and choices where the paper is silent:
 
 from __future__ import annotations
 
-from typing import Any
-
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Removes, Weighted
 
@@ -50,32 +48,22 @@ class FWSVD(Method):
 
     usual_density = None  # the rank ratio decides
     rule: RankRule
+    rank: int | None = None
+    rank_ratio: float | None = None
+    allocation: Allocation = "uniform"
+    dense = Training(warmup=0.0)
+    retrain: Weighted = Weighted(warmup=0.0)
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        rank: int | None = None,
-        rank_ratio: float | None = None,
-        allocation: Allocation = "uniform",
-        dense: Training = Training(warmup=0.0),
-        retrain: Weighted = Weighted(warmup=0.0),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        rule = choose_rule(
-            {"rank_ratio": PAPER_RANK_RATIO}, allocation, density=density, rank=rank, rank_ratio=rank_ratio
-        ).within(common.get("budget"), common.get("round_to"), common.get("shape"))
-        super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
-        retrain.check_labels(self.kind)
-        self.rule = retrain.rule(rule)
-        self.retrain = retrain
+    def __post_init__(self) -> None:
+        self.retrain.check_labels(self.kind)
+        self.rule = self.retrain.rule(self.rank_rule(self.allocation, rank_ratio=PAPER_RANK_RATIO))
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
         """The kinds of removal that ``auto`` tries."""
         return self.retrain.kinds
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), WeightedRetraining(self.retrain, self.rule).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return retrain."""
+        return [WeightedRetraining(self.retrain, self.rule)]

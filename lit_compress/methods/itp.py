@@ -15,8 +15,6 @@ are removed with a neuron or a head; the paper counts the kept rows. The paper d
 
 from __future__ import annotations
 
-from typing import Any
-
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
@@ -32,18 +30,9 @@ class ITP(Method):
     """
 
     usual_density = 0.2
+    prune: RowPruning = RowPruning()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: RowPruning = RowPruning(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), RowSparsePruning(self.prune, self.density).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [RowSparsePruning(self.prune, self.density)]

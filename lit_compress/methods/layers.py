@@ -268,27 +268,14 @@ class Layers(Method):
     """
 
     usual_density = 0.5
+    blocks: int | None = None
+    prune: KeptBlocks = KeptBlocks()
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        blocks: int | None = None,
-        prune: KeptBlocks = KeptBlocks(),
-        **common: Any,
-    ) -> None:
-        if blocks is not None:
-            if blocks < 1:
-                raise UserError(f"model.blocks: {blocks} is below 1, the smallest valid value")
-            if other := "density" if density is not None else "budget" if common.get("budget") is not None else None:
-                given = density if density is not None else common["budget"]
-                raise UserError(
-                    f"model.blocks {blocks}, model.{other} {given}: only one can decide the size, set the other to null"
-                )
-        super().__init__(density=1.0 if blocks is not None else density, **common)
-        self.blocks, self.prune = blocks, prune
+    def __post_init__(self) -> None:
+        require(self, "model.blocks", low=1)
+        self.decides_alone("blocks")
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
         digits = DIGITS if self.budget is None else 0.0
-        return [*self.dense_stage(), LayersStage(self.prune, self.density, self.blocks, digits).or_plain()]
+        return [LayersStage(self.prune, self.density, self.blocks, digits)]

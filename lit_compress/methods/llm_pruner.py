@@ -292,24 +292,16 @@ class LLMPruner(Method):
     """
 
     usual_density = 0.8
+    prune: CoupledPruning = CoupledPruning()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: CoupledPruning = CoupledPruning(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
+    def __post_init__(self) -> None:
         if self.kind.loss == "vectors":
             raise UserError(
                 f"data.task: '{self.task.name}' gives vectors, which have no loss of single texts, and LLMPruner scores"
                 " heads and neurons by it; nearest: SecondOrder with retrain.removes structures"
             )
-        self.prune = prune
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        prune = CoupledStage(self.prune, self.density, self.round_to, self.shape)
-        return [*self.dense_stage(), prune.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [CoupledStage(self.prune, self.density, self.round_to, self.shape)]

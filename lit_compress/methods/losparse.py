@@ -92,17 +92,8 @@ class LoSparse(Method):
     """
 
     usual_density = 0.2
-
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: LowRankPlusSparse = LowRankPlusSparse(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.prune = prune
+    prune: LowRankPlusSparse = LowRankPlusSparse()
+    distillation = Distillation(alpha=0.0)
 
     @classmethod
     def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
@@ -113,12 +104,11 @@ class LoSparse(Method):
             init = init | {"prune": prune | {"low_rank": usual_low_rank(init["density"])}}
         return init
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
-        prune = RowSparsePruning(self.prune, self.density, share, self.prune.ratio, *kfac)
-        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
+        return [RowSparsePruning(self.prune, self.density, share, self.prune.ratio, *kfac).rounded(self.round_to)]
 
 
 @dataclass(frozen=True)
@@ -156,22 +146,15 @@ class LowRankI(Method):
 
     usual_density = 0.2
     rule: RankRule
+    retrain: FromLowRank = FromLowRank()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        retrain: FromLowRank = FromLowRank(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.rule = RankRule(self.density).within(self.budget, self.round_to)
-        self.retrain = retrain
+    def __post_init__(self) -> None:
+        self.rule = self.rank_rule()
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), FactorTuning(self.retrain, self.rule).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return retrain."""
+        return [FactorTuning(self.retrain, self.rule)]
 
 
 class LowRankII(Method):
@@ -185,19 +168,9 @@ class LowRankII(Method):
     """
 
     usual_density = 0.2
+    prune: RowPruning = RowPruning()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: RowPruning = RowPruning(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        prune = RowSparsePruning(self.prune, self.density, self.density)
-        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [RowSparsePruning(self.prune, self.density, self.density).rounded(self.round_to)]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.compression import Compression
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors, LowRankRetraining, WeightedDecomposer
-from lit_compress.stages.rank_rule import RankRule, choose_rule
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
 from lit_compress.stages.weighting import Weighted, WeightedFactors
 from lit_compress.utils.errors import UserError, require
@@ -252,27 +252,17 @@ class LPAF(Method):
         retrain: steps 2 and 3.
     """
 
-    usual_density: float = 0.25
     rule: RankRule
+    rank: int | None = None
+    prune: LPAFSettings = LPAFSettings()
+    retrain: MixedRank = MixedRank()
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        rank: int | None = None,
-        prune: LPAFSettings = LPAFSettings(),
-        retrain: MixedRank = MixedRank(),
-        **common: Any,
-    ) -> None:
-        rule = choose_rule({"density": self.usual_density}, density=density, rank=rank)
-        super().__init__(density=rule.density, **common)
-        self.rule = rule.within(self.budget, self.round_to)
-        self.prune, self.retrain = prune, retrain
+    def __post_init__(self) -> None:
+        self.rule = self.rank_rule()
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune, retrain."""
-        prune, retrain = LPAFPruning(self.prune, self.rule), MixedRankRetraining(self.retrain, self.rule)
-        return [*self.dense_stage(), prune.or_plain(), retrain.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune, retrain."""
+        return [LPAFPruning(self.prune, self.rule), MixedRankRetraining(self.retrain, self.rule)]
 
 
 def _can_concat(net: PreTrainedModel) -> bool:

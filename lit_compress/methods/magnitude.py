@@ -11,7 +11,6 @@ may return if that alone puts it above the threshold. Zeros are stored: density 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lit_compress.methods.base import Method
 from lit_compress.stages.base import Stage
@@ -36,11 +35,8 @@ class Magnitude(Method):
     """
 
     stores_zeros = True
+    prune: MagnitudeSettings = MagnitudeSettings()
 
-    def __init__(self, *, prune: MagnitudeSettings = MagnitudeSettings(), **common: Any) -> None:
-        super().__init__(**common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), UnstructuredPruning(self.prune, self.density).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [UnstructuredPruning(self.prune, self.density)]

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -108,18 +108,9 @@ class Movement(Method):
     """
 
     usual_density = 0.2
+    prune: MovementSettings = MovementSettings()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: MovementSettings = MovementSettings(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), MovementPruning(self.prune, self.density).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [MovementPruning(self.prune, self.density)]

@@ -22,7 +22,6 @@ Zeros are stored: density falls, bytes and FLOPs do not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage
@@ -64,18 +63,9 @@ class PLATON(Method):
 
     stores_zeros = True
     usual_density = 0.2
+    prune: ConfidenceSettings = ConfidenceSettings()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: ConfidenceSettings = ConfidenceSettings(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.prune = prune
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), UnstructuredPruning(self.prune, self.density).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [UnstructuredPruning(self.prune, self.density)]

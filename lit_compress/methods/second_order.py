@@ -45,12 +45,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.prices import Unit
-from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.rank_rule import Allocation, RankRule, Scope, choose_rule
+from lit_compress.stages.base import Stage
+from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 from lit_compress.utils.errors import UserError
@@ -94,42 +93,30 @@ class SecondOrder(Method):
         distillation: weights of the loss terms with the dense model as teacher.
     """
 
-    usual_density: float = 0.25
     rule: RankRule
+    rank: int | None = None
+    rank_ratio: float | None = None
+    allocation: Allocation = "global"
+    scope: Scope = "blocks"
+    price: Unit = "parameters"
+    through: list[float] | None = None
+    retrain: KroneckerWeighted = KroneckerWeighted()
+    distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        rank: int | None = None,
-        rank_ratio: float | None = None,
-        allocation: Allocation = "global",
-        scope: Scope = "blocks",
-        price: Unit = "parameters",
-        through: list[float] | None = None,
-        dense: Training = Training(),
-        retrain: KroneckerWeighted = KroneckerWeighted(),
-        distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True),
-        **common: Any,
-    ) -> None:
-        default = {"density": self.usual_density}
-        rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
-        rule = rule.within(common.get("budget"), common.get("round_to"), common.get("shape"))
-        super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
-        retrain.check_labels(self.kind)
-        self.rule = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
-        self.budget = self.budget and replace(self.budget, of_net=scope == "all")
-        self.retrain, self.through = self._with_removal(retrain, bool(through)), through or []
+    def __post_init__(self) -> None:
+        self.retrain.check_labels(self.kind)
+        rule = replace(self.rank_rule(self.allocation), scope=self.scope, price=self.price, tokens=self.task.length)
+        self.rule = rule = self.retrain.rule(rule)
+        self.budget = self.budget and replace(self.budget, of_net=self.scope == "all")
+        free = not self.through and self.retrain.weighting in KRONECKER and self.scope == "blocks"
+        if self._fast and free and self.retrain.removes is None:
+            self.retrain = replace(self.retrain, removes="auto")  # the best kind, if only a speed-up is asked for
         if self._fast and self.round_to is None and self.retrain.removal != "components":
             on_cuda = self.budget is not None and self.budget.runtime == "cuda"
-            self.rule = replace(self.rule, round_to=FAST_ON_CUDA if on_cuda else FAST)
+            self.rule = replace(rule, round_to=FAST_ON_CUDA if on_cuda else FAST)
+        self.through = self.through or []
         if self.through:
             self._check_through()
-
-    def _with_removal(self, retrain: KroneckerWeighted, staged: bool) -> KroneckerWeighted:
-        """Return settings with the best kind of removal for a speed-up, if only a speed-up is asked for."""
-        free = not staged and retrain.weighting in KRONECKER and self.rule.scope == "blocks"
-        return replace(retrain, removes="auto") if self._fast and free and retrain.removes is None else retrain
 
     def _check_through(self) -> None:
         """Refuse densities on the way that do not lead to the last one.
@@ -145,7 +132,7 @@ class SecondOrder(Method):
                 "nearest: components"
             )
         last = 0.0 if self.budget else self.density  # the density of a budget is searched among all
-        for before, after in pairwise([1.0, *self.through, last]):
+        for before, after in pairwise([1.0, *(self.through or ()), last]):
             if not 0 <= after < before:
                 raise UserError(
                     f"model.through: {after:g} is not below {before:g}; give falling densities above the last"
@@ -162,9 +149,9 @@ class SecondOrder(Method):
         one = self._fast and not self.through and self.retrain.weighting in KRONECKER
         return self.retrain.kinds or (self.retrain.removal,) * one
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), retrain_1, ... where there are densities on the way, retrain."""
-        ways = [density for density in self.through if density > self.density]
+    def own_stages(self) -> list[Stage]:
+        """Return retrain_1, ... where there are densities on the way, retrain."""
+        ways = [density for density in self.through or () if density > self.density]
         share = self.retrain.epochs // (len(ways) + 1)
         settings = replace(self.retrain, epochs=share)
         early = [
@@ -172,4 +159,4 @@ class SecondOrder(Method):
             for i, density in enumerate(ways, 1)
         ]
         last = replace(self.retrain, epochs=self.retrain.epochs - share * len(ways))
-        return [*self.dense_stage(), *early, WeightedRetraining(last, self.rule).or_plain()]
+        return [*early, WeightedRetraining(last, self.rule)]

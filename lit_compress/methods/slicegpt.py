@@ -256,36 +256,19 @@ class SliceGPT(Method):
     """
 
     usual_density = 0.75
+    slicing: float | None = None
+    prune: Slicing = Slicing()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        slicing: float | None = None,
-        prune: Slicing = Slicing(),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        if slicing is not None:
-            if not 0 <= slicing < 1:
-                raise UserError(f"model.slicing: {slicing} is not in [0, 1); usual: 0.25")
-            other = "density" if density is not None else "budget" if common.get("budget") is not None else None
-            if other:
-                given = density if density is not None else common["budget"]
-                raise UserError(
-                    f"model.slicing {slicing}, model.{other} {given}: only one can decide the size, set the other to "
-                    "null"
-                )
-        if distillation.alpha_layers > 0:
+    def __post_init__(self) -> None:
+        require(self, "model.slicing", low=0, below=1, hint="usual: 0.25")
+        self.decides_alone("slicing")
+        if self.distillation.alpha_layers > 0:
             raise UserError(
-                f"distillation.alpha_layers: {distillation.alpha_layers} compares hidden states, which SliceGPT makes "
-                "narrower than the teacher's; valid: 0"
+                f"distillation.alpha_layers: {self.distillation.alpha_layers} compares hidden states, which SliceGPT "
+                "makes narrower than the teacher's; valid: 0"
             )
-        usual = self.usual_density if slicing is None else 1.0
-        super().__init__(density=usual if density is None else density, distillation=distillation, **common)
-        self.slicing, self.prune = slicing, prune
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        prune = SlicingStage(self.prune, self.density, self.slicing, self.round_to)
-        return [*self.dense_stage(), prune.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [SlicingStage(self.prune, self.density, self.slicing, self.round_to)]

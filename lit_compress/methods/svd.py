@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lit_compress.methods.base import Method
 from lit_compress.numerics.decompose import SigmaSide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
-from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,15 @@ class SVD(Method):
         retrain: retraining of the factors.
     """
 
-    usual_density: float = 0.25
     rule: RankRule
+    rank: int | None = None
+    rank_ratio: float | None = None
+    allocation: Allocation = "uniform"
+    retrain: Factorized = Factorized()
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        rank: int | None = None,
-        rank_ratio: float | None = None,
-        allocation: Allocation = "uniform",
-        retrain: Factorized = Factorized(),
-        **common: Any,
-    ) -> None:
-        default = {"density": self.usual_density}
-        rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
-        rule = rule.within(common.get("budget"), common.get("round_to"))
-        super().__init__(density=rule.density, **common)
-        self.rule = rule
-        self.retrain = retrain
+    def __post_init__(self) -> None:
+        self.rule = self.rank_rule(self.allocation)
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), SVDRetraining(self.retrain, self.rule).or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return retrain."""
+        return [SVDRetraining(self.retrain, self.rule)]

@@ -221,20 +221,9 @@ class Theseus(Method):
     """
 
     usual_density = 0.5
+    replace: Replacing = Replacing(epochs=15, warmup=0.0)
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        replace: Replacing = Replacing(epochs=15, warmup=0.0),
-        distillation: Distillation = Distillation(alpha=0.0),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.replace = replace
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), replace."""
-        within = self.budget is not None
-        replace = BlockReplacing(self.replace, self.density, self.distillation, within)
-        return [*self.dense_stage(), replace.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return replace."""
+        return [BlockReplacing(self.replace, self.density, self.distillation, self.budget is not None)]

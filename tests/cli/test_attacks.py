@@ -199,8 +199,8 @@ from typing import Any
 from lit_compress.methods import SVD
 
 class Mine(SVD):
-    def __init__(self, *, name: str = "mine", call: Callable | None = None, **common: Any) -> None:
-        super().__init__(**common)
+    name: str = "mine"
+    call: Callable | None = None
 """
 
 

@@ -290,26 +290,15 @@ class CoFi(Method):
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 
-    pruning: type[GatedPruning] = GatedPruning
+    pruning = GatedPruning  # the class of the stage
     usual_density = 0.2
+    distil: Training = Training(epochs=1, warmup=0.0)
+    prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1)
+    retrain: Retraining = Retraining(epochs=20)
+    distillation: CoFiDistillation = CoFiDistillation()
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        distil: Training = Training(epochs=1, warmup=0.0),
-        prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1),
-        retrain: Retraining = Retraining(epochs=20),
-        distillation: CoFiDistillation = CoFiDistillation(),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, distillation=distillation, **common)
-        self.distil, self.prune, self.retrain = distil, prune, retrain
-        self.matched = distillation
-
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
-        distil = [MatchedStage("distil", self.distil, self.matched)] if self.prune.init == "pretrained" else []
-        prune = self.pruning(self.prune, self.density, self.matched).rounded(self.round_to)
-        retrain = MatchedStage("retrain", self.retrain, self.matched)
-        return [*self.dense_stage(), *distil, prune.or_plain(), retrain]
+    def own_stages(self) -> list[Stage]:
+        """Return distil (from the backbone), prune, retrain."""
+        distil = [MatchedStage("distil", self.distil, self.distillation)] if self.prune.init == "pretrained" else []
+        prune = self.pruning(self.prune, self.density, self.distillation).rounded(self.round_to)
+        return [*distil, prune, MatchedStage("retrain", self.retrain, self.distillation)]

@@ -319,12 +319,4 @@ class CoFiLoSparse(CoFi):
 
     pruning = RowsAndGates
     usual_density = 0.1
-
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        prune: RowsInGates = RowsInGates(epochs=19, warmup=0.0, target_warmup=0.1),
-        **common: Any,
-    ) -> None:
-        super().__init__(density=density, prune=prune, **common)
+    prune: RowsInGates = RowsInGates(epochs=19, warmup=0.0, target_warmup=0.1)

@@ -44,7 +44,7 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.distillation import SP3Distillation
@@ -69,34 +69,21 @@ class SP3(Method):
     """
 
     usual_density = 0.06
+    params: str | None = None
+    fidelity: Literal["paper", "official"] = "paper"
+    prune: ProjectedPruning = ProjectedPruning()
+    distillation: SP3Distillation = SP3Distillation()
 
-    def __init__(
-        self,
-        *,
-        density: float | None = None,
-        params: str | None = None,
-        fidelity: Literal["paper", "official"] = "paper",
-        prune: ProjectedPruning = ProjectedPruning(),
-        distillation: SP3Distillation = SP3Distillation(),
-        **common: Any,
-    ) -> None:
-        if density is not None and params is not None:
-            raise UserError(
-                f"model.density {density}, model.params {params}: only one can decide the size, set the other to null"
+    def __post_init__(self) -> None:
+        self.count = parse_count(str(self.params)) if self.decides_alone("params") else None
+        if self.fidelity == "official":
+            self.prune = replace(
+                self.prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02
             )
-        self.params = None if params is None else parse_count(params)
-        usual = self.usual_density if params is None else 1.0  # the stage knows the model, and so that of ``params``
-        super().__init__(density=usual if density is None else density, distillation=distillation, **common)
-        if fidelity == "official":
-            prune = replace(
-                prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02
-            )
-        self.prune = prune
 
-    def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), prune."""
-        prune = ProjectedStage(self.prune, self.density, self.params).rounded(self.round_to)
-        return [*self.dense_stage(), prune.or_plain()]
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [ProjectedStage(self.prune, self.density, self.count).rounded(self.round_to)]
 
 
 def parse_count(text: str) -> int:
