@@ -9,12 +9,10 @@ The closure of a step goes through its micro-batches, see micro_batches.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from inspect import Parameter, Signature, signature
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -30,10 +28,8 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
-from lit_compress.numerics.chunked_logits import Logits
-from lit_compress.numerics.losses import logits_losses
 from lit_compress.stages.base import Stage, Training, count_steps
-from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
+from lit_compress.stages.distillation import Distillation, check_widths
 from lit_compress.stages.lora import add_updates
 from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
@@ -43,6 +39,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.fields import Fields
 from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
@@ -51,12 +48,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Method(MicroBatches, Checkpointed):
+class Method(MicroBatches, Checkpointed, Fields):
     """A compression method: a model, a task and a list of stages.
 
-    A method declares its own options as a dataclass does: an annotated attribute with a value is an option of the
-    constructor, and a value without an annotation is a new default of an option of this class. ``__post_init__`` is
-    called at the end of the constructor.
+    A method declares its own options as a dataclass does (utils/fields.py): an annotated attribute with a value is an
+    option, a value without an annotation a new default of one of these. ``__post_init__`` ends the constructor.
 
     Args:
         task: name of the task; the data is read for the same one.
@@ -84,14 +80,12 @@ class Method(MicroBatches, Checkpointed):
             but bytes, stored parameters and FLOPs are the dense model's.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
-        given: all options by name, as the constructor got them.
     """
 
     net: PreTrainedModel  # from configure_model() to release()
     stage: Stage  # from prepare() to release()
     stores_zeros = False
     rule: RankRule | None = None
-    given: dict[str, Any]
     usual_density: float | None = 0.25
 
     def __init__(
@@ -134,29 +128,6 @@ class Method(MicroBatches, Checkpointed):
 
     def __post_init__(self) -> None:
         """Check the options, and compute what follows from them."""
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        """Make the constructor of a method from its attributes."""
-        super().__init_subclass__(**more)
-        if "__init__" in vars(cls):
-            raise TypeError(f"{cls.__name__}: a method has no __init__; its options are annotated attributes")
-        inherited, values = cls.__init__, vars(cls)
-
-        def __init__(self: Method, **options: Any) -> None:
-            if unknown := options.keys() - defaults.keys():
-                raise TypeError(f"{cls.__name__} has no option {min(unknown)}")
-            self.given = defaults | options
-            Method.__init__(self, **self.given)
-
-        own = {name: hint for name, hint in values.get("__annotations__", {}).items() if name in values}
-        __init__.__annotations__ = get_type_hints(inherited) | own
-        types = get_type_hints(__init__, vars(sys.modules[cls.__module__]))
-        first, *others = (p for p in signature(inherited).parameters.values() if p.kind is not Parameter.VAR_KEYWORD)
-        defaults = {p.name: values.get(p.name, p.default) for p in others} | {name: values[name] for name in own}
-        options = [Parameter(n, Parameter.KEYWORD_ONLY, default=d, annotation=types[n]) for n, d in defaults.items()]
-        __init__.__signature__ = Signature([first, *options])  # type: ignore[attr-defined]
-        __init__.__annotations__ = types
-        cls.__init__ = __init__  # type: ignore[assignment, method-assign]
 
     def rank_rule(self, allocation: Allocation = "uniform", **usual: float) -> RankRule:
         """Return the rule for the ranks by the density, rank or ratio that was given, and set the density to its own.
@@ -295,61 +266,6 @@ class Method(MicroBatches, Checkpointed):
         )
         optimizer = build_adamw(self.stage, self.net, trainer.precision)
         return {"optimizer": optimizer, "lr_scheduler": build_schedule(self.stage, optimizer)}
-
-    # ---------------------------------------------------------------- loss
-
-    def logits(self, batch: dict[str, Tensor]) -> Logits:
-        """Return the model's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
-        output = self._forward(self.net, batch, hidden=self._hidden is not None)
-        if self._hidden is not None:
-            stacks = hidden_states(output)
-            # transformers collects hidden states by the class of the block: a replaced block would be missing
-            assert len(stacks[0]) == 1 + self.net.config.num_hidden_layers
-            self._hidden.append(stacks)
-        return self.kind.logits(output, batch)
-
-    def _forward(self, net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
-        return self.kind.run(net, batch, output_hidden_states=hidden)
-
-    def objective(
-        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
-    ) -> dict[str, Tensor]:
-        """Return the loss terms by name: the task's and, with a teacher, the distillation's.
-
-        Args:
-            logits: [copies * b, ..., classes], one copy of the batch after the other, made by :meth:`logits`.
-            batch: the b examples.
-            distil: add the distillation terms if there is a teacher.
-            copies: number of forwards of the batch; the loss is the mean over them.
-            consistency: weight of the distance between the logits of two copies; 0 leaves it out.
-        """
-        settings, kind, output = self.distillation, self.kind, None
-        if distil and self._teacher:
-            with torch.no_grad():
-                output = self._taught or self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
-        losses = logits_losses(
-            logits, batch["labels"], kind.loss,
-            teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
-            temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
-        )  # fmt: skip
-        if self._weights is not None:
-            losses = {name: self._weights[0] * loss for name, loss in losses.items()}
-        last = {"consistency": consistency * losses.pop("consistency")} if consistency > 0 else {}
-        if output is None:
-            return losses | last
-        passes = None
-        if self._hidden is not None:
-            size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
-            passes = [
-                [[h[start : start + size] for h in states] for states in stacks]
-                for stacks in self._hidden
-                for start in range(0, len(stacks[0][0]), size)
-            ]
-        terms = distillation_terms(
-            settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
-            self.stage.layer_loss, self._weights, self._variances,
-        )  # fmt: skip
-        return terms | last
 
     # ---------------------------------------------------------------- around the optimizer step
 

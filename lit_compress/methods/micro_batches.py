@@ -22,9 +22,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import state_moments
+from lit_compress.numerics.chunked_logits import Logits
+from lit_compress.numerics.losses import logits_losses, state_moments
 from lit_compress.stages.base import Stage
-from lit_compress.stages.distillation import Distillation, hidden_states
+from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
 from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
@@ -146,6 +147,59 @@ class MicroBatches(pl.LightningModule):
             terms = self.stage.losses(self, batch)  # type: ignore[arg-type]
         self._hidden = None  # off in validation and in recomputation by checkpointing
         return terms
+
+    def logits(self, batch: dict[str, Tensor]) -> Logits:
+        """Return the model's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
+        output = self._forward(self.net, batch, hidden=self._hidden is not None)
+        if self._hidden is not None:
+            stacks = hidden_states(output)
+            # transformers collects hidden states by the class of the block: a replaced block would be missing
+            assert len(stacks[0]) == 1 + self.net.config.num_hidden_layers
+            self._hidden.append(stacks)
+        return self.kind.logits(output, batch)
+
+    def _forward(self, net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
+        return self.kind.run(net, batch, output_hidden_states=hidden)
+
+    def objective(
+        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
+    ) -> dict[str, Tensor]:
+        """Return the loss terms by name: the task's and, with a teacher, the distillation's.
+
+        Args:
+            logits: [copies * b, ..., classes], one copy of the batch after the other, made by :meth:`logits`.
+            batch: the b examples.
+            distil: add the distillation terms if there is a teacher.
+            copies: number of forwards of the batch; the loss is the mean over them.
+            consistency: weight of the distance between the logits of two copies; 0 leaves it out.
+        """
+        settings, kind, output = self.distillation, self.kind, None
+        if distil and self._teacher:
+            with torch.no_grad():
+                output = self._taught or self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
+        losses = logits_losses(
+            logits, batch["labels"], kind.loss,
+            teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
+            temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
+        )  # fmt: skip
+        if self._weights is not None:
+            losses = {name: self._weights[0] * loss for name, loss in losses.items()}
+        last = {"consistency": consistency * losses.pop("consistency")} if consistency > 0 else {}
+        if output is None:
+            return losses | last
+        passes = None
+        if self._hidden is not None:
+            size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
+            passes = [
+                [[h[start : start + size] for h in states] for states in stacks]
+                for stacks in self._hidden
+                for start in range(0, len(stacks[0][0]), size)
+            ]
+        terms = distillation_terms(
+            settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
+            self.stage.layer_loss, self._weights, self._variances,
+        )  # fmt: skip
+        return terms | last
 
     @property
     def _listens(self) -> bool:
