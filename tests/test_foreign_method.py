@@ -15,8 +15,7 @@ PACKAGE = '''
 from dataclasses import dataclass
 
 from lit_compress.methods.magnitude import Magnitude
-from lit_compress.stages.scores import Score
-from lit_compress.stages.unstructured import Unstructured
+from lit_compress.stages.unstructured import Score, Unstructured
 from lit_compress.utils.sharding import local
 
 

@@ -108,10 +108,9 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
     measured: dict[str, Any] = {}
     gathered = 0.0
     for density in densities:
-        stage = one_shot_stage(cli.at_density(density))
-        stage.check_shapes(dense)
-        compression = stage.compression(options.backbone)
-        assert compression is not None
+        compression = one_shot_stage(cli.at_density(density)).compression
+        compression.folder = options.backbone
+        compression.check(dense)
         calibration = compression.calibration(dense, data)
         if method in ESTIMATES:
             assert calibration is not None
@@ -126,7 +125,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
             if method in ONE_MEASUREMENT:
                 gathered, start = gathered + time.process_time() - start, time.process_time()
         net, _ = compress(dense, compression, task, data, device, keep=True, measured=measured)
-        facts = {"file_density": stage.density_left(net), "seconds": gathered + time.process_time() - start}
+        facts = {"file_density": compression.density_left(net), "seconds": gathered + time.process_time() - start}
         yield density, net, facts
         del net
         start = time.process_time()

@@ -249,7 +249,8 @@ class Estimates:
         from lit_compress.cli.one_shot import one_shot_stage
 
         stage = one_shot_stage(self.made.command_line(removes, self.made.folders[0]).at_density(density))
-        return stage.compression(self.options.teachers / self.task)
+        stage.compression.folder = self.options.teachers / self.task
+        return stage.compression
 
     def measured(self, variant: str, removes: str) -> dict[str, Tensor]:
         """Return the measurements of all matrices by a variant."""
@@ -276,7 +277,7 @@ class Estimates:
                 steps = int((ends <= share * ends[-1] + 1e-9).sum())
                 if steps > levels[-1][0]:
                     net = copy.deepcopy(self.dense)
-                    compression.apply(net, {name: measured[f"{name}.order"][: ends[steps - 1]]}, measured)
+                    compression.fill(net, {name: measured[f"{name}.order"][: ends[steps - 1]]}, measured)
                     levels.append((steps, mean(self.divergences(net, batches, expected))))
             made[f"{name}.costs"] = rescaled(measured[f"{name}.costs"], levels[1:])
         return made

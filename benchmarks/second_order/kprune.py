@@ -32,8 +32,7 @@ from torch import Tensor
 from lit_compress.calibration.uses import frozen, hooked, real_rows, token_places, tokens_at
 from lit_compress.models.prices import unit_prices
 from lit_compress.models.sites import sublayers
-from lit_compress.stages.unit_removal import cut_removed
-from lit_compress.stages.units import unit_inputs
+from lit_compress.stages.units import cut_removed, unit_inputs
 
 
 @dataclass(frozen=True)

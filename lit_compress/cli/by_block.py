@@ -32,7 +32,7 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe, replace
 from lit_compress.run.guard import check_memory
-from lit_compress.stages.compression import Chosen, CompressedStage, Compression
+from lit_compress.stages.compression import CompressedStage, Compression, Plan
 from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
@@ -89,7 +89,7 @@ def factorize_by_block(
     stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
     if recovery.refine is not None:
-        check_refinement(dense, stage.dense_states, type(method).__name__)
+        check_refinement(dense, compression.dense_states, type(method).__name__)
     work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, compression)
     if recovery.refine is not None:
         work.refine_by(recovery.refine, stage.texts(data))
@@ -100,15 +100,15 @@ def factorize_by_block(
     dense_scores = work.dense_metric()
     work.measure()
     measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
-    chosen, loss = compression.choose(dense, measured)
-    calibration = stage.record(data, loss)
-    form = work.export(form, chosen, measured, choices.dtype)
+    plan = compression.plan(dense, measured)
+    calibration = compression.record(data, compression.loss(dense, plan, measured))
+    form = work.export(form, plan, measured, choices.dtype)
     scores = work.compressed_metric(form, choices)
     if calibration:
         calibration["measured_loss"] = work.divergence()
         work.ended("divergence")
     told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
-    more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
+    more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
     report = write_report(
         work.out, dense, form, (dense_scores, scores), net_bytes(work.source), type(method).__name__, data, config,
@@ -244,12 +244,12 @@ class _Work:
         for name in names:
             empty(shapes.get_submodule(name))
 
-    def export(self, form: PreTrainedModel, chosen: Chosen, measured: StoredTensors, dtype: str) -> PreTrainedModel:
+    def export(self, form: PreTrainedModel, plan: Plan, measured: StoredTensors, dtype: str) -> PreTrainedModel:
         """Write the compressed model and return ``form`` in its shapes; the dense model is released."""
 
         def change(form: PreTrainedModel, number: int, values: bool) -> None:
-            own = {name: value for name, value in chosen.items() if name.startswith(f"{self.net.names[number]}.")}
-            self.compression.apply(form, own, measured if values else None)
+            own = {name: value for name, value in plan.items() if name.startswith(f"{self.net.names[number]}.")}
+            self.compression.fill(form, own, measured if values else None)
 
         form = write_shards(self.net, form, change, dtype, self.out, self.refinement)
         del self.net, self.collector
@@ -291,12 +291,13 @@ def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, dat
     Raises:
         UserError: it cannot go block by block.
     """
-    compression = stage.compression(Path(method.backbone).expanduser())
-    if compression is None:
+    compression = stage.compression
+    if compression.keeps_all:
         raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
+    compression.folder = Path(method.backbone).expanduser()
     compression.check_by_block(dense)
-    stage.check_shapes(dense)
-    data.reads_labels = stage.reads_labels(method.kind)
+    compression.check(dense)
+    data.reads_labels = compression.reads_labels(method.kind)
     return compression
 
 

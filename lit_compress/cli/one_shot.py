@@ -81,7 +81,7 @@ def factorize_model(
     """
     check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
-    data.reads_labels = stage.reads_labels(method.kind)
+    data.reads_labels = stage.compression.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     outline = without_values(lambda: empty_net(shapes))
     check_factorize(method, stage, outline, data, recovery.distil is not None)
@@ -89,7 +89,7 @@ def factorize_model(
         dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:
-        check_refinement(dense, stage.dense_states, name)
+        check_refinement(dense, stage.compression.dense_states, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
     scores, key, constant = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}", constant_answer(data)
     if finding := constant.near(data.record.metrics[0], scores[key]):
@@ -101,7 +101,7 @@ def factorize_model(
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
     if texts is not None:
-        layer_loss = stage.layer_loss if stage.dense_states else None
+        layer_loss = stage.layer_loss if stage.compression.dense_states else None
         told = distil(dense, net, method.kind, texts, recovery, current_device(), layer_loss)
         recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
         trim()
@@ -125,7 +125,7 @@ def _refined(
     kind = task_type(data.record)
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
-        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.behind)
+        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.compression.behind)
     trim()
     return told
 
@@ -134,7 +134,7 @@ def compressed(
     stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
     """Return a copy of ``dense``, compressed by ``stage``, and the report's entry on the calibration."""
-    stage.check_shapes(dense)
+    stage.compression.check(dense)
     stage.check_data(data.train_size())
     folder = Path(method.backbone).expanduser()
     return stage.compress(dense, folder, method.task, data, current_device(), keep=True)

@@ -28,10 +28,10 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
-from lit_compress.stages.base import Stage, Training, count_steps
+from lit_compress.stages.base import Stage, Training, build_adamw, build_schedule, count_steps
+from lit_compress.stages.compression import CompressedStage, Compression, check_count
 from lit_compress.stages.distillation import Distillation, check_widths
-from lit_compress.stages.lora import add_updates
-from lit_compress.stages.optimizer import build_adamw, build_schedule
+from lit_compress.stages.lora import Retraining, add_updates
 from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.stages.weighting import Removes
@@ -354,3 +354,21 @@ class Method(MicroBatches, Checkpointed, Fields):
             return
         self.log_dict(values, prog_bar=True)
         self.log_dict({"val/score": score if at_budget else -inf} | ({} if loss is None else {"val/loss": loss}))
+
+
+class OneShot(Method, Compression):
+    """A method that compresses in one shot, and may train afterwards.
+
+    Args:
+        prune: the training afterwards.
+    """
+
+    prune: Retraining = Retraining()
+
+    def check_data(self, examples: int) -> None:
+        """Refuse more examples than there are."""
+        check_count("prune.examples", getattr(self.prune, "examples", None), examples)
+
+    def own_stages(self) -> list[Stage]:
+        """Return prune."""
+        return [CompressedStage("prune", self.prune, self)]

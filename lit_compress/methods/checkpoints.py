@@ -9,7 +9,6 @@ import torch
 
 from lit_compress.models.surgery import describe
 from lit_compress.stages.base import Stage
-from lit_compress.stages.mark import check_mark
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
 
@@ -70,3 +69,19 @@ class Checkpointed(pl.LightningModule):
             )
         if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
             raise UserError("data.path: the stage began with other data; resume with the same files")
+
+
+def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
+    """Return the mark that ``Method.on_save_checkpoint`` added to a checkpoint.
+
+    Raises:
+        UserError: another program, method or stage wrote the checkpoint.
+    """
+    mark = checkpoint.get("lit_compress")
+    if mark is None:
+        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run")
+    if (mark["method"], mark["stage"]) != (method, stage):
+        raise UserError(
+            f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"
+        )
+    return mark

@@ -26,7 +26,7 @@ from __future__ import annotations
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, RankRule
-from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighted import WeightedRetraining
 from lit_compress.stages.weighting import Removes, Weighted
 
 PAPER_RANK_RATIO = 0.33

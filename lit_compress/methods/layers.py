@@ -22,23 +22,21 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import floor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.block_losses import BlockLosses
-from lit_compress.methods.base import Method
+from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.numerics.fewer_blocks import Kept, evenly_spaced
-from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import CompressedStage, Compression, Measured
+from lit_compress.stages.compression import Measured
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
 
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.surgery import Structure
-    from lit_compress.stages.distillation import Distillation
     from lit_compress.tasks.base import TaskType
 
 DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
@@ -73,23 +70,23 @@ class KeptBlocks(Retraining):
         require(self, "prune.examples", low=1)
 
 
-class LayersStage(CompressedStage):
-    """The stage ``prune``: keep some blocks, then train them.
+class Layers(OneShot):
+    """Keep some of the transformer blocks, evenly spaced or by measured loss, then distil; an ordinary model is left.
 
     Args:
-        settings: of choice and training.
-        density: fraction of the blocks that is kept, at most.
-        blocks: number of blocks that is kept of each list, in place of the density; None: the density decides.
-        digits: how far above ``density`` the kept fraction may be.
+        density: fraction of the blocks that is kept; the largest number of blocks that fits, by default half of them.
+        blocks: number of blocks that is kept, in place of ``density``.
+        prune: the choice of the blocks, and training afterwards.
     """
 
-    settings: KeptBlocks
-    density: float
+    name, rounds = "blocks", False
+    usual_density = 0.5
+    blocks: int | None = None
+    prune: KeptBlocks = KeptBlocks()
 
-    def __init__(self, settings: KeptBlocks, density: float, blocks: int | None, digits: float = DIGITS) -> None:
-        super().__init__("prune", settings)
-        self.density, self.blocks, self.digits = density, blocks, digits
-        self.kept: Kept = {}
+    def __post_init__(self) -> None:
+        require(self, "model.blocks", low=1)
+        self.decides_alone("blocks")
 
     @property
     def keeps_all(self) -> bool:
@@ -97,9 +94,8 @@ class LayersStage(CompressedStage):
         return self.density >= 1 and self.blocks is None
 
     @property
-    def reads_examples(self) -> bool:
-        """Whether training rows decide."""
-        return self.settings.choice == "measured"
+    def target(self) -> None:
+        """None: the density is one of blocks."""
 
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
         """Return name of each list of blocks -> how many are kept; only shapes are read.
@@ -116,7 +112,8 @@ class LayersStage(CompressedStage):
                     f"{shortest}"
                 )
             return dict.fromkeys(totals, self.blocks)
-        counts = {path: floor((self.density + self.digits) * total + 1e-9) for path, total in totals.items()}
+        density = self.density + (DIGITS if self.budget is None else 0.0)
+        counts = {path: floor(density * total + 1e-9) for path, total in totals.items()}
         if not all(counts.values()):
             raise UserError(
                 f"model.density: {self.density:.4g} keeps none of {shortest} blocks; nearest valid value "
@@ -127,6 +124,10 @@ class LayersStage(CompressedStage):
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the fraction of the blocks that is kept, of all lists together."""
         return sum(self.counts(net).values()) / sum(total for _, total in stack_lengths(net).values())
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the fraction of the blocks that was kept."""
+        return self.share
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse architectures whose blocks are not known one by one, and numbers of blocks that are not possible."""
@@ -139,97 +140,36 @@ class LayersStage(CompressedStage):
         self.counts(net)
 
     def check_data(self, examples: int) -> None:
-        """Refuse more examples than there are."""
-        asked = self.settings.examples
-        if self.reads_examples and asked is not None and asked > examples:
-            raise UserError(f"prune.examples: {asked} is more than there are; the largest is {examples}")
-
-    def compression(self, previous: Path | None) -> FewerBlocks:
-        """Return the removal of the other blocks."""
-        return FewerBlocks(self)
-
-    def reads_labels(self, kind: TaskType) -> bool:
-        """Return whether forwards need the labels."""
-        return self.reads_examples and kind.reads_labels
-
-    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
-        """Return which blocks are kept, and the divergence on the examples that decided; None without examples."""
-        if not self.reads_examples:
-            return None
-        examples = self.settings.examples or min(128, data.train_size())
-        return {"choice": "measured", "examples": examples, "kept": self.kept, "estimated_loss": loss}
-
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with evenly spaced blocks."""
-        shorten(net, self.evenly(net))
-        return net
-
-    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Keep the blocks that a checkpoint has."""
-        self.keep(net, self.notes["calibration"]["kept"] if self.reads_examples else self.evenly(net))
-        return net
-
-    def evenly(self, net: PreTrainedModel) -> Kept:
-        """Return the numbers of evenly spaced blocks, by list; only shapes are read."""
-        totals, first = stack_lengths(net), holds_first(net)
-        return {path: evenly_spaced(totals[path][1], count, first) for path, count in self.counts(net).items()}
-
-    def keep(self, net: PreTrainedModel, kept: Kept) -> None:
-        """Remove the other blocks of ``net``, in place."""
-        self.kept, self.behind, before = kept, [], 0
-        for path, (_, total) in stack_lengths(net).items():  # a block gives what the next kept one reads
-            self.behind += [before + number for number in (*kept[path][1:], total)]
-            before += total
-        self.share = len(self.behind) / before
-        shorten(net, kept)
-
-    def density_left(self, net: PreTrainedModel) -> float:
-        """Return the fraction of the blocks that was kept."""
-        return self.share
-
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Compare the k + 1 hidden states with evenly spaced ones of the teacher's, from the first to the last."""
-        last, of = len(student) - 1, len(teacher) - 1
-        layers = [round(j * of / last) for j in range(last + 1)]
-        spread = None if variances is None else [variances[layer] for layer in layers]
-        return settings.layer_loss(student, [teacher[layer] for layer in layers], mask, spread)
-
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Log the density, which does not change in this stage."""
-        return {"density": self.achieved, "target": self.achieved}
-
-
-class FewerBlocks(Compression):
-    """Some of the blocks are kept; how many is known before.
-
-    Args:
-        stage: has settings and counts.
-    """
-
-    name = "blocks"
-
-    def __init__(self, stage: LayersStage) -> None:
-        self.stage = stage
+        """Refuse more examples than there are, if they decide."""
+        if self.prune.choice == "measured":
+            super().check_data(examples)
 
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Refuse: blocks change their numbers."""
         raise UserError("--by_block: Layers needs the whole model; leave the option out")
 
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Return whether forwards need the labels."""
+        return self.prune.choice == "measured" and kind.reads_labels
+
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the losses of models without a block; None for evenly spaced blocks."""
-        settings = self.stage.settings
-        if not self.stage.reads_examples:
+        if self.prune.choice == "even":
             return None
-        count = settings.examples or min(128, data.train_size())
-        batches = data.calibration_dataloader(count, settings.calibration_seed, "prune.examples")
-        return Calibration(BlockLosses(self.stage.counts(net)), batches)
+        batches = data.calibration_dataloader(self.examples(data), self.prune.calibration_seed, "prune.examples")
+        return Calibration(BlockLosses(self.counts(net)), batches)
 
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the size of the numbers of the kept blocks."""
-        return 8 * sum(self.stage.counts(net).values())
+    def examples(self, data: DataModule) -> int:
+        """Return how many training examples decide."""
+        return self.prune.examples or min(128, data.train_size())
+
+    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
+        """Return which blocks are kept, and the divergence on the examples that decided; None without examples."""
+        if self.prune.choice == "even":
+            return None
+        return {
+            "choice": "measured", "examples": self.examples(data), "kept": self.kept, "estimated_loss": loss
+        }  # fmt: skip
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
@@ -238,44 +178,28 @@ class FewerBlocks(Compression):
         for path, numbers in statistics.items():
             yield (), {path: torch.tensor(numbers)}
 
-    def plan(self, net: PreTrainedModel) -> Kept:
-        """Return evenly spaced blocks."""
-        return self.stage.evenly(net)
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Kept:
+        """Return the numbers of the kept blocks by list, evenly spaced or as measured."""
+        if measured:
+            return {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
+        totals, first = stack_lengths(net), holds_first(net)
+        return {path: evenly_spaced(totals[path][1], count, first) for path, count in self.counts(net).items()}
 
-    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Kept, float]:
-        """Return the kept blocks, evenly spaced or as measured, and the divergence without the others."""
-        if not measured:
-            return self.plan(net), 0.0
-        kept = {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
-        return kept, float(measured["loss"])
+    def loss(self, net: PreTrainedModel, plan: Kept, measured: Measured) -> float:
+        """Return the divergence without the other blocks; 0 for evenly spaced ones."""
+        return float(measured["loss"]) if measured else 0.0
 
-    def apply(self, net: PreTrainedModel, chosen: Kept, measured: Measured | None) -> None:
-        """Remove the other blocks."""
-        self.stage.keep(net, chosen)
+    def fill(self, net: PreTrainedModel, plan: Kept, measured: Measured | None = None) -> None:
+        """Remove the other blocks; of a model with values note what is kept."""
+        behind, before = list[int](), 0
+        for path, (_, total) in stack_lengths(net).items():  # a block gives what the next kept one reads
+            behind += [before + number for number in (*plan[path][1:], total)]
+            before += total
+        if net.device.type != "meta":
+            self.kept, self.behind, self.share = plan, behind, len(behind) / before
+        shorten(net, plan)
 
-    def told(self, net: PreTrainedModel, chosen: Kept) -> dict[str, Any]:
-        """Return the numbers of the kept blocks."""
-        return {"blocks": chosen}
-
-
-class Layers(Method):
-    """Keep some of the transformer blocks, evenly spaced or by measured loss, then distil; an ordinary model is left.
-
-    Args:
-        density: fraction of the blocks that is kept; the largest number of blocks that fits, by default half of them.
-        blocks: number of blocks that is kept, in place of ``density``.
-        prune: the choice of the blocks, and training afterwards.
-    """
-
-    usual_density = 0.5
-    blocks: int | None = None
-    prune: KeptBlocks = KeptBlocks()
-
-    def __post_init__(self) -> None:
-        require(self, "model.blocks", low=1)
-        self.decides_alone("blocks")
-
-    def own_stages(self) -> list[Stage]:
-        """Return prune."""
-        digits = DIGITS if self.budget is None else 0.0
-        return [LayersStage(self.prune, self.density, self.blocks, digits)]
+    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+        """Keep the blocks that a checkpoint has."""
+        self.fill(net, notes["calibration"]["kept"] if self.prune.choice == "measured" else self.plan(net))
+        return net

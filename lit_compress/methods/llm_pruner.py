@@ -33,24 +33,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import floor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.gradients import Gradients, MeanGradient
-from lit_compress.methods.base import Method
+from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
-from lit_compress.models.uniform_shape import LayerShape, even_counts
+from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
-from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import CompressedStage, Compression, Measured
+from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
@@ -176,113 +174,7 @@ def best_units(
     return torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[:count], True)
 
 
-class CoupledStage(CompressedStage):
-    """The stage ``prune``: score and remove heads and neurons, then train the rest.
-
-    Args:
-        settings: scores and training.
-        density: fraction of the sites' weights that stays; at 1 nothing is removed.
-        round_to: numbers of neurons are multiples of it.
-        shape: ``uniform``: every block keeps as many.
-    """
-
-    settings: CoupledPruning
-    density: float
-    uniform = True
-
-    def __init__(
-        self, settings: CoupledPruning, density: float, round_to: int | None, shape: LayerShape = "free"
-    ) -> None:
-        super().__init__("prune", settings)
-        self.density, self.round_to, self.shape = density, round_to, shape
-
-    def counts(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return how many heads or neurons every pruned sub-layer keeps."""
-        if self.shape == "uniform":
-            return even_counts(net, self.density, self.round_to or 1)
-        return kept_counts(net, self.settings, self.density, self.round_to or 1)
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse blocks that leave nothing to prune, and densities that cannot be reached."""
-        pruned_parts(net, self.settings)
-        first, last = self.settings.keep_first, self.settings.keep_last
-        if self.shape == "uniform" and first + last:
-            raise UserError(
-                f"model.shape: 'uniform' has as many units in every block; prune.keep_first {first}, prune.keep_last "
-                f"{last} keep some whole; nearest: 0, 0"
-            )
-        self.counts(net)
-
-    def check_data(self, examples: int) -> None:
-        """Refuse more examples than there are."""
-        if (asked := self.settings.examples) > examples:
-            raise UserError(f"prune.examples: {asked} is more than there are; the largest is {examples}")
-
-    def parts(self, net: PreTrainedModel) -> list[SubLayer]:
-        """Return the sub-layers that lose units; only shapes are read."""
-        counts = self.counts(net)
-        return [part for part in pruned_parts(net, self.settings) if part.last in counts]
-
-    def compression(self, previous: Path | None) -> CoupledRemoval:
-        """Return the removal of the least important units."""
-        return CoupledRemoval(self)
-
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Log the density, which does not change in this stage."""
-        return {"density": self.achieved, "target": self.density}
-
-
-class CoupledRemoval(Compression):
-    """The heads and neurons of the smallest first-order scores go; how many of a block is known before.
-
-    Args:
-        stage: has settings and density.
-    """
-
-    name = "units"
-
-    def __init__(self, stage: CoupledStage) -> None:
-        self.stage = stage
-
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
-        """Return the gradients of the matrices of the sub-layers that lose units."""
-        settings = self.stage.settings
-        batches = data.calibration_dataloader(settings.examples, settings.calibration_seed, "prune.examples")
-        sites = [name for part in self.stage.parts(net) for name in part.sites.values()]
-        return Calibration(Gradients(sites=sites, squares=settings.importance == "element2"), batches)
-
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return one for every unit."""
-        return sum(price.count for price in unit_prices(net, self.stage.parts(net)).values())
-
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-        """Yield which units of a sub-layer stay, bool [units]."""
-        counts = self.stage.counts(net)
-        for part in (part for part in self.stage.parts(net) if part.last in names):
-            best = best_units(net, part, statistics, self.stage.settings, counts[part.last])
-            yield tuple(part.sites.values()), {f"{part.last}.kept": best}
-
-    def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the first units of every pruned sub-layer."""
-        prices = unit_prices(net, self.stage.parts(net))
-        return {name: torch.arange(prices[name].count) < count for name, count in self.stage.counts(net).items()}
-
-    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
-        """Return the units that stay by last matrix, bool [units]; no loss is estimated."""
-        return {part.last: measured[f"{part.last}.kept"] for part in self.stage.parts(net)}, 0.0
-
-    def apply(self, net: PreTrainedModel, chosen: dict[str, Tensor], measured: Measured | None) -> None:
-        """Remove heads and neurons."""
-        cut_units(net, chosen)
-
-    def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:
-        """Return how many heads or neurons are left."""
-        return {"units": {name: int(kept.sum()) for name, kept in chosen.items()}}
-
-
-class LLMPruner(Method):
+class LLMPruner(OneShot):
     """Prune the least important heads and neurons at once, by first-order scores on a few examples, then retrain.
 
     Args:
@@ -292,6 +184,7 @@ class LLMPruner(Method):
     """
 
     usual_density = 0.8
+    uniform = True
     prune: CoupledPruning = CoupledPruning()
     distillation = Distillation(alpha=0.0)
 
@@ -302,6 +195,50 @@ class LLMPruner(Method):
                 " heads and neurons by it; nearest: SecondOrder with retrain.removes structures"
             )
 
-    def own_stages(self) -> list[Stage]:
-        """Return prune."""
-        return [CoupledStage(self.prune, self.density, self.round_to, self.shape)]
+    def counts(self, net: PreTrainedModel) -> dict[str, int]:
+        """Return how many heads or neurons every pruned sub-layer keeps."""
+        if self.shape == "uniform":
+            return even_counts(net, self.density, self.round_to or 1)
+        return kept_counts(net, self.prune, self.density, self.round_to or 1)
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse blocks that leave nothing to prune, and densities that cannot be reached."""
+        pruned_parts(net, self.prune)
+        first, last = self.prune.keep_first, self.prune.keep_last
+        if self.shape == "uniform" and first + last:
+            raise UserError(
+                f"model.shape: 'uniform' has as many units in every block; prune.keep_first {first}, prune.keep_last "
+                f"{last} keep some whole; nearest: 0, 0"
+            )
+        self.counts(net)
+
+    def parts(self, net: PreTrainedModel) -> list[SubLayer]:
+        """Return the sub-layers that lose units; only shapes are read."""
+        counts = self.counts(net)
+        return [part for part in pruned_parts(net, self.prune) if part.last in counts]
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
+        """Return the gradients of the matrices of the sub-layers that lose units."""
+        batches = data.calibration_dataloader(self.prune.examples, self.prune.calibration_seed, "prune.examples")
+        sites = [name for part in self.parts(net) for name in part.sites.values()]
+        return Calibration(Gradients(sites=sites, squares=self.prune.importance == "element2"), batches)
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield which units of a sub-layer stay, bool [units]."""
+        counts = self.counts(net)
+        for part in (part for part in self.parts(net) if part.last in names):
+            best = best_units(net, part, statistics, self.prune, counts[part.last])
+            yield tuple(part.sites.values()), {f"{part.last}.kept": best}
+
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
+        """Return the units that stay by last matrix, bool [units]; without measurements the first ones."""
+        if measured is not None:
+            return {part.last: measured[f"{part.last}.kept"] for part in self.parts(net)}
+        prices = unit_prices(net, self.parts(net))
+        return {name: torch.arange(prices[name].count) < count for name, count in self.counts(net).items()}
+
+    def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
+        """Remove heads and neurons."""
+        cut_units(net, plan)

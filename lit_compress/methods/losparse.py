@@ -25,13 +25,13 @@ paper's main tables. The dense model is the reference in the report, and the tea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
@@ -122,18 +122,6 @@ class FromLowRank(Retraining):
     init: Literal["pretrained", "finetuned"] = "pretrained"
 
 
-class FactorTuning(LowRankRetraining):
-    """Factorize, drop S at once, train the factors."""
-
-    def __init__(self, settings: FromLowRank, rule: RankRule) -> None:
-        super().__init__(settings, rule)
-        self.from_backbone = settings.init == "pretrained"
-
-    def decomposer(self, previous: Path | None) -> WeightedDecomposer:
-        """Return the decomposer whose factors both get sqrt(Sigma) (Eqs. 6-7)."""
-        return WeightedDecomposer(sigma_side="balanced")
-
-
 class LowRankI(Method):
     """LoSparse without its sparse part: fine-tune the factors of the backbone.
 
@@ -154,7 +142,10 @@ class LowRankI(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        return [FactorTuning(self.retrain, self.rule)]
+        factors = Factors(self.rule, WeightedDecomposer(sigma_side="balanced"))  # Eqs. 6-7, without S
+        stage = CompressedStage("retrain", self.retrain, factors)
+        stage.from_backbone = self.retrain.init == "pretrained"
+        return [stage]
 
 
 class LowRankII(Method):

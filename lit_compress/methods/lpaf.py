@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.layers import MixedRankLinear
+from lit_compress.layers import LowRankLinear, MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.storage import load_row_importance
 from lit_compress.models.surgery import Structure, factorize
@@ -39,16 +39,21 @@ from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.compression import Compression
+from lit_compress.stages.compression import CompressedStage, Measured
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Factors, LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
-from lit_compress.stages.weighting import Weighted, WeightedFactors
+from lit_compress.stages.weighting import Weighted, calibration_for, weigh
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.calibration import Calibration
+
+KFAC = Weighted(weighting="kfac")
 
 
 @dataclass(frozen=True)
@@ -123,12 +128,53 @@ class LPAFPruning(UnstructuredPruning):
         self.density = self.density_of(net)
         return net
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no matrix is factorized, and so none is pruned."""
+        return self.rule.keeps_all
+
     def density_of(self, net: PreTrainedModel) -> float:
         """Return v; where it is not given, by the density that the ranks leave."""
         return self.settings.density or by_density(self.rule.density_of(net), 0.50, 0.25, 0.10)
 
 
-class MixedRankRetraining(LowRankRetraining):
+class SparseFactors(Factors):
+    """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11) or under K-FAC, mixed with these.
+
+    Biases stay: the factors also have them.
+
+    Args:
+        settings: the weighting.
+        rule: for the ranks.
+    """
+
+    def __init__(self, settings: MixedRank, rule: RankRule) -> None:
+        super().__init__(rule)
+        self.settings, self.moments = settings, "kfac" if settings.weighting == "kfac" else None
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return the moments of K-FAC."""
+        return calibration_for([KFAC], data) if self.moments else None
+
+    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+        """Return the decomposer by the scores of the model's folder, or by its moments."""
+        if self.settings.weighting == "kfac":
+            return weigh(KFAC, net, statistics, release=True, centred=False)
+        assert self.folder is not None, "has the scores"
+        rows = load_row_importance(self.folder, self.settings.weighting)
+        return WeightedDecomposer(rows, axis="out", power=self.settings.power)
+
+    def fill(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured | None) -> None:
+        """Put factors next to the sparse matrices; in shapes alone in their places, as in the export."""
+        self.layer = LowRankLinear if net.device.type == "meta" else MixedRankLinear
+        super().fill(net, plan, measured)
+
+    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+        """Put empty factors next to the sparse matrices."""
+        return factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, MixedRankLinear)
+
+
+class MixedRankRetraining(CompressedStage):
     """Steps 2 and 3: factorize the sparse model, retrain the factors with the sparse matrices mixed in.
 
     Args:
@@ -137,12 +183,11 @@ class MixedRankRetraining(LowRankRetraining):
     """
 
     settings: MixedRank
-    layer = MixedRankLinear
     shrinks_first = repeatable = False  # the layer has the matrix, too, and coins decide
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
-        super().__init__(settings, rule)
-        self.forwards = 2 if settings.consistency > 0 else 1
+        super().__init__("retrain", settings, SparseFactors(settings, rule))
+        self.rule, self.forwards = rule, 2 if settings.consistency > 0 else 1
 
     def check(self, net: PreTrainedModel) -> None:
         """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
@@ -152,11 +197,6 @@ class MixedRankRetraining(LowRankRetraining):
                 f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
                 "project relative positions; use sequential"
             )
-
-    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Put empty factors next to the sparse matrices."""
-        ranks = {name: spec["rank"] for name, spec in structure.items()}
-        return factorize(self.prepared(net), ranks, None, self.layer)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Factorize the model and choose p_init."""
@@ -168,23 +208,6 @@ class MixedRankRetraining(LowRankRetraining):
         """Return p_init; where it is not given, by the density that the ranks leave."""
         given = self.settings.p_init
         return by_density(self.rule.density_of(net), 0.1, 0.3, 0.7) if given is None else given
-
-    @property
-    def moments(self) -> str | None:
-        """The weighting, if it takes second moments."""
-        return "kfac" if self.settings.weighting == "kfac" else None
-
-    def compression(self, previous: Path | None) -> Compression:
-        """Return the factorization by the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
-
-        Without a folder only shapes are wanted, without the sparse matrices. Biases stay: the factors also have them.
-        """
-        if previous is None:
-            return Factors(self.rule, None)
-        if self.settings.weighting == "kfac":
-            return WeightedFactors(Weighted(weighting="kfac"), self.rule, previous, self.layer, centred=False)
-        rows = load_row_importance(previous, self.settings.weighting)
-        return Factors(self.rule, WeightedDecomposer(rows, axis="out", power=self.settings.power), self.layer)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""

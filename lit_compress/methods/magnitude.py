@@ -10,12 +10,25 @@ may return if that alone puts it above the threshold. Zeros are stored: density 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lit_compress.methods.base import Method
+from lit_compress.numerics.importance import magnitude
 from lit_compress.stages.base import Stage
-from lit_compress.stages.scores import MagnitudeScore, Score
-from lit_compress.stages.unstructured import Unstructured, UnstructuredPruning
+from lit_compress.stages.unstructured import Score, Unstructured, UnstructuredPruning
+from lit_compress.utils.sharding import local
+
+
+class MagnitudeScore(Score):
+    """The score |W| at the time of the ranking (UP_zero, LPAF section 2.2)."""
+
+    def before_ranking(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Copy |W| into the scores."""
+        for score, weight in zip(scores, weights, strict=True):
+            local(score).copy_(magnitude(local(weight)))
 
 
 @dataclass(frozen=True)

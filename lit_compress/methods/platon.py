@@ -21,13 +21,65 @@ Zeros are stored: density falls, bytes and FLOPs do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from lit_compress.methods.base import Distillation, Method
+from lit_compress.numerics.importance import accumulate_sensitivity_, fold_sensitivity_
 from lit_compress.stages.base import Stage
-from lit_compress.stages.scores import Score, UpperConfidenceScore
-from lit_compress.stages.unstructured import Unstructured, UnstructuredPruning
-from lit_compress.utils.errors import require
+from lit_compress.stages.unstructured import Reduce, Score, Unstructured, UnstructuredPruning
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import local
+
+
+class UpperConfidenceScore(Score):
+    """Smoothed sensitivity times smoothed uncertainty (PLATON).
+
+    Args:
+        beta1: weight of the old value in the moving average of the sensitivity.
+        beta2: weight of the old value in the uncertainty's average; 1 leaves it out.
+        window: optimizer steps whose sensitivity is averaged before it enters the moving average.
+    """
+
+    steps: Tensor
+
+    def __init__(self, beta1: float, beta2: float, window: int) -> None:
+        super().__init__()
+        self.beta1, self.beta2, self.window = beta1, beta2, window
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+        self._kinds = ("mean", "average") if beta2 == 1 else ("mean", "average", "uncertainty")
+
+    def attach(self, weights: Sequence[Tensor]) -> None:
+        """Make the buffers: two float32 numbers per weight, or three with uncertainty."""
+        self._count = len(weights)
+        for kind in self._kinds:
+            for i, weight in enumerate(weights):
+                zeros = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+                self.register_buffer(f"{kind}_{i}", zeros)
+
+    def _all(self, kind: str) -> list[Tensor]:
+        return [self.get_buffer(f"{kind}_{i}") for i in range(self._count)] if kind in self._kinds else []
+
+    def check(self, start: int) -> None:
+        """Refuse a first ranking before the first window is complete: until then every score is 0."""
+        if start < self.window:
+            raise UserError(
+                f"prune.start: {start} steps are fewer than the {self.window} of prune.interval, "
+                f"after which the first scores are known; valid: at least {self.window} steps"
+            )
+
+    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
+        """Add the step's sensitivity to the window; when the window is complete, update the scores."""
+        mean, average, uncertainty = (self._all(kind) for kind in ("mean", "average", "uncertainty"))
+        if any(weight.grad is not None for weight in weights):  # else the step is left out
+            accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights], reduce)
+        if step % self.window == 0:
+            folded = fold_sensitivity_(average, uncertainty, mean, self.steps, self.beta1, self.beta2)
+            for score, value in zip(scores, folded, strict=True):
+                local(score).copy_(value)
 
 
 @dataclass(frozen=True)

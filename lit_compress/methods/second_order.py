@@ -50,7 +50,7 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.prices import Unit
 from lit_compress.stages.base import Stage
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
-from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighted import WeightedRetraining
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 from lit_compress.utils.errors import UserError
 

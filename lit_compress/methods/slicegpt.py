@@ -36,22 +36,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import floor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.sliced_stream import Axes
-from lit_compress.methods.base import Method
+from lit_compress.methods.base import OneShot
 from lit_compress.models.projected.gates import gated_size
 from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.projected.sliced import SLICED, slice_stream, whole_axes
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.numerics.search import largest
-from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import CompressedStage, Compression, Measured
+from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
@@ -83,53 +81,64 @@ class Slicing(Retraining):
         require(self, "prune.examples", low=1)
 
 
-class SlicingStage(CompressedStage):
-    """The stage ``prune``: calibrate and slice; train, if asked to.
+class SliceGPT(OneShot):
+    """Slice hidden states: keep their first principal directions, the same number everywhere, without training.
 
     Args:
-        settings: of calibration and training.
-        density: fraction of the sites' weights that stays, matrices on the residual path included; at 1 nothing is
-            sliced.
-        slicing: fraction of every hidden state's dimensions that goes, in place of the density.
-        round_to: widths are multiples of it.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
+            residual path count as remaining. Default 0.75.
+        slicing: fraction of the dimensions of hidden states that goes, in [0, 1), in place of ``density``; the paper's
+            are 0.2, 0.25 and 0.3.
+        prune: calibration, and training afterwards.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
+    name = "axes"
     dense_states = False  # they have other axes, and fewer
-    settings: Slicing
-    density: float
+    usual_density = 0.75
+    slicing: float | None = None
+    prune: Slicing = Slicing()
+    distillation = Distillation(alpha=0.0)
 
-    def __init__(self, settings: Slicing, density: float, slicing: float | None, round_to: int | None) -> None:
-        super().__init__("prune", settings)
-        self.density, self.slicing, self.step = density, slicing, round_to or 1
-        self.round_to = round_to
+    def __post_init__(self) -> None:
+        require(self, "model.slicing", low=0, below=1, hint="usual: 0.25")
+        self.decides_alone("slicing")
+        if self.distillation.alpha_layers > 0:
+            raise UserError(
+                f"distillation.alpha_layers: {self.distillation.alpha_layers} compares hidden states, which SliceGPT "
+                "makes narrower than the teacher's; valid: 0"
+            )
 
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is sliced."""
         return self.density >= 1 if self.slicing is None else self.slicing == 0
 
+    @property
+    def target(self) -> float | None:
+        """The density; None if the slices were asked for."""
+        return self.density if self.slicing is None else None
+
     def check(self, net: PreTrainedModel) -> None:
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
-        self.widths(net)
         if (density := self.density_of(net)) > 1:
             note(
                 f"model.slicing: {self.slicing} leaves {density:.4f} of the weights, as the residual path gets "
                 "matrices; slices above about 0.13 leave fewer than there were"
             )
 
-    def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density, with ``slice`` the widths'."""
-        if self.slicing is None:
-            return self.density
-        size = gated_size(net, SLICED)
-        return size.count({"hidden": torch.tensor(self.widths(net))}) / size.total
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Refuse: the directions of a site depend on the slices of all sites before it."""
+        raise UserError(
+            "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner"
+        )
 
-    def check_data(self, examples: int) -> None:
-        """Refuse a calibration over more examples than there are."""
-        if (asked := self.settings.examples) is not None and asked > examples:
-            raise UserError(f"prune.examples: {asked} is more than there are; the largest is {examples}")
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density, that of the widths if the slices were asked for."""
+        size, widths = gated_size(net, SLICED), self.widths(net)
+        return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total
 
     def widths(self, net: PreTrainedModel) -> list[int]:
         """Return how many directions every site keeps; only shapes are read.
@@ -137,7 +146,7 @@ class SlicingStage(CompressedStage):
         Raises:
             UserError: a step of the width is more than the density or the slice leaves.
         """
-        size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.step
+        size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.round_to or 1
         sites = size.shapes["hidden"][0]
         if self.slicing is not None:
             width = floor((1 - self.slicing) * d + 1e-9) // step * step
@@ -164,54 +173,15 @@ class SlicingStage(CompressedStage):
                 steps[site] -= 1
         return (steps * step).tolist()
 
-    def compression(self, previous: Path | None) -> Slices:
-        """Return the slices."""
-        return Slices(self)
-
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether forwards need the labels."""
         return kind.reads_labels
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Log the density, which does not change in this stage."""
-        return {"density": self.achieved, "target": self.achieved if self.slicing is not None else self.density}
-
-
-class Slices(Compression):
-    """Hidden states keep their first principal directions; how many of a site is known before.
-
-    Args:
-        stage: has settings and widths.
-    """
-
-    name = "axes"
-
-    def __init__(self, stage: SlicingStage) -> None:
-        self.stage = stage
-        self._widths: list[int] | None = None
-
-    def widths(self, net: PreTrainedModel) -> list[int]:
-        """Return how many directions every site keeps; searched once, in the dense ``net``."""
-        if self._widths is None:
-            self._widths = self.stage.widths(net)
-        return self._widths
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse: the directions of a site depend on the slices of all sites before it."""
-        raise UserError(
-            "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner"
-        )
-
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
         """Return the axes of every site."""
-        settings = self.stage.settings
-        count = settings.examples or min(512, data.train_size())
-        batches = data.calibration_dataloader(count, settings.calibration_seed, "prune.examples")
+        count = self.prune.examples or min(512, data.train_size())
+        batches = data.calibration_dataloader(count, self.prune.calibration_seed, "prune.examples")
         return Calibration(Axes(self.widths(net)), batches)
-
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the size of the axes."""
-        return 8 * net.config.hidden_size * sum(self.widths(net))
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
@@ -221,54 +191,15 @@ class Slices(Compression):
         for site, axes in statistics.items():
             yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
-    def plan(self, net: PreTrainedModel) -> dict[str, Any]:
-        """Return nothing: the widths are known before."""
-        return {}
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, list[int]]:
+        """Return the width of hidden states at every site."""
+        return {"widths": self.widths(net)}
 
-    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Any], float]:
-        """Choose nothing: the widths are known before."""
-        return {}, 0.0
-
-    def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
+    def fill(self, net: PreTrainedModel, plan: dict[str, list[int]], measured: Measured | None) -> None:
         """Slice a model; without axes along the dense model's, and without values only its shapes."""
-        widths, size = self.widths(net), net.config.hidden_size
+        widths, size = plan["widths"], net.config.hidden_size
         if net.device.type == "meta":
             outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})
             return
         axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
-
-    def told(self, net: PreTrainedModel, chosen: dict[str, Any]) -> dict[str, Any]:
-        """Return the width of hidden states at every site."""
-        return {"widths": self.widths(net)}
-
-
-class SliceGPT(Method):
-    """Slice hidden states: keep their first principal directions, the same number everywhere, without training.
-
-    Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
-            residual path count as remaining. Default 0.75.
-        slicing: fraction of the dimensions of hidden states that goes, in [0, 1), in place of ``density``; the paper's
-            are 0.2, 0.25 and 0.3.
-        prune: calibration, and training afterwards.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
-    """
-
-    usual_density = 0.75
-    slicing: float | None = None
-    prune: Slicing = Slicing()
-    distillation = Distillation(alpha=0.0)
-
-    def __post_init__(self) -> None:
-        require(self, "model.slicing", low=0, below=1, hint="usual: 0.25")
-        self.decides_alone("slicing")
-        if self.distillation.alpha_layers > 0:
-            raise UserError(
-                f"distillation.alpha_layers: {self.distillation.alpha_layers} compares hidden states, which SliceGPT "
-                "makes narrower than the teacher's; valid: 0"
-            )
-
-    def own_stages(self) -> list[Stage]:
-        """Return prune."""
-        return [SlicingStage(self.prune, self.density, self.slicing, self.round_to)]

@@ -9,13 +9,13 @@ The fine-tuned model is factorized and retrained on the task loss and distillati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from lit_compress.methods.base import Method
 from lit_compress.numerics.decompose import SigmaSide
 from lit_compress.stages.base import Stage
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import Allocation, RankRule
 
 
@@ -29,16 +29,6 @@ class Factorized(Retraining):
     """
 
     sigma_side: SigmaSide = "out"
-
-
-class SVDRetraining(LowRankRetraining):
-    """Factorize the dense model by truncated SVD, then train all of its parameters."""
-
-    settings: Factorized
-
-    def decomposer(self, previous: Path | None) -> WeightedDecomposer:
-        """Return the decomposer of the truncated SVD (Eqs. 1-2)."""
-        return WeightedDecomposer(sigma_side=self.settings.sigma_side)
 
 
 class SVD(Method):
@@ -65,4 +55,5 @@ class SVD(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        return [SVDRetraining(self.retrain, self.rule)]
+        factors = Factors(self.rule, WeightedDecomposer(sigma_side=self.retrain.sigma_side))  # Eqs. 1-2
+        return [CompressedStage("retrain", self.retrain, factors)]

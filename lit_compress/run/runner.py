@@ -24,6 +24,7 @@ from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
 from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method
+from lit_compress.methods.checkpoints import check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar, shows_bar
@@ -34,7 +35,6 @@ from lit_compress.run.settle import Components, shapes_of
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
-from lit_compress.stages.mark import check_mark
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown

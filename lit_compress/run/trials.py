@@ -18,7 +18,7 @@ from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 from lit_compress.run.solve import ANCHORS, Gains, Storage, search_speed, too_fast
-from lit_compress.stages.compression import CompressedStage, compress, measure, shape
+from lit_compress.stages.compression import CompressedStage, compress, measure
 from lit_compress.stages.weighting import Removes
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
@@ -108,13 +108,11 @@ def _try(
     method, device = build(None, removes), current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
-        first = _possible(build, removes, dense).compression(None)
-        assert first is not None
-        measured = measure(dense, first, method.task, data, device)
+        measured = measure(dense, _possible(build, removes, dense).compression, method.task, data, device)
 
         def left(density: float) -> PreTrainedModel:
             bare = without_values(lambda: empty_net(dense.config))
-            return shape(bare, _stage(build, removes, dense, density).compression(None), measured)
+            return _stage(build, removes, dense, density).outline(bare, measured)
 
         fast, gains = search_speed(method.budget, left, timed, storage, begin)
         reached |= gains
@@ -126,7 +124,7 @@ def _try(
         if method.rule is not None and method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
     stage = _stage(build, removes, dense, density)
-    net, _ = compress(dense, stage.compression(None), method.task, data, device, keep=True, measured=measured)
+    net, _ = compress(dense, stage.compression, method.task, data, device, keep=True, measured=measured)
     rows = min(ROWS, max(32, POSITIONS // data.max_length))
     diverged = divergence(net, dense, data, stage.other_texts(data, rows))
     return Trial(removes, density, diverged, gains.get(density), stage.round_to or 1, why)
@@ -169,7 +167,7 @@ def _possible(build: Build, removes: Removes, net: PreTrainedModel) -> Compresse
 def _stage(build: Build, removes: Removes, net: PreTrainedModel, density: float | None) -> CompressedStage:
     (*_, stage) = build(density, removes).stages()
     assert isinstance(stage, CompressedStage)
-    stage.check_shapes(net)
+    stage.compression.check(net)
     return stage
 
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
+from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.utils.errors import require
 from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import LRSchedulerConfigType
     from transformers import PreTrainedModel
 
     from lit_compress.models.surgery import Structure
     from lit_compress.numerics.chunked_logits import Logits
     from lit_compress.stages.distillation import Distillation
-    from lit_compress.stages.rank_rule import RankRule
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
@@ -100,7 +103,6 @@ class Stage(nn.Module):
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
             removes nothing.
-        rule: for the ranks; None: the stage has none.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
         over_step: function that replaces values of a micro-batch, in place, by their sum over the optimizer step.
@@ -113,7 +115,6 @@ class Stage(nn.Module):
     matches = False
     forwards = 1
     density: float | None = None
-    rule: RankRule | None = None
     round_to: int | None = None
     uniform = False
 
@@ -135,7 +136,7 @@ class Stage(nn.Module):
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is to be removed."""
-        return self.density == 1 if self.rule is None else self.rule.keeps_all
+        return self.density == 1
 
     @property
     def moments(self) -> str | None:
@@ -186,7 +187,7 @@ class Stage(nn.Module):
         Returns:
             None if the stage does not change it.
         """
-        return self.density if self.rule is None else self.rule.density_of(net)
+        return self.density
 
     def check_data(self, examples: int) -> None:
         """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.
@@ -302,3 +303,43 @@ def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_s
     elif limit is not None:
         steps = min(steps, int(limit))
     return min(steps * epochs, max_steps) if max_steps and max_steps > 0 else steps * epochs
+
+
+def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.optim.AdamW:
+    """Return AdamW for the trained parameters of ``net``: the stage's own groups, and matrices apart from the rest.
+
+    Args:
+        stage: its settings hold for all parameters that are not in :meth:`Stage.param_groups`.
+        net: the model that is trained, already sharded.
+        precision: the Trainer's, e.g. ``bf16-mixed``.
+    """
+    settings = stage.settings
+    own = stage.param_groups(net)
+    named = {id(parameter) for group in own for parameter in group["params"]}
+    decay, plain = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
+    for parameter in net.parameters():
+        if parameter.requires_grad and id(parameter) not in named:
+            (decay if parameter.ndim > 1 else plain).append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}, *own],
+        lr=settings.learning_rate,
+        # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
+        fused=None if precision == "16-mixed" else True,
+    )
+    if precision == "bf16-mixed":
+        optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
+    return optimizer
+
+
+def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> LRSchedulerConfigType:
+    """Return linear warm-up and decay of the learning rates, as Lightning takes it, for every step.
+
+    Groups with ``constant`` True keep their rate.
+    """
+    total, warmup = stage.total_steps, ceil(stage.settings.warmup * stage.total_steps)
+
+    def scheduled(step: int) -> float:
+        return linear_warmup_decay(step, total, warmup)
+
+    factors = [(lambda step: 1.0) if group.get("constant") else scheduled for group in optimizer.param_groups]
+    return {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factors), "interval": "step"}

@@ -1,9 +1,9 @@
-"""Compression of a dense model in one shot, in memory or block by block: statistics, measurements, a choice, a change.
+"""Compression of a dense model in one shot, in memory or block by block: statistics, measurements, a plan, new values.
 
 A method's one-shot step is a :class:`Compression`. :func:`compress` applies it to a model in memory, for the stage of a
 fit and for ``factorize``; ``cli/by_block.py`` to one with a block at a time in memory. Ranks, or heads and neurons,
 under one budget need all matrices, and the statistics of a matrix are gone before the last one is known. So of every
-matrix only the input of the choice and the change is kept (:meth:`Compression.measure`), together no more than the
+matrix only the input of the plan and of the new values is kept (:meth:`Compression.measure`), together no more than the
 model.
 """
 
@@ -14,15 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.models.accounting import stored_density
-from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.models.accounting import dense_site_params, stored_density
+from lit_compress.models.surgery import Structure, multiply_out, rebuild
+from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.calibration import Calibration, collected
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import trim
 from lit_compress.utils.sharding import from_first, is_first
 
@@ -31,42 +32,50 @@ if TYPE_CHECKING:
 
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.distillation import Distillation
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
 CPU = torch.device("cpu")
 EXAMPLES = 1024  # that are read if the settings name no number
 Measured = Mapping[str, Tensor]
-Chosen = dict[str, Any]  # by site
+Plan = dict[str, Any]  # what is done, by site
 
 
 class Compression(ABC):
-    """The one-shot step of a method on a dense model."""
+    """The one-shot step of a method on a dense model: three functions, and a fourth if it reads examples.
 
-    name: ClassVar[str]  # of what it keeps of a block
+    Attributes:
+        name: of what a plan says of a site, the field of a report by block.
+        folder: of the model, once it is known; None for the backbone.
+        density: fraction that is to be left.
+        round_to: numbers of units are multiples of it; None: 1.
+        rounds: False if no numbers of units are chosen.
+        uniform: True if all layers can keep the same numbers of heads and of neurons.
+        dense_states: whether the states behind the blocks are to equal the dense model's.
+        decided_by_data: True if measurements decide which shapes are left.
+        moments: the weighting whose second moments of training examples are summed; None for no such.
+        behind: behind how many dense blocks those of each block are, in forward order; None: no block is missing.
+    """
 
-    def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
-        """Refuse settings that cannot work block by block.
+    name = "units"
+    folder: Path | None = None
+    density: float
+    round_to: int | None = None
+    rounds = True
+    uniform = decided_by_data = False
+    dense_states = True
+    moments: str | None = None
+    behind: Sequence[int] | None = None
 
-        Args:
-            net: dense; only shapes are read.
-
-        Raises:
-            UserError: names the setting that needs the whole model.
-        """
-
-    @abstractmethod
     def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
-        """Return the statistic and the number of its examples; None if weights are enough.
+        """Return the statistic and its examples; None if weights are enough.
 
         Args:
             net: dense; only shapes are read.
             data: gives the examples.
         """
-
-    @abstractmethod
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the maximum bytes of the measurements; only shapes of the dense ``net`` are read."""
+        return None
 
     @abstractmethod
     def measure(
@@ -84,36 +93,127 @@ class Compression(ABC):
         """
 
     @abstractmethod
-    def plan(self, net: PreTrainedModel) -> Chosen:
-        """Return the choice if all parts of ``net`` mattered alike; only its shapes are read."""
-
-    @abstractmethod
-    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Chosen, float]:
-        """Return by site the removed or kept parts, and the estimated addition to an example's loss.
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
+        """Return by site what is removed or kept.
 
         Args:
             net: dense; only shapes are read.
-            measured: of all matrices.
+            measured: of all matrices; None: they matter alike.
         """
 
     @abstractmethod
-    def apply(self, net: PreTrainedModel, chosen: Chosen, measured: Measured | None) -> None:
-        """Change the sites in ``chosen``, in place.
+    def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
+        """Change the sites in ``plan``, in place.
 
         Args:
             net: dense, in other sites maybe changed.
-            chosen: by :meth:`choose` or :meth:`plan`, or a part of it.
+            plan: by :meth:`plan`, or a part of it.
             measured: of these sites; None: shapes only, values come later.
         """
 
-    @abstractmethod
-    def told(self, net: PreTrainedModel, chosen: Chosen) -> dict[str, Any]:
-        """Return the report's field on the choice; only shapes of the dense ``net`` are read."""
+    # what has a default
+
+    def loss(self, net: PreTrainedModel, plan: Plan, measured: Measured) -> float:
+        """Return the estimated addition to an example's loss; 0 without an estimate."""
+        return 0.0
+
+    def check(self, net: PreTrainedModel) -> None:  # noqa: B027
+        """Refuse settings that cannot work; only shapes of the dense ``net`` are read.
+
+        Raises:
+            UserError: e.g. a density that cannot be reached.
+        """
+
+    def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
+        """Refuse settings that need the whole model; only shapes of the dense ``net`` are read.
+
+        Raises:
+            UserError: names the setting.
+        """
+
+    def check_data(self, examples: int) -> None:  # noqa: B027
+        """Refuse settings that need more than ``examples`` training examples.
+
+        Raises:
+            UserError: a setting asks for more.
+        """
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to be removed."""
+        return self.density >= 1
+
+    @property
+    def target(self) -> float | None:
+        """The asked density of the sites' weights; None: something else was asked for."""
+        return self.density
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density that is to be left of the dense ``net``; only shapes are read."""
+        return self.density
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the density of the compressed ``net``."""
+        return stored_density(net)
+
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return the maximum bytes of the measurements; only shapes of the dense ``net`` are read."""
+        return 4 * dense_site_params(net)
+
+    def told(self, net: PreTrainedModel, plan: Plan) -> dict[str, Any]:
+        """Return the report's field on the plan; only shapes of the dense ``net`` are read."""
+        return {self.name: {key: int(value.sum()) if isinstance(value, Tensor) else value
+                            for key, value in plan.items()}}  # fmt: skip
+
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Return whether the statistic needs the labels of the data."""
+        return True
+
+    def drawn(self, data: DataModule) -> tuple[int, int | None]:
+        """Return number and seed of the examples that calibrate, or of 1,024 examples without a calibration."""
+        return min(EXAMPLES, data.train_size()), None
+
+    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
+        """Return the report's entry on the calibration, with the estimated ``loss``; None for nothing."""
+        return None
+
+    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+        """Return the dense ``net`` in the form of a checkpoint, with its ``structure`` and the stage's ``notes``."""
+        return rebuild(net, structure)
+
+
+class Nothing(Compression):
+    """Keeps the model as it is."""
+
+    density = 1.0
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield nothing."""
+        return iter(())
+
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
+        """Return an empty plan."""
+        return {}
+
+    def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
+        """Change nothing."""
+
+
+def check_count(option: str, asked: int | None, there: int) -> None:
+    """Refuse to draw more examples than there are.
+
+    Raises:
+        UserError: ``option`` asks for more.
+    """
+    if asked is not None and asked > there:
+        raise UserError(f"{option}: {asked} is more than there are; the largest is {there}")
 
 
 def compress(
     net: PreTrainedModel,
-    compression: Compression | None,
+    compression: Compression,
     task: Task,
     data: DataModule | None,
     device: torch.device,
@@ -126,7 +226,7 @@ def compress(
 
     Args:
         net: dense, on the CPU, before and afterwards.
-        compression: what is done; None for nothing.
+        compression: what is done.
         task: the task whose loss is differentiated.
         data: gives the examples; None if weights are enough.
         device: of the passes over examples.
@@ -135,15 +235,18 @@ def compress(
         keep: leave ``net`` unchanged, and compress a copy, which is made when the statistics are gone.
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """
-    if compression is None:
-        return copy.deepcopy(net) if keep else net, 0.0
-    measured = measure(net, compression, task, data, device, shared) if measured is None else measured
-    chosen, loss = from_first(partial(compression.choose, net, measured))
+    known = measure(net, compression, task, data, device, shared) if measured is None else measured
+    plan, loss = from_first(partial(_planned, net, compression, known))
     net = copy.deepcopy(net) if keep else net
-    compression.apply(net, chosen, measured if is_first() else None)
-    del measured
+    compression.fill(net, plan, known if is_first() else None)
+    del known, measured
     trim()
     return net, loss
+
+
+def _planned(net: PreTrainedModel, compression: Compression, measured: Measured) -> tuple[Plan, float]:
+    plan = compression.plan(net, measured)
+    return plan, compression.loss(net, plan, measured)
 
 
 def measure(
@@ -152,92 +255,77 @@ def measure(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the measurements of all matrices of ``net`` for a compression; arguments as :func:`compress`."""
     measured: dict[str, Tensor] = {}
+
+    def keep(names: Collection[str], statistics: dict[Any, Any]) -> None:
+        for _, tensors in compression.measure(net, names, statistics):
+            measured.update(tensors)
+
     for names, statistics in collected(net, compression.calibration(net, data), task, device, shared):
-        from_first(partial(_keep, compression, net, names, statistics, measured))
+        from_first(partial(keep, names, statistics))
         del statistics
     trim()
     return measured
 
 
-def shape(net: PreTrainedModel, compression: Compression | None, measured: Measured | None = None) -> PreTrainedModel:
-    """Return ``net``, which has no values, after a compression, in place.
-
-    Args:
-        net: as before the compression.
-        compression: what is done; None for nothing.
-        measured: of all matrices; None: they matter alike.
-    """
-    if compression is not None:
-        chosen = compression.plan(net) if measured is None else compression.choose(net, measured)[0]
-        compression.apply(net, chosen, None)
-    return net
-
-
-def _keep(
-    compression: Compression, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any],
-    measured: dict[str, Tensor],
-) -> None:  # fmt: skip
-    """Measure some matrices."""
-    for _, tensors in compression.measure(net, names, statistics):
-        measured |= tensors
-
-
 class CompressedStage(Stage):
     """A stage that compresses the model of the stage before in one shot, and then trains it.
 
-    Attributes:
-        dense_states: whether the states behind the blocks are to equal the dense model's.
-        behind: behind how many dense blocks those of each block are, in forward order; None: no block is missing.
+    Factors that this model has already are multiplied out before.
+
+    Args:
+        name: of the stage.
+        settings: of the training.
+        compression: what is done.
+        distil: True to add the distillation terms to the loss.
     """
 
-    dense_states: ClassVar[bool] = True
-    behind: Sequence[int] | None = None
     shrinks_first = repeatable = True
+
+    def __init__(self, name: str, settings: Training, compression: Compression, distil: bool = True) -> None:
+        super().__init__(name, settings, distil)
+        self._compression = (compression,)  # a tuple hides a method from the modules of its stage
+        self.round_to = compression.round_to if compression.rounds else None
+        self.uniform, self.decided_by_data = compression.uniform, compression.decided_by_data
+
+    @property
+    def compression(self) -> Compression:
+        """What is done."""
+        return self._compression[0]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to be removed."""
+        return self.compression.keeps_all
+
+    @property
+    def moments(self) -> str | None:
+        """The weighting whose second moments of training examples are summed before training; None for no such."""
+        return self.compression.moments
 
     def plain(self) -> Stage:
         """Return the stage that compresses nothing."""
-        return CompressedStage(self.name, self.settings, self.distil)
+        return CompressedStage(self.name, self.settings, Nothing(), self.distil)
 
-    @property
-    def reads_examples(self) -> bool:
-        """Whether statistics over training examples decide."""
-        return True
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse settings that cannot work."""
+        self.compression.check(net)
 
-    def compression(self, previous: Path | None) -> Compression | None:
-        """Return the compression of the model of the folder ``previous``; None: none.
+    def check_data(self, examples: int) -> None:
+        """Refuse more examples than there are."""
+        self.compression.check_data(examples)
 
-        Args:
-            previous: None for the backbone, or if only shapes are wanted.
-        """
-        return None
-
-    def reads_labels(self, kind: TaskType) -> bool:
-        """Return whether :meth:`compress` needs the labels of the data."""
-        return True
-
-    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
-        """Return the report's entry on the calibration, with the estimated ``loss``; None for nothing."""
-        return None
-
-    def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return the model that is compressed, in place of the previous stage's."""
-        return net
-
-    def check_shapes(self, net: PreTrainedModel) -> None:
-        """Refuse settings that cannot work on ``net`` in one shot; only shapes are read."""
-        self.check(net)
+    def density_of(self, net: PreTrainedModel) -> float | None:
+        """Return the density that the compression leaves."""
+        return self.compression.density_of(net)
 
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
-        return data.calibration_dataloader(min(EXAMPLES, data.train_size()))
+        return data.calibration_dataloader(*self.compression.drawn(data), "calibration_examples")
 
     def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
         """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""
-        return data.rest_dataloader(min(EXAMPLES, data.train_size()), rows)
-
-    def density_left(self, net: PreTrainedModel) -> float:
-        """Return the density of the compressed ``net``."""
-        return stored_density(net)
+        count, seed = self.compression.drawn(data)
+        return data.rest_dataloader(count, rows, seed)
 
     def compress(
         self, net: PreTrainedModel, previous: Path | None, task: Task, data: DataModule | None = None,
@@ -245,41 +333,51 @@ class CompressedStage(Stage):
     ) -> tuple[PreTrainedModel, dict[str, Any] | None]:  # fmt: skip
         """Return ``net`` compressed, and the report's entry on the calibration.
 
-        Args:
-            net: of the folder ``previous``, on the CPU, before and afterwards.
-            previous: folder of the model; None: the backbone itself.
-            task: the task whose loss is differentiated.
-            data: gives the examples; None if :attr:`reads_examples` is False.
-            device: of the passes over examples.
-            shared: True if every process of the default group has batches of its own.
-            keep: compress a copy.
+        Args are those of :func:`compress`, and ``previous``, the folder of ``net``; None: the backbone itself.
         """
-        net, loss = compress(net, self.compression(previous), task, data, device, shared=shared, keep=keep)
-        return net, self.record(data, loss)
+        self.compression.folder = previous
+        net, loss = compress(net, self.compression, task, data, device, shared=shared, keep=keep)
+        return net, self.compression.record(data, loss)
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` after the steps that need no statistics."""
-        return shape(self.prepared(net), self.compression(None))
+    def outline(self, net: PreTrainedModel, measured: Measured | None = None) -> PreTrainedModel:
+        """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""
+        net = multiply_out(net)
+        self.compression.fill(net, self.compression.plan(net, measured), None)
+        return net
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
         """Compress ``net``."""
-        place = _of_trainer(method) if self.reads_examples and not self.keeps_all else ()
-        net, notes = self.compress(self.prepared(net), previous, method.task, *place)
+        trainer: Any = getattr(method, "_trainer", None)
+        place = (trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1) if trainer else ()
+        net, notes = self.compress(multiply_out(net), previous, method.task, *place)
         self.notes = {} if notes is None else {"calibration": notes}
         return net
 
     def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
         """Give ``net`` the modules of a checkpoint."""
-        return rebuild(self.prepared(net), structure)
+        return self.compression.rebuilt(multiply_out(net), structure, self.notes)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Compress the model of the stage before, or give it the modules of a checkpoint."""
         net = super().build(method, previous, structure)
-        self.achieved = self.density_left(net)
+        self.achieved = self.compression.density_left(net)
         return net
 
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
+        variances: Sequence[Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Compare the k + 1 hidden states of a model with fewer blocks with the teacher's states round(j n / k)."""
+        if self.compression.behind is None:
+            return super().layer_loss(student, teacher, mask, settings, variances)
+        last, of = len(student) - 1, len(teacher) - 1
+        layers = [round(j * of / last) for j in range(last + 1)]
+        spread = None if variances is None else [variances[layer] for layer in layers]
+        return settings.layer_loss(student, [teacher[layer] for layer in layers], mask, spread)
 
-def _of_trainer(method: StageContext) -> tuple[DataModule, torch.device, bool]:
-    """Return the data, the device, and whether every process has batches of its own."""
-    trainer = method.trainer
-    return trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log the density, which does not change in this stage."""
+        if self.keeps_all:
+            return {}
+        target = self.compression.target
+        return {"density": self.achieved, "target": self.achieved if target is None else target}

@@ -26,9 +26,8 @@ from lit_compress.calibration.statistics import TOKENS
 from lit_compress.calibration.uses import Batch, frozen, real_rows, row_parts
 from lit_compress.numerics.chunked_logits import ChunkedLogits
 from lit_compress.numerics.losses import distillation_loss, logits_losses
-from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.base import Stage, Training, build_adamw, build_schedule
 from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
-from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError

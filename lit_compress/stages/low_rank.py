@@ -1,30 +1,24 @@
-"""The stage that factorizes a model and retrains it, for all low-rank methods."""
+"""Factorization of matrices by plain or weighted SVD, to ranks under one rule."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
-from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.surgery import factorize, multiply_out, stacked_weight
+from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
-from lit_compress.stages.base import Training
-from lit_compress.stages.compression import CompressedStage, Compression, Measured
+from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.stages.calibration import Calibration
 
 
 class DecomposedMatrix(Protocol):
@@ -93,7 +87,37 @@ class WeightedDecomposer:
         return None if self.importance is None else self.importance[name]
 
 
-class Factors(Compression):
+class ByRule(Compression):
+    """A compression to the density of a rule for ranks.
+
+    Args:
+        rule: the rule.
+    """
+
+    def __init__(self, rule: RankRule) -> None:
+        self.rule, self.density, self.round_to = rule, rule.density, rule.round_to
+        self.decided_by_data = rule.allocation == "global"
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is removed."""
+        return self.rule.keeps_all
+
+    @property
+    def target(self) -> float | None:
+        """The asked density of the sites' weights; None: ranks or another price were asked for."""
+        return self.rule.density if self.rule.by_density and self.rule.price == "parameters" else None
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density that is left, in the unit of the rule."""
+        return self.rule.density_of(net)
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the density of ``net`` in the scope of the ranks."""
+        return self.rule.left_of(net)
+
+
+class Factors(ByRule):
     """Low rank: factors in the places of matrices, stacks of them and tables, of ranks under one rule.
 
     Args:
@@ -105,10 +129,11 @@ class Factors(Compression):
     name = "factors"
 
     def __init__(
-        self, rule: RankRule, decomposer: Decomposer | None,
+        self, rule: RankRule, decomposer: Decomposer | None = None,
         layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
     ) -> None:  # fmt: skip
-        self.rule, self.layer, self._decomposer = rule, layer, decomposer
+        super().__init__(rule)
+        self.layer, self._decomposer = layer, decomposer
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
         """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""
@@ -124,13 +149,9 @@ class Factors(Compression):
         if self.rule.price != "parameters":
             raise UserError(f"--by_block: price '{self.rule.price}' needs the whole model; nearest: parameters")
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return None: weights are enough."""
-        return None
-
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the size of as many components as make every matrix smaller."""
-        return 4 * dense_site_params(net)
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a rank that makes no matrix smaller."""
+        self.rule.check(net)
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
@@ -157,22 +178,27 @@ class Factors(Compression):
                 kept["mean"] = mean
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}
 
-    def plan(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return {site: rank}, where singular values decide about those."""
-        return self.rule.even(net)
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, int]:
+        """Return {site: rank}; without singular values that of matrices that matter alike."""
+        if measured is None:
+            return self.rule.even(net)
+        return self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
 
-    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, int], float]:
-        """Return {site: rank}, and the estimated addition of these factors to an example's loss."""
-        ranks = self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
-        known = {name: measured[f"{name}.sigma"] for name in ranks if f"{name}.sigma" in measured}
-        return ranks, sum(float(sigma[ranks[name] :].square().sum()) for name, sigma in known.items()) / 2
+    def loss(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured) -> float:
+        """Return the half of the sum of the squared singular values that are left out."""
+        known = {name: measured[f"{name}.sigma"] for name in plan if f"{name}.sigma" in measured}
+        return sum(float(sigma[plan[name] :].square().sum()) for name, sigma in known.items()) / 2
 
-    def apply(self, net: PreTrainedModel, chosen: dict[str, int], measured: Measured | None) -> None:
+    def told(self, net: PreTrainedModel, plan: dict[str, int]) -> dict[str, Any]:
+        """Return the ranks."""
+        return {"ranks": plan}
+
+    def fill(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured | None) -> None:
         """Put factors in the places of matrices, and change biases."""
-        stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in chosen}
+        stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in plan}
         if measured is None:
             with next(net.parameters()).device:
-                factorize(net, chosen, None, self.layer, stacks=stacks)
+                factorize(net, plan, None, self.layer, stacks=stacks)
             return
 
         def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -180,59 +206,4 @@ class Factors(Compression):
             # rows of `right` are contiguous as they are: a view would keep all that are not wanted
             return left[:, :rank].contiguous().to(weight.device), right[:rank].clone().to(weight.device)
 
-        factorize(net, chosen, factors, self.layer, lambda name: measured.get(f"{name}.mean"), stacks)
-
-    def told(self, net: PreTrainedModel, chosen: dict[str, int]) -> dict[str, Any]:
-        """Return the ranks."""
-        return {"ranks": chosen}
-
-
-class LowRankRetraining(CompressedStage):
-    """The stage ``retrain``: factorize the matrices of the model of the stage before, then train all parameters.
-
-    Factors that this model has already are multiplied out before.
-
-    Args:
-        settings: settings of the training.
-        rule: for the rank of each matrix.
-        distil: True to add the distillation terms to the loss.
-        name: of the stage.
-    """
-
-    rule: RankRule
-    layer: type[LowRankLinear] = LowRankLinear  # the layer that replaces a Linear
-
-    def __init__(self, settings: Training, rule: RankRule, distil: bool = True, name: str = "retrain") -> None:
-        super().__init__(name, settings, distil)
-        self.rule, self.round_to = rule, rule.round_to
-        self.decided_by_data = rule.allocation == "global"  # singular values decide on the ranks
-
-    @property
-    def reads_examples(self) -> bool:
-        """Whether statistics over training examples decide."""
-        return self.moments is not None
-
-    def decomposer(self, previous: Path | None) -> Decomposer:
-        """Return the decomposer of the model that was loaded from the folder ``previous`` (None: the backbone)."""
-        raise NotImplementedError
-
-    def compression(self, previous: Path | None) -> Compression:
-        """Return the factorization."""
-        return Factors(self.rule, self.decomposer(previous), self.layer)
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank that makes no matrix smaller."""
-        self.rule.check(net)
-
-    def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with its factors multiplied out."""
-        return multiply_out(net)
-
-    def density_left(self, net: PreTrainedModel) -> float:
-        """Return the density of ``net`` in the scope of the ranks."""
-        return self.rule.left_of(net)
-
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Log the density, which does not change in this stage."""
-        asked = self.rule.by_density and self.rule.price == "parameters"
-        return {"density": self.achieved, "target": self.rule.density if asked else self.achieved}
+        factorize(net, plan, factors, self.layer, lambda name: measured.get(f"{name}.mean"), stacks)

@@ -9,29 +9,75 @@ Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", s
 
 Deviations: the threshold is computed again every ``interval`` steps and at the last one ("at certain iterations we
 need to rank all model parameters", Limitations), and applied after every step, because AdamW moves a
-zeroed weight again. A zeroed weight has g W = 0, so its first-order score is frozen. Other scores: scores.py.
+zeroed weight again. A zeroed weight has g W = 0, so its first-order score is frozen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.importance import Weighting, row_importance
+from lit_compress.numerics.importance import FirstOrderForm, Weighting, accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.scores import FirstOrderScore, Score
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+Reduce = Callable[[Tensor], object] | None
+
+
+class Score(nn.Module):
+    """The base class of scores, which computes none. Weights with larger scores are kept.
+
+    The score tensors, float32, shaped and sharded like the weights, belong to the stage. A score object writes them,
+    and keeps averages as buffers of its own. Its hooks are called in the order of an optimizer step.
+    """
+
+    def attach(self, weights: Sequence[Tensor]) -> None:
+        """Make buffers shaped like ``weights``."""
+
+    def check(self, start: int) -> None:
+        """Refuse a first ranking after ``start`` optimizer steps that comes before the first scores.
+
+        Raises:
+            UserError: no scores are known after ``start`` steps.
+        """
+
+    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
+        """Read the weights before the step and their gradients: accumulated, reduced, not clipped."""
+
+    def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
+        """Read the weights after optimizer step ``step``, before any is zeroed, and their clipped gradients."""
+
+    def before_ranking(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Update the scores before weights are ranked; in this step no weight has been zeroed yet."""
+
+
+class FirstOrderScore(Score):
+    """The sum of |g W| or -g W over the optimizer steps (UP_first, LPAF Eq. 4).
+
+    Args:
+        form: ``absolute`` or ``signed``.
+    """
+
+    def __init__(self, form: FirstOrderForm) -> None:
+        super().__init__()
+        self.form = form
+
+    def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
+        """Add this step's term."""
+        accumulate_first_order_(scores, weights, [weight.grad for weight in weights], self.form, reduce)
 
 
 @dataclass(frozen=True)

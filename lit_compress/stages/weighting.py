@@ -1,4 +1,4 @@
-"""The weighting of a factorization's error: the settings, and the stage that factorizes and retrains.
+"""The weighting of a factorization's error: its settings, statistics and decomposers.
 
 Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``importance`` (scores of a
 pruning stage), ``inputs`` (second moments of the inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.calibration.gradients import DiagonalFisher, Estimator
 from lit_compress.calibration.moments import KroneckerFactors, Moments
-from lit_compress.layers import LowRankLinear
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
@@ -24,7 +23,7 @@ from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
@@ -315,43 +314,3 @@ def weigh(
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
     importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
     return WeightedDecomposer(importance, settings.axis, settings.power)
-
-
-class WeightedFactors(Factors):
-    """Low rank under a weighting.
-
-    Args:
-        settings: the weighting.
-        rule: for the ranks.
-        folder: of the model, with the scores of a pruning stage for weighting ``importance``.
-        layer: class of the layer that replaces a Linear.
-        centred: as :func:`weigh`.
-    """
-
-    def __init__(
-        self,
-        settings: Weighted,
-        rule: RankRule,
-        folder: Path,
-        layer: type[LowRankLinear] = LowRankLinear,
-        centred: bool = True,
-    ) -> None:
-        super().__init__(rule, None, layer)
-        self.settings, self.folder, self.centred = settings, folder, centred
-
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return the weighting's statistic."""
-        return calibration_for([self.settings], data, table=self.rule.table(net))
-
-    def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
-        """Return the decomposer with the weighting."""
-        return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), True, self.centred)
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Also refuse scores of the whole model and whole batches."""
-        settings = self.settings
-        if settings.weighting == "importance":
-            raise UserError("--by_block: weighting 'importance' reads the scores of the whole model; nearest: fisher")
-        if settings.weighting == "fisher" and settings.estimator != "per_example":
-            raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
-        super().check_by_block(net)

@@ -35,7 +35,7 @@ class Fields:
             return
         if "__init__" in vars(cls):
             raise TypeError(f"{cls.__name__}: give no __init__; options are annotated attributes with a value")
-        common = next(base for base in cls.__mro__ if Fields in base.__bases__).__init__
+        common: Any = vars(next(base for base in cls.__mro__ if Fields in base.__bases__))["__init__"]
         inherited, values = cls.__init__, vars(cls)
 
         def __init__(self: Any, **options: Any) -> None:
@@ -44,7 +44,8 @@ class Fields:
             self.given = defaults | options
             common(self, **self.given)
 
-        own = {name: hint for name, hint in values.get("__annotations__", {}).items() if name in values}
+        hints = values.get("__annotations__", {}).items()
+        own = {name: hint for name, hint in hints if name in values and not str(hint).startswith("ClassVar")}
         __init__.__annotations__ = get_type_hints(inherited) | own
         types = __init__.__annotations__ = get_type_hints(__init__, vars(sys.modules[cls.__module__]))
         first, *others = (p for p in signature(inherited).parameters.values() if p.kind is not Parameter.VAR_KEYWORD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from inspect import signature
 from typing import get_args
 
 import pytest
@@ -45,7 +46,10 @@ def compression(method):
     stage = one_shot_stage(method)
     training = {f.name for f in fields(Retraining)}
     kept = {f.name: getattr(stage.settings, f.name) for f in fields(stage.settings) if f.name not in training}
-    state = {name: value for name, value in vars(stage).items() if name not in ("settings", "notes")}
+    step, sizes = stage.compression, ("density", "round_to", "shape")
+    common = signature(methods.Method).parameters.keys() - set(sizes)
+    own = {n: getattr(step, n, None) for n in step.given} if isinstance(step, methods.Method) else vars(step)
+    state = {name: value for name, value in own.items() if name not in {"settings", "prune", *common}}
     return str((state, kept, method.backbone, method.sites, method.budget, method.kinds, method.rule))
 
 

@@ -62,12 +62,6 @@ def test_rows_and_export(fit, dense, density):
     assert not any(isinstance(m, LowRankSparseLinear) for m in fused.modules())
 
 
-def test_status_tells_what_is_stored(fit, dense):
-    method = fit(itp(), "prune", dense)
-    shown = method.stage.status(method.net, method.stage.total_steps)
-    assert shown["density"] == budget.stored_density(compact(method.net)) <= 0.3 == pytest.approx(shown["target"], 1e-4)
-
-
 def test_is_losparse_without_factors(fit, dense):
     """Invariant of 2.1: with left = right = 0 the pruner of LoSparse chooses the same rows, step by step."""
     rows = []

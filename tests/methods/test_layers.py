@@ -14,7 +14,7 @@ from lit_compress.calibration.block_losses import divergences, least_missed
 from lit_compress.export.modelling import ordinary_net
 from lit_compress.methods import Layers
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.layers import KeptBlocks, LayersStage
+from lit_compress.methods.layers import KeptBlocks
 from lit_compress.models.shorten import holds_first, stack_lengths
 from lit_compress.numerics.fewer_blocks import drop_greedily, evenly_spaced
 from lit_compress.numerics.losses import layer_distillation_loss
@@ -39,8 +39,9 @@ def logits(net):
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
-def stage_for(density=0.5, blocks=None, digits=0.005, **settings):
-    return LayersStage(KeptBlocks(**settings), density, blocks, digits)
+def layers(density=0.5, blocks=None, budget=None, **settings):
+    density = density if blocks is None else None
+    return Layers(density=density, blocks=blocks, budget=budget, prune=KeptBlocks(**settings))
 
 
 def test_evenly_spaced_is_the_middle_of_equal_parts():
@@ -93,21 +94,20 @@ def naive(net, kept):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_becomes_an_ordinary_model_of_fewer_blocks(name, tmp_path):
-    net, stage = four_blocks(name), stage_for(0.5)
-    stage.check(net)
+    net, method = four_blocks(name), layers(0.5)
+    method.check(net)
     totals = {path: total for path, (_, total) in stack_lengths(net).items()}
     if name in ("bart-uneven", "t5-gated"):  # one list has one block
         totals = {path: 1 if total == 1 else total for path, total in totals.items()}
     if min(totals.values()) == 1:
         with pytest.raises(UserError, match="nearest valid value 1"):
-            stage.counts(net)
+            method.counts(net)
         return
-    dense, compression = copy.deepcopy(net), stage.compression(None)
-    kept, _ = compression.choose(net, {})
+    dense, kept = copy.deepcopy(net), method.plan(net)
     assert all(numbers == ([0, 3] if holds_first(net) else [1, 3]) for numbers in kept.values())
-    compression.apply(net, kept, None)
+    method.fill(net, kept)
     assert torch.equal(logits(net), logits(naive(dense, kept)))
-    assert stage.density_left(net) == 0.5
+    assert method.density_left(net) == 0.5
     ordinary = ordinary_net(net)
     assert ordinary is not None and torch.allclose(logits(ordinary), logits(net), atol=1e-6)
     ordinary.save_pretrained(tmp_path)
@@ -120,7 +120,7 @@ def test_every_family_becomes_an_ordinary_model_of_fewer_blocks(name, tmp_path):
 def test_lists_that_say_what_each_block_is_are_cut():
     net = make_net("gemma3_text", num_hidden_layers=6, sliding_window_pattern=3)
     types = list(net.config.layer_types)
-    stage_for(0.5).outline(net)
+    layers(0.5).stages()[-1].outline(net)
     assert net.config.layer_types == [types[i] for i in (1, 3, 5)] and net.config.num_hidden_layers == 3
     assert [block.self_attn.layer_idx for block in net.model.layers] == [0, 1, 2]
 
@@ -159,32 +159,34 @@ def test_a_block_that_does_nothing_is_removed_first():
 
 
 def test_hidden_states_learn_from_evenly_spaced_ones():
-    teacher = [torch.randn(2, 3, 4) for _ in range(7)]
-    student = [torch.randn(2, 3, 4) for _ in range(3)]
-    found = stage_for().layer_loss(student, teacher, None, Distillation(alpha_layers=1.0))
-    assert torch.equal(found, layer_distillation_loss(student, [teacher[0], teacher[3], teacher[6]], None))
+    """State j of the k + 1 from state round(j n / k), halves to even."""
+    method, teacher = layers(blocks=4), [torch.randn(2, 3, 4) for _ in range(7)]
+    method.fill(net := make_net(num_hidden_layers=6), method.plan(net))
+    student = [torch.randn(2, 3, 4) for _ in range(5)]
+    found = method.stages()[-1].layer_loss(student, teacher, None, Distillation(alpha_layers=1.0))
+    assert torch.equal(found, layer_distillation_loss(student, [teacher[i] for i in (0, 2, 3, 4, 6)], None))
 
 
 def test_the_density_is_the_largest_number_of_blocks_that_fits():
     net = make_net(num_hidden_layers=6)
     for density, count in ((0.17, 1), (0.33, 2), (0.34, 2), (0.4, 2), (0.5, 3), (0.66, 3), (0.67, 4), (0.99, 5)):
-        stage = stage_for(density)
-        assert stage.counts(net) == {"bert.encoder.layer": count} and stage.density_of(net) == count / 6
-    assert stage_for(0.33, digits=0.0).counts(net) == {"bert.encoder.layer": 1}  # of a budget, which is a limit
-    assert stage_for(1.0, blocks=2).counts(net) == {"bert.encoder.layer": 2}
+        method = layers(density)
+        assert method.counts(net) == {"bert.encoder.layer": count} and method.density_of(net) == count / 6
+    assert layers(0.33, budget="size=2MB").counts(net) == {"bert.encoder.layer": 1}  # of a budget, which is a limit
+    assert layers(blocks=2).counts(net) == {"bert.encoder.layer": 2}
 
 
 @pytest.mark.parametrize(
-    ("stage", "family", "text"),
+    ("method", "family", "text"),
     [
-        (stage_for(1.0, blocks=7), "bert", "model.blocks: 7 is more than the 2 blocks .* nearest valid value 2"),
-        (stage_for(0.1), "bert", "model.density: 0.1 keeps none of 2 blocks; nearest valid value 0.5"),
-        (stage_for(0.5), "albert", "model.backbone: blocks of 'albert' cannot be removed .one block runs"),
+        (layers(blocks=7), "bert", "model.blocks: 7 is more than the 2 blocks .* nearest valid value 2"),
+        (layers(0.1), "bert", "model.density: 0.1 keeps none of 2 blocks; nearest valid value 0.5"),
+        (layers(0.5), "albert", "model.backbone: blocks of 'albert' cannot be removed .one block runs"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(stage, family, text):
+def test_what_cannot_be_is_refused_in_one_line(method, family, text):
     with pytest.raises(UserError, match=text):
-        stage.check(make_net(family))
+        method.check(make_net(family))
 
 
 @pytest.mark.parametrize(
@@ -202,5 +204,5 @@ def test_two_sizes_are_refused(options, text):
 
 def test_more_examples_than_there_are_are_refused():
     with pytest.raises(UserError, match=r"prune\.examples: 9 is more than there are; the largest is 8"):
-        stage_for(choice="measured", examples=9).check_data(8)
-    stage_for(choice="even", examples=9).check_data(8)
+        layers(choice="measured", examples=9).check_data(8)
+    layers(choice="even", examples=9).check_data(8)

@@ -118,7 +118,7 @@ def test_every_block_keeps_the_same_share_and_some_stay_whole():
 def test_uniform_blocks_keep_exactly_as_many():
     net = make_net("bert", num_hidden_layers=4)
     stage = LLMPruner(backbone="x", density=0.55, shape="uniform").stages()[-1]
-    counts = stage.counts(net)
+    counts = stage.compression.counts(net)
     assert set(counts) == {f"bert.encoder.layer.{i}.output.dense" for i in range(4)}  # BERT's heads stay
     assert len(set(counts.values())) == 1
     stage.outline(net)

@@ -18,7 +18,6 @@ from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.stages import rows as row_pruning_stage
-from lit_compress.stages.base import Stage
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.stages.weighting import KroneckerDecomposer
 from lit_compress.tasks.records import get_task
@@ -234,13 +233,6 @@ def test_any_density(dense, density):
     stage.after_step(method.net, 1)
     stage.after_step(method.net, 100)
     assert budget.density(compact(method.net)) <= max(density, 0.0625)
-
-
-def test_density_one_is_the_dense_net(fit, dense):
-    method = build(dense, losparse(1.0))
-    assert not any(isinstance(m, LowRankSparseLinear) for m in method.net.modules())
-    method = fit(losparse(1.0), "prune", dense, max_steps=2)
-    assert type(method.stage) is Stage and method.stage.at_budget(0)
 
 
 def test_starts_from_the_pretrained_net(tiny_backbone, dense):

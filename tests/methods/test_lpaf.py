@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import TINY, make_batch, make_net
+from tiny import make_batch, make_net
 
 from lit_compress.layers import MixedRankLinear
 from lit_compress.methods import LPAF
@@ -172,7 +172,7 @@ def test_p_one_is_the_sparse_net_p_zero_the_factorized(pruned):
     assert not torch.allclose(trained, sparse, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "t5", "llama"])
 @pytest.mark.parametrize("mode", ["concat", "sequential"])
 def test_two_forwards_equal_two_plain_ones(family, mode, tmp_path):
     """Invariant 32: same coins, no dropout: every mode gives the logits and the gradients of two passes."""
@@ -270,7 +270,7 @@ def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ["bert", "llama"])
 def test_regression_task(family, tmp_path):
     pruned = make_pruned(tmp_path / "pruned", make_net(family, task="stsb", dropout=0.0))
     method = LPAF(task="stsb", backbone="unused", density=0.5, retrain=MixedRank(p_init=0.5))

@@ -72,7 +72,7 @@ def test_densities_on_the_way_are_stages_with_new_estimates(fit, dense, tmp_path
     retrain = KroneckerWeighted(epochs=5, learning_rate=1e-12, calibration_examples=60)
     method = SecondOrder(backbone="unused", teacher=str(dense), density=0.2, through=[0.6, 0.4], retrain=retrain)
     stages = {stage.name: stage for stage in method.stages()}
-    assert [(name, s.settings.epochs, s.rule.density) for name, s in stages.items()] == [
+    assert [(name, s.settings.epochs, s.compression.density) for name, s in stages.items()] == [
         ("retrain_1", 1, 0.6), ("retrain_2", 1, 0.4), ("retrain", 3, 0.2),
     ]  # fmt: skip
     folders, seen = [dense], []

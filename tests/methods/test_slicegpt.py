@@ -11,7 +11,7 @@ from tiny import make_batch, make_net
 
 from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods import SliceGPT
-from lit_compress.methods.slicegpt import SlicingStage
+from lit_compress.methods.slicegpt import Slicing
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.projected.sliced import SLICED, slice_stream
@@ -128,15 +128,15 @@ def test_a_stream_of_low_rank_loses_nothing_and_padding_counts_for_nothing():
 def test_widths_meet_the_density_or_are_the_slice():
     net = make_net("opt")
     stage = stage_of(density=0.6)
-    widths = stage.widths(net)
+    widths = stage.compression.widths(net)
     assert widths == sorted(widths, reverse=True) and max(widths) - min(widths) == 1
     outlined = stage.outline(copy.deepcopy(net).to("meta"))
     small = slice_stream(net, [torch.eye(32).double()] * 4, widths)
     assert 0.58 < stored_density(small) <= 0.6
     assert count_params(outlined) == count_params(small)
-    assert stage_of(slicing=0.25).widths(make_net("opt")) == [24] * 4
-    assert stage_of(slicing=0.3, round_to=8).widths(make_net("opt")) == [16] * 4
-    assert {width % 8 for width in stage_of(density=0.6, round_to=8).widths(make_net("opt"))} == {0}
+    assert stage_of(slicing=0.25).compression.widths(make_net("opt")) == [24] * 4
+    assert stage_of(slicing=0.3, round_to=8).compression.widths(make_net("opt")) == [16] * 4
+    assert {width % 8 for width in stage_of(density=0.6, round_to=8).compression.widths(make_net("opt"))} == {0}
     stage = stage_of(slicing=0.25)
     # here a W_R is a quarter of what stands beside it
     assert stage.density_of(make_net("bert")) == pytest.approx(0.75 + 0.75**2 / 4)
@@ -177,7 +177,7 @@ def test_what_cannot_be_sliced(family, settings, message):
 
 def test_more_examples_than_there_are():
     with pytest.raises(UserError, match=r"^prune\.examples: 600 is more than there are; the largest is 512$"):
-        SlicingStage(type(SliceGPT(backbone="x").prune)(examples=600), 0.5, None, None).check_data(512)
+        stage_of(prune=Slicing(examples=600)).check_data(512)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])

@@ -52,7 +52,7 @@ def test_no_other_density_is_nearer(name, asked, dense):
 def test_the_outline_of_ranks_is_the_net_that_is_built(name, dense):
     """Ranks fill the density of a budget: one more for some matrices."""
     method, net = builder(name, "params=12345")(0.37), make_net("bert")
-    rule = method.stages()[-1].rule
+    rule = method.rule
     small, found = fuse(factorize(net, rule.allocate(net), None)), outline(method, dense, LENGTH)
     assert not found.about and found.params == count_params(small)
     assert found.flops == flops(small, LENGTH) and found.bytes == file_bytes(small)

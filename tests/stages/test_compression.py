@@ -12,9 +12,9 @@ import torch
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.stages.compression import Compression, compress
+from lit_compress.stages.compression import Nothing, compress
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 
@@ -31,8 +31,7 @@ def test_several_passes_change_nothing(removes, tiny_data, tiny_backbone, monkey
     rule = settings.rule(RankRule(0.4, allocation="global"))
 
     def made() -> dict[str, torch.Tensor]:
-        compression = WeightedRetraining(settings, rule).compression(None)
-        small, loss = compress(net, compression, data.record, data, CPU, keep=True)
+        small, loss = compress(net, weighted(settings, rule), data.record, data, CPU, keep=True)
         return small.state_dict() | {"loss": torch.tensor(loss)}
 
     whole, dense = made(), net.state_dict()
@@ -44,32 +43,12 @@ def test_several_passes_change_nothing(removes, tiny_data, tiny_backbone, monkey
         assert value.shape == parts[name].shape and torch.allclose(value, parts[name], rtol=1e-3, atol=1e-4), name
 
 
-class Broken(Compression):
+class Broken(Nothing):
     """Finds something that cannot be used, which only the process sees that looks for it."""
 
-    name = "broken"
-
-    def calibration(self, net: Any, data: Any) -> None:
-        """Weights are enough."""
-
-    def bytes(self, net: Any) -> int:
-        return 0
-
-    def measure(self, net: Any, names: Any, found: Any) -> Iterator[Any]:
+    def measure(self, net: Any, names: Any, statistics: Any) -> Iterator[Any]:
         yield (), {"x": torch.zeros(1)}
         raise UserError("broken: a weight is not finite")
-
-    def plan(self, net: Any) -> dict[str, Any]:
-        return {}
-
-    def choose(self, net: Any, measured: Any) -> Any:
-        return {}, 0.0
-
-    def apply(self, net: Any, chosen: Any, measured: Any) -> None:
-        """Nothing is chosen."""
-
-    def told(self, net: Any, chosen: Any) -> dict[str, Any]:
-        return {}
 
 
 def _compress(rank: int, folder: str) -> None:

@@ -16,7 +16,7 @@ from lit_compress.methods.base import Distillation
 from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.magnitude import MagnitudeSettings
-from lit_compress.methods.sp3.distillation import SP3Distillation
+from lit_compress.methods.sp3.sp3 import SP3Distillation
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, relative_layer_loss, task_loss
 from lit_compress.run import runner as stages
@@ -39,7 +39,7 @@ def make(folder, teacher, family="bert", **distillation):
     return method
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "bart", "t5", "llama"])
 @pytest.mark.parametrize(
     ("settings", "layer_loss"),
     [

@@ -38,9 +38,8 @@ def test_two_rules_are_refused_whatever_their_values(name):
 def test_one_rule_is_taken(name):
     method = getattr(methods, name)
     for key in [key for key in VALUES if key in parameters_of(method)]:
-        last = method(task="sst2", **{key: VALUES[key]}).stages()[-1]
-        assert getattr(last.rule, key) == VALUES[key]
-    assert method(task="sst2").stages()[-1].rule.density == (method.usual_density or 1.0)
+        assert getattr(method(task="sst2", **{key: VALUES[key]}).rule, key) == VALUES[key]
+    assert method(task="sst2").rule.density == (method.usual_density or 1.0)
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "global"])

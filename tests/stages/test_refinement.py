@@ -10,7 +10,7 @@ from tiny import make_batch, make_net
 from torch import nn
 
 from lit_compress.calibration.walk import Walk, calibration_parts
-from lit_compress.methods.layers import KeptBlocks, LayersStage
+from lit_compress.methods import Layers
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
 from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors
@@ -119,16 +119,16 @@ def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
     """Of four blocks the second and the third stay: they learn the states behind the second and the fourth."""
     net = make_net(family, "sst2", num_hidden_layers=4, initializer_range=0.2).eval()
     small, [path] = copy.deepcopy(net), stack_lengths(net)
-    stage = LayersStage(KeptBlocks(), 0.5, None)
-    stage.keep(small, {path: [1, 2]})
-    assert stage.behind == [2, 4]
+    method = Layers()
+    method.fill(small, {path: [1, 2]})
+    assert method.behind == [2, 4]
     parts = calibration_parts(KIND, batches(), None)
     with torch.no_grad():
         states = KIND.run(net, parts[0], output_hidden_states=True).hidden_states
         own = KIND.run(small, parts[0], output_hidden_states=True).hidden_states
     first = token_errors(own[1], states[2], parts[0]["attention_mask"])
     outputs = []
-    told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), stage.behind)
+    told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), method.behind)
     assert told["before"][0] == pytest.approx(float(first), rel=1e-5)
     for model, number in ((net, 3), (small, 1)):  # a decoder's last hidden states come from behind its norm
         module = model.get_submodule(f"{path}.{number}")

@@ -33,7 +33,7 @@ from lit_compress.stages.units import (
     unit_inputs,
     update_rest,
 )
-from lit_compress.stages.weighted_retraining import check_removal
+from lit_compress.stages.weighted import check_removal
 from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 

@@ -17,7 +17,7 @@ from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighted_retraining import calibration_of
+from lit_compress.stages.weighted import calibration_of
 from lit_compress.stages.weighting import KroneckerDecomposer, Weighted, biased_sites, calibration_for
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
@@ -81,9 +81,10 @@ def test_factors_hold_nothing_of_the_components_that_go(net):
     """Else a compressed net would keep all components of which the ranks were chosen."""
     compression = Factors(RankRule(0.3, allocation="global"), KroneckerDecomposer(moments_of(net)))
     measured = {k: v for _, found in compression.measure(net, list(site_weights(net)), {}) for k, v in found.items()}
-    ranks, loss = compression.choose(net, measured)
+    ranks = compression.plan(net, measured)
+    loss = compression.loss(net, ranks, measured)
     assert all(ranks[name] < len(measured[f"{name}.right"]) for name in list(ranks)[:3]) and loss > 0
-    compression.apply(net, ranks, measured)
+    compression.fill(net, ranks, measured)
     for name in ranks:
         for factor in (net.get_submodule(name).left, net.get_submodule(name).right):
             assert factor.untyped_storage().nbytes() == factor.nbytes

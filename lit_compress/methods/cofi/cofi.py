@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -290,7 +290,7 @@ class CoFi(Method):
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 
-    pruning = GatedPruning  # the class of the stage
+    pruning: ClassVar[type[GatedPruning]] = GatedPruning  # the class of the stage
     usual_density = 0.2
     distil: Training = Training(epochs=1, warmup=0.0)
     prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1)
