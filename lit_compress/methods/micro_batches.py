@@ -4,9 +4,9 @@ Lightning's batch is a process's share of the rows of an optimizer step. ``train
 and does the backward of all but the last one itself; a strategy reduces the gradients in the last one. A mean over n of
 the N samples, tokens or rows that the whole step has, on P processes, is weighted by
 
-    n P / N        since the strategy divides by P: the gradient is that of the mean over N
+    n P / N        since the strategy divides by P: the gradient is the mean's over N
 
-so that any split of the same rows makes the same step. Two numbers of the whole step are needed before its first
+so any split of the same rows makes the same step. Two numbers of the whole step are needed before its first
 backward. For the variances of a relative distance of hidden states, the teacher reads all micro-batches first. For the
 distances by which layers are matched, the model does so too. One process without accumulation needs neither.
 """

@@ -145,7 +145,7 @@ class SecondOrder(Method):
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal to try: those of ``auto``, or one, whose density for a speed-up is found so."""
+        """The kinds of removal to try: all of ``auto``, or one, whose density for a speed-up is found so."""
         one = self._fast and not self.through and self.retrain.weighting in KRONECKER
         return self.retrain.kinds or (self.retrain.removal,) * one
 

@@ -136,7 +136,7 @@ class SliceGPT(OneShot):
         )
 
     def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density, that of the widths if the slices were asked for."""
+        """Return the density; if slices were asked for, the density at these widths."""
         size, widths = gated_size(net, SLICED), self.widths(net)
         return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total
 

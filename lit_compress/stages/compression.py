@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 EXAMPLES = 1024  # that are read if the settings name no number
 Measured = Mapping[str, Tensor]
-Plan = dict[str, Any]  # what is done, by site
+Plan = dict[str, Any]  # by site
 
 
 class Compression(ABC):
@@ -94,7 +94,7 @@ class Compression(ABC):
 
     @abstractmethod
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
-        """Return by site what is removed or kept.
+        """Return by site the removed or kept parts.
 
         Args:
             net: dense; only shapes are read.
@@ -111,7 +111,7 @@ class Compression(ABC):
             measured: of these sites; None: shapes only, values come later.
         """
 
-    # what has a default
+    # with a default
 
     def loss(self, net: PreTrainedModel, plan: Plan, measured: Measured) -> float:
         """Return the estimated addition to an example's loss; 0 without an estimate."""
@@ -226,7 +226,7 @@ def compress(
 
     Args:
         net: dense, on the CPU, before and afterwards.
-        compression: what is done.
+        compression: the one-shot step.
         task: the task whose loss is differentiated.
         data: gives the examples; None if weights are enough.
         device: of the passes over examples.
@@ -275,7 +275,7 @@ class CompressedStage(Stage):
     Args:
         name: of the stage.
         settings: of the training.
-        compression: what is done.
+        compression: the one-shot step.
         distil: True to add the distillation terms to the loss.
     """
 
@@ -289,7 +289,7 @@ class CompressedStage(Stage):
 
     @property
     def compression(self) -> Compression:
-        """What is done."""
+        """The one-shot step."""
         return self._compression[0]
 
     @property

@@ -179,7 +179,7 @@ class Factors(ByRule):
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, int]:
-        """Return {site: rank}; without singular values that of matrices that matter alike."""
+        """Return {site: rank}; without singular values, for matrices that matter alike."""
         if measured is None:
             return self.rule.even(net)
         return self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
