@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 USAGE = """usage: python -m lit_compress COMMAND ...
@@ -17,8 +18,8 @@ USAGE = """usage: python -m lit_compress COMMAND ...
                          print the widths, ranks, sizes and times of a fit, without training
   compare --config NAME.yaml [--out DIR] [--workers N] [--list] [--index N]
                          compare methods, budgets and seeds with the same teachers and steps; a rerun continues
-  validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
-  test TARGET            metrics on the test split
+  evaluate TARGET [--split test]
+                         metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   predict TARGET         write text, label and probability of every row as JSON lines
   export RUN OUT [--format hf|onnx|openvino] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without lit_compress; also as one program
@@ -39,8 +40,8 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
 """
 
 COMMANDS = (
-    "fit", "plan", "compare", "validate", "test", "predict", "export", "report", "list", "verify", "bench", "clean",
-    "factorize",
+    "fit", "plan", "compare", "evaluate", "predict", "export", "report", "list", "verify", "bench", "clean",
+    "factorize", "validate", "test",
 )  # fmt: skip
 
 
@@ -72,9 +73,11 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
-        commands = _of_package("commands")
-        commands.silence_libraries()
-        getattr(commands, "list_" if argv[0] == "list" else argv[0])(argv[1:])
+        line = _of_package("lines").read_line(argv[0], argv[1:])
+        _of_package("parsers").silence_libraries()
+        function = getattr(_of_package("commands"), "list_" if argv[0] == "list" else argv[0])
+        more = {"line": line} if "line" in signature(function).parameters else {}
+        function(**line.own, **more)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -117,7 +120,7 @@ def _line(error: Exception, argv: list[str]) -> str | None:
     from lit_compress.utils.errors import printable, user_error
 
     if (mistake := user_error(error)) is not None:
-        from lit_compress.cli.option_errors import as_typed
+        from lit_compress.cli.words import as_typed
 
         return printable(as_typed(str(mistake), argv))
     from lit_compress.utils.files import write_failure

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lit_compress import methods
-from lit_compress.cli.option_names import parameters_of
+from lit_compress.cli.options import parameters_of
 from lit_compress.cli.recipes import FOLDER
 from lit_compress.methods import Method
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 import pytest
-from lightning.pytorch.cli import LightningCLI
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lit_compress.models import accounting
@@ -18,19 +17,6 @@ from lit_compress.run import guard
 from lit_compress.stages import recompute
 
 LAYOUT = ConstrainedLayoutEngine.execute
-_parsers: dict[str, Any] = {}  # command -> the parser of its options, the same for every command line
-
-
-def _setup_parser(self: LightningCLI, *args: Any, **more: Any) -> None:
-    """Take the parser that this process has made for the command before: making it is half of reading a line."""
-    command = self.command  # type: ignore[attr-defined]
-    if command not in _parsers:
-        SETUP(self, *args, **more)
-        _parsers[command] = self.parser
-    self.parser = _parsers[command]
-
-
-SETUP = LightningCLI.setup_parser
 _bytes: dict[Any, int | None] = {}  # a model's form, texts and tokens -> what a forward takes, for the same tiny models
 
 
@@ -45,10 +31,9 @@ def _forward_bytes(net: Any, *args: Any) -> int | None:
 
 @contextmanager
 def quick_runs() -> Iterator[None]:
-    """Draw coarse figures whose parts are not moved apart, time models 10 times, keep parsers and counted bytes."""
+    """Draw coarse figures whose parts are not moved apart, time models 10 times, keep counted bytes."""
     report = importlib.import_module("lit_compress.export.report")
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"figure.dpi": 20, "savefig.dpi": 20}):
-        patch.setattr(LightningCLI, "setup_parser", _setup_parser)
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
         for module in (recompute, guard):
             patch.setattr(module, "forward_bytes", _forward_bytes)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.reliability import cases, checks
 from lit_compress.cli.targets import find_target, load_checked, open_target
+from lit_compress.cli.words import take_apart
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -189,7 +190,7 @@ def answers(run) -> dict[str, object]:
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]
     target = find_target(str(run), "validate")
-    parts = open_target(target, ["--data.path", "data"], "validate")
+    parts = open_target(target, take_apart("validate", ["--data.path", "data"], {}))
     read["validate"] = evaluate(load_checked(target, parts, "validate"), parts.data)
     return read
 

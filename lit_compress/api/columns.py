@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -50,12 +49,10 @@ class Columns:
     def options(self) -> dict[str, Any]:
         """Return the options of the commands that say the same."""
         text = [self.text] if isinstance(self.text, str) else self.text and list(self.text)
-        one = self.label is None or isinstance(self.label, str)
-        values = {"kind": self.kind, "label": self.label if one else json.dumps(self.label)}
-        lists = {"text": text, "labels": self.labels and [str(label) for label in self.labels]}
-        words = {name: value for name, value in values.items() if value is not None}
-        words |= {name: json.dumps(value) for name, value in lists.items() if value}
-        return {f"data.custom.{name}": value for name, value in words.items()}
+        label = self.label if self.label is None or isinstance(self.label, str) else list(self.label)
+        labels = self.labels and [str(label) for label in self.labels]
+        values = {"kind": self.kind, "label": label, "text": text, "labels": labels}
+        return {f"data.custom.{name}": value for name, value in values.items() if value}
 
 
 def choose_columns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +15,12 @@ from lit_compress.api.compressed import with_export
 from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
 from lit_compress.api.session import undisturbed
 from lit_compress.cli.compare import OWN, plan_of, run_plan
-from lit_compress.cli.fitting import run_factorize, run_fit, warn_missed
-from lit_compress.cli.option_names import parameters_of
+from lit_compress.cli.factorizing import run_factorize
+from lit_compress.cli.fitting import run_fit, warn_missed
+from lit_compress.cli.lines import check_line, one_shot_method
+from lit_compress.cli.options import parameters_of
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
+from lit_compress.cli.words import Line, from_python
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
@@ -25,13 +28,12 @@ from lit_compress.models.checks import check_head
 from lit_compress.run.comparison import words_of
 from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run
+from lit_compress.stages.distil import Recovery
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, write_text, yaml_text
 
 if TYPE_CHECKING:
-    import torch
-
     from lit_compress.api.compressed import Compressed
     from lit_compress.api.inputs import Data, Model, Tokenizer
 
@@ -44,11 +46,6 @@ def factorize(
     density: float | None = None,
     rank: int | None = None,
     budget: str | None = None,
-    task: str | None = None,
-    kind: str | None = None,
-    text: str | Sequence[str] | None = None,
-    label: str | Sequence[str] | None = None,
-    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
     """Factorize a fine-tuned model at once, without training.
@@ -61,14 +58,14 @@ def factorize(
         density: share of the weights of the blocks' matrices that is kept, in (0, 1]; without a size, 0.25.
         rank: in its place, the rank of every matrix.
         budget: in its place, what the export may have: ``size=20MB``, ``params=5M``, ``flops=0.3``, ``speedup=3x``.
-        task: a task of the package, e.g. ``sst2``; None for the user's own.
-        kind: type of the user's own task, by default the type of the model's head: classification, regression, tagging,
-            span_qa, summarization, language_modelling, embedding, reranking, multi_label.
-        text: name of the column of texts, or names of two; None if the names are usual, or there is one.
-        label: name of the column of labels, or names of columns of 0 and 1, one for each label; None if it is
+        **options: of the command, e.g. ``refine=100``, ``**{"data.batch_size": 8}``; and of all functions here:
+            task: a task of the package, e.g. ``sst2``; None for the user's own.
+            kind: type of the user's own task, by default the type of the model's head: classification, regression,
+            tagging, span_qa, summarization, language_modelling, embedding, reranking, multi_label.
+            text: name of the column of texts, or names of two; None if the names are usual, or there is one.
+            label: name of the column of labels, or names of columns of 0 and 1, one for each label; None if it is
             called so.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
-        **options: of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
+            device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
 
     Returns:
         The compressed model on the CPU, with ``report`` and ``save_pretrained``.
@@ -80,14 +77,16 @@ def factorize(
         >>> small = factorize(model, tokenizer, data, density=0.16)  # doctest: +SKIP
         >>> small.save_pretrained("small")  # doctest: +SKIP
     """
-    columns = Columns(task, kind, text, label)
+    columns = _columns(options)
     with undisturbed():
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
         with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
             inputs = Inputs(model, tokenizer, data, columns, Path(brought))
-            own = {"density": density, "rank": rank, "budget": budget, **_placed(device)} | options
-            words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_words(own)]
-            _, report = run_factorize(words, factorize.__doc__)
+            own = {"density": density, "rank": rank, "budget": budget}
+            line = _line("factorize", inputs.data | own | options)
+            by_block = line.own.pop("by_block", None)
+            recovery = Recovery(*(line.own.get(name) for name in ("refine", "distil", "distil_texts", "distil_rate")))
+            report = run_factorize(inputs.model, f"{place.name}/export", line, recovery, by_block)
         warn_missed(report)
         return with_export(Path(place.name) / "export", place)
 
@@ -100,11 +99,6 @@ def compress(
     method: Method | type[Method] | str = "SecondOrder",
     fine_tuned: bool = False,
     run_dir: str | Path | None = None,
-    task: str | None = None,
-    kind: str | None = None,
-    text: str | Sequence[str] | None = None,
-    label: str | Sequence[str] | None = None,
-    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
     """Compress a model by a method, with training: a run of ``fit``.
@@ -118,11 +112,6 @@ def compress(
             it is. False: only if its classes have the same names.
         run_dir: folder of the run. A run that was stopped continues, and of one that is finished the model is loaded.
             None: a temporary folder, which goes with the model.
-        task: as :func:`factorize`.
-        kind: as :func:`factorize`.
-        text: as :func:`factorize`.
-        label: as :func:`factorize`.
-        device: as :func:`factorize`.
         **options: of ``fit``, e.g. ``**{"data.batch_size": 8, "trainer.precision": "bf16-mixed"}``.
 
     Returns:
@@ -134,15 +123,15 @@ def compress(
     Example:
         >>> small = compress(model, tokenizer, data, method=methods.LPAF(density=0.16))  # doctest: +SKIP
     """
-    columns = Columns(task, kind, text, label)
+    columns = _columns(options)
     with undisturbed():
         place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
         inputs = Inputs(model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned)
         teacher = inputs.model if fine_tuned else None
         run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
-        more = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **_placed(device), **options}
-        more |= {"run_dir": run.folder, "ckpt_path": "last"}
-        _, report = run_fit([*_method_words(method), *_words(more)])
+        given = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **options}
+        given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
+        _, report = run_fit(_line("fit", given))
         if report is None:
             raise UserError("compress: several processes were started; the command fit is for them")
         warn_missed(report)
@@ -155,11 +144,6 @@ def evaluate(
     data: Data = None,
     *,
     split: Literal["validation", "test"] = "validation",
-    task: str | None = None,
-    kind: str | None = None,
-    text: str | Sequence[str] | None = None,
-    label: str | Sequence[str] | None = None,
-    device: str | torch.device | None = None,
     **options: Any,
 ) -> dict[str, float]:
     """Score a model on labelled data, with the uncertainty of the score.
@@ -170,12 +154,7 @@ def evaluate(
         data: a ``datasets.Dataset``, which is scored as a whole; else as :func:`factorize`. None for the data of a run,
             or for the hub's data of ``task``.
         split: which one is scored.
-        task: as :func:`factorize`.
-        kind: as :func:`factorize`.
-        text: as :func:`factorize`.
-        label: as :func:`factorize`.
-        device: as :func:`factorize`.
-        **options: of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
+        **options: of the command, e.g. ``**{"data.eval_batch_size": 8}``.
 
     Returns:
         The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, the number read; ``available``, the number in the
@@ -191,17 +170,17 @@ def evaluate(
     """
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
-    columns = Columns(task, kind, text, label)
+    columns = _columns(options)
     command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
-        target = _target(model, tokenizer, Path(brought), command)
+        target = _target(model, tokenizer, Path(brought))
         stored, given = (target.config or {}).get("data", {}).get("task"), {}
         settled = stored is not None and columns == Columns()
         if data is not None or not settled:
             columns = Columns(stored) if settled else columns
             inputs = Inputs(str(target.folder), None, data, columns, Path(brought), split, settled=settled)
             given = inputs.data
-        parts = open_target(target, _words(given | _placed(device) | options), command)
+        parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
             return _plain(evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True), command)
         check_head(target.what, model.config, parts.data.record)
@@ -219,11 +198,6 @@ def compare(
     tokenizer: Tokenizer = None,
     data: Data = None,
     workers: int = 1,
-    task: str | None = None,
-    kind: str | None = None,
-    text: str | Sequence[str] | None = None,
-    label: str | Sequence[str] | None = None,
-    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compared:
     """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them.
@@ -235,11 +209,6 @@ def compare(
         tokenizer: of a model.
         data: as :func:`factorize`; None: the config's.
         workers: runs at one time, each in a process of its own.
-        task: as :func:`factorize`; None: the config's, if neither data nor columns are given.
-        kind: as :func:`factorize`.
-        text: as :func:`factorize`.
-        label: as :func:`factorize`.
-        device: as :func:`factorize`.
         **options: keys of the config and options of ``fit`` for all runs, e.g. ``seeds=[1, 2]``.
 
     Returns:
@@ -254,7 +223,7 @@ def compare(
     """
     if workers < 1:
         raise UserError(f"workers: {workers} is below 1, the smallest valid value")
-    columns = Columns(task, kind, text, label)
+    columns = _columns(options)
     with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
@@ -273,7 +242,9 @@ def compare(
         words = [f"--{name}={value}" for name, value in own.items() if not isinstance(value, list | tuple)]
         for name, value in own.items():
             words += [f"--{name}", *map(str, value)] if isinstance(value, list | tuple) else []
-        words += _words(given | _placed(device) | options)
+        if (device := options.pop("device", None)) is not None:
+            options["trainer.accelerator"] = str(device)
+        words += words_of({name: value for name, value in (given | options).items() if value is not None})
         words += ["--config", str(config), *(["--out", str(out)] if out else [])]
         plan, _ = plan_of(words, compare.__doc__)
         page = run_plan(plan, workers)
@@ -292,66 +263,59 @@ class Compared(dict[str, Any]):
         self.page = page
 
 
-# ------------------------------------------------------------------------------------------ words and models
+# ------------------------------------------------------------------------------------------ options and models
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command; those that are None are left out."""
-    values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return words_of({name: value for name, value in values.items() if value is not None})
+def _columns(options: dict[str, Any]) -> Columns:
+    """Take the task and its columns out of the options of a function."""
+    return Columns(*(options.pop(name, None) for name in ("task", "kind", "text", "label")))
 
 
-def _placed(device: str | torch.device | None) -> dict[str, str]:
-    """Return the option that names the device; none without one."""
-    return {} if device is None else {"trainer.accelerator": str(device)}
+def _line(command: str, given: dict[str, Any]) -> Line:
+    """Return the options of a command, checked."""
+    if (device := given.get("device")) is not None:
+        given = given | {"device": str(device)}
+    line = from_python(command, given)
+    if command == "factorize":
+        line.values["model"] = one_shot_method(line)
+    check_line(line)
+    return line
 
 
-def _method_words(method: Any) -> list[str]:
-    """Return the options that make a method as it was made; values that are the defaults are left out.
+def _of_method(method: Any) -> dict[str, Any]:
+    """Return the options that make a method as it was made.
 
     Raises:
         UserError: it is no method.
     """
     if isinstance(method, str):
-        return [f"--model={method}"]
+        return {"model": method}
     kind = method if isinstance(method, type) else type(method)
     if not (issubclass(kind, Method) and kind is not Method):
         raise UserError(
             f"method: {kind.__name__} is no method; give one, e.g. methods.LPAF(density=0.25), or its name, 'LPAF'"
         )
-    words = [f"--model={kind.__module__}.{kind.__qualname__}"]
-    if kind.__module__.startswith("lit_compress."):
-        words = [f"--model={kind.__name__}"]
-    if isinstance(method, type):
-        return words
-    changed: dict[str, Any] = {}
-    for name, parameter in parameters_of(kind).items():
-        if name not in ("task", "backbone", "revision"):
-            changed |= _changed(f"model.{name}", method.given.get(name, parameter.default), parameter.default)
-    return [*words, *words_of(changed)]
-
-
-def _changed(name: str, value: Any, default: Any) -> dict[str, Any]:
-    """Return the options in which a value differs from the default, those of settings one by one."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return {} if value == default else {name: value}
-    before = default if is_dataclass(default) else None
-    missing = object()
-    changed: dict[str, Any] = {}
-    for field in fields(value):
-        here = getattr(value, field.name)
-        if here != getattr(before, field.name, missing):
-            here = asdict(here) if is_dataclass(here) and not isinstance(here, type) else here
-            changed[f"{name}.{field.name}"] = here
+    name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
+    changed: dict[str, Any] = {"model": name}
+    for option, parameter in parameters_of(kind).items() if isinstance(method, Method) else ():
+        value, usual = method.given.get(option, parameter.default), parameter.default
+        if value == usual or option in ("task", "backbone", "revision"):
+            continue
+        if not is_dataclass(usual):
+            changed[f"model.{option}"] = value
+            continue
+        before = {field.name: getattr(usual, field.name) for field in fields(usual)}
+        own = {key: inner for key, inner in vars(value).items() if inner != before.get(key)}
+        changed |= {f"model.{option}.{key}": asdict(v) if hasattr(v, "__dict__") else v for key, v in own.items()}
     return changed
 
 
-def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
+def _target(model: Any, tokenizer: Any, brought: Path) -> Target:
     """Return what is evaluated; of a model in memory the configuration and the tokenizer are written to ``brought``."""
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
-        return find_target(str(model), command)
+        return find_target(str(model), "evaluate")
     check_model(model)
     what = f"model: a {type(model).__name__}"
     if (folder := getattr(model, "folder", None)) is not None:  # compressed, with a tokenizer of its own

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from lit_compress.api.columns import Columns, choose_columns
+from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, tokenizer_key
-from lit_compress.data.sources import CUSTOM
 from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
 from lit_compress.models.gguf import as_folder
 from lit_compress.utils.cache import build_once, cache_folder, short_hash

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
 from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
-from lit_compress.cli.parsers import Parser
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings, bench
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
+from lit_compress.export.bench import bench as measure
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.runtimes import RUNTIMES, Runner
@@ -29,104 +28,104 @@ from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 from lit_compress.utils.timing import integers_note
 
-ON_ACCELERATORS, DTYPES = ("eager", "graphs", "compiled"), ("float32", "bfloat16", "float16")
+if TYPE_CHECKING:
+    from lit_compress.cli.words import Line
+
+ON_ACCELERATORS = ("eager", "graphs", "compiled")
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
-    add = parser.add_argument
-    add("out", metavar="OUT", help="an export, a run (its export), any fine-tuned model folder, or a name on the hub")
-    add("--baseline", metavar="DENSE", help="folder of the dense model to compare OUT with (default the run's)")
-    add("--against", nargs="+", default=[], metavar="MODEL",
-        help="other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all, in "
-        "one table; the data is the run's or of --data.path")  # fmt: skip
-    add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
-    add("--length", nargs="+", type=_positive, metavar="N",
-        help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
-    add("--runtimes", nargs="+", metavar="NAME",
-        help=f"of {', '.join(RUNTIMES)} (default: on an accelerator {', '.join(ON_ACCELERATORS)}, on the CPU all but "
-        "graphs)")  # fmt: skip
-    add("--threads", type=_positive, default=1, metavar="N",
-        help="of every runtime (default 1: more than there are free cores give noise)")  # fmt: skip
-    add("--rounds", type=_positive, default=ROUNDS, metavar="N",
-        help=f"forwards of every model at every shape, in turns ({ROUNDS})")  # fmt: skip
-    add("--seconds", type=float, default=SECONDS, metavar="S",
-        help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
-    add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")
-    add("--dtype", choices=DTYPES, help="of PyTorch (default bfloat16 on an accelerator, float32 on the CPU)")
-    add("--trust_remote_code", action="store_true",
-        help="run the code of OUT and DENSE, also if another version exported it")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} (default OUT; for a name this one)")
-    parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
-    return parser
+def bench(
+    out: str, *, baseline: str | None = None, against: list[str] | None = None, batch: list[int] | None = None,
+    length: list[int] | None = None, runtimes: list[str] | None = None, threads: int = 1, rounds: int = ROUNDS,
+    seconds: float = SECONDS, device: str = "auto", dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    output: str | None = None, line: Line,
+) -> None:  # fmt: skip
+    """Time an export, or any fine-tuned model, and a dense one, in the runtimes that are installed.
 
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer; the smallest is 1")
-    return int(text)
-
-
-def bench_command(args: list[str], about: str | None) -> None:
-    """Parse the options of bench, measure, print and write the result.
+    Args:
+        out: an export, a run (its export), any fine-tuned model folder, or a name on the hub.
+        baseline: folder of the dense model to compare OUT with (default the run's).
+        against: other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all,
+            in one table; the data is the run's or of --data.path.
+        batch: texts in a batch (default 1 8 32 128).
+        length: tokens of a text (default 32 128 384, and the median and the longest of the task; with options of the
+            data, e.g. --data.path FILE, of its texts).
+        runtimes: which are used (default: on an accelerator eager, graphs and compiled, on the CPU all but graphs).
+        threads: of every runtime; more than there are free cores give noise.
+        rounds: forwards of every model at every shape, in turns.
+        seconds: no further round of a shape begins after these, five are made in any case.
+        device: cpu, cuda, ... (default the accelerator if there is one).
+        dtype: of PyTorch (default bfloat16 on an accelerator, float32 on the CPU).
+        output: folder of bench.json (default OUT; for a name this one).
+        line: further options.
 
     Raises:
         UserError: an option or a folder cannot be used.
         KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
-    given, rest = _parser(about).parse_known_args(args)
-    for name in given.runtimes or ():
+    numbers = {"threads": [threads], "rounds": [rounds], "batch": batch or [], "length": length or []}
+    for name, values in numbers.items():
+        if (wrong := next((value for value in values if value < 1), None)) is not None:
+            raise UserError(f"{name}: '{wrong}' is not a positive integer; the smallest is 1")
+    for name in runtimes or ():
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
-    device = find_device(given.device, "--device")
-    usual = [name for name in RUNTIMES if name != "graphs"] if device.type == "cpu" else ON_ACCELERATORS
-    dtype = given.dtype or ("float32" if device.type == "cpu" else "bfloat16")
-    if device.index is not None:
-        raise UserError(f"--device: '{device}' names one of several; bench measures on the first: '{device.type}'")
-    target = find_target(given.out, "bench")
-    trust_code(given.trust_remote_code)
-    nets = {"compressed": _loadable(target.folder, given.out)}
-    nets = {**_named(given.against), **nets}
-    if baseline := _baseline(given.baseline, target, given.out):
-        nets = {"dense": baseline, **nets}
-    output = (given.output or target.place).expanduser()
-    check_folder("--output", output)
-    words = [*rest, *["--trust_remote_code"] * given.trust_remote_code]
-    own = () if given.length and not rest else _own_lengths(target, rest and words)
+    place = find_device(device, "--device")
+    usual = [name for name in RUNTIMES if name != "graphs"] if place.type == "cpu" else ON_ACCELERATORS
+    if place.index is not None:
+        raise UserError(f"--device: '{place}' names one of several; bench measures on the first: '{place.type}'")
+    target, trusted = find_target(out, "bench"), line.last("trust_remote_code") == "true"
+    trust_code(trusted)
+    nets = {**_named(against or []), "compressed": _loadable(target.folder, out)}
+    if dense := _baseline(baseline, target, out):
+        nets = {"dense": dense, **nets}
+    folder = Path(output or target.place).expanduser()
+    check_folder("--output", folder)
+    others = [name for name in line.names if name != "trust_remote_code"]
     settings = Settings(
-        tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes or usual)),
-        given.threads, given.rounds, given.seconds, device.type, given.trust_remote_code, dtype,
+        tuple(batch or BATCHES), tuple(length or LENGTHS), () if length and not others else _own_lengths(target, line),
+        tuple(dict.fromkeys(runtimes or usual)), threads, rounds, seconds, place.type, trusted,
+        dtype or ("float32" if place.type == "cpu" else "bfloat16"),
     )  # fmt: skip
-    output.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["lit_compress", "bench", *args])
+    folder.mkdir(parents=True, exist_ok=True)
+    result = _measured(nets, settings, target, folder, bool(against), line)
+    _show(result, folder)
+    if result["stopped"]:
+        raise KeyboardInterrupt
+
+
+def _measured(
+    nets: dict[str, Path], settings: Settings, target: Target, output: Path, compared: bool, line: Line
+) -> dict[str, Any]:
+    """Measure the models, and write the results so far after every shape; ``compared``: all have a dev metric."""
 
     def texts(folder: Path) -> list[Feed]:
-        data = target.parse(words, "bench").build().data
+        data = target.parse(line).build().data
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
     def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
         try:
-            data = target.parse(words, "bench").build().data
+            data = target.parse(line).build().data
             scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
             return {"metric": scores[key], "interval": interval_of(scores, key)}
         except UserError as error:
-            if given.against:
+            if compared:
                 raise
             note(f"bench: no dev metric of the {source.label} model: {error}")
             return {}
 
+    metric = None
+    if compared:
+        task = target.parse(line).build().data.record
+        metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
+    command = shlex.join(["lit_compress", "bench", *line.args])
+
     def keep(results: dict[str, Any]) -> None:
         write_json(output / FILE, {"command": command, "metric": metric, **results})
 
-    metric = None
-    if given.against:
-        task = target.parse(words, "bench").build().data.record
-        metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
-    result = {"metric": metric, **bench(nets, settings, keep, texts, score, bool(given.against) or dtype != "float32")}
-    _show(result, output)
-    if result["stopped"]:
-        raise KeyboardInterrupt
+    scored = compared or settings.dtype != "float32"
+    return {"metric": metric, **measure(nets, settings, keep, texts, score, scored)}
 
 
 def _named(models: list[str]) -> dict[str, Path]:
@@ -167,14 +166,14 @@ def _baseline(given: str | None, target: Target, out: str) -> Path | None:
     return dense
 
 
-def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]:
+def _own_lengths(target: Target, line: Line) -> tuple[tuple[str, int], ...]:
     """Return median and longest length of the task: of the data that options name, else those in the report.
 
     Raises:
         UserError: an option is unknown, or the data cannot be read.
     """
-    if rest:
-        data = target.parse(rest, "bench").build().data
+    if any(name != "trust_remote_code" for name in line.names):
+        data = target.parse(line).build().data
         data.backbone = str(target.folder)  # the tokenizer that belongs to the model
         lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
         rows = of_all(len(data.prediction_texts), data.available("predict")[0])

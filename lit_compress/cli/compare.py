@@ -13,11 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
-from lit_compress.cli.option_names import parameters_of
-from lit_compress.cli.options import CommandLine
+from lit_compress.cli.options import CommandLine, method_class, parameters_of
 from lit_compress.cli.parsers import Parser, silence_libraries
-from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
+from lit_compress.cli.recipes import method_at_hand, resolve_comparison, shipped_comparisons
+from lit_compress.cli.words import take_apart
 from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
@@ -159,7 +158,7 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
             raise UserError(f"'{word}' has no option before it; see --help")
-        if word in FLAGS:
+        if word == "--trust_remote_code":
             value = "true"
         elif not equals and (value := next(left, "")) == "":
             raise UserError(f"{name[2:]}: the value is missing")
@@ -226,7 +225,7 @@ def _resolve(entry: Entry, task: str) -> Entry:
     """
     words = [f"--config={entry.config}"] if entry.config else []
     words += [f"--model={entry.method}"] if entry.method else []
-    kind = chosen_method(resolve_configs([*words, f"--data.task={task}"]))
+    kind = method_class(method_at_hand(take_apart("fit", [*words, f"--data.task={task}"], {})))
     if kind is None:
         names = [name for name in method_names if name != "Method"]
         raise UserError(

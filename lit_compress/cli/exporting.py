@@ -1,59 +1,16 @@
-"""Options and output that `export` and `factorize` share."""
+"""The output that `fit`, `export` and `factorize` share."""
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 from lit_compress.evaluation.intervals import standard_error
-from lit_compress.export.choices import Choices, Dtype
 from lit_compress.run.trials import trial_line
 from lit_compress.utils.tables import print
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
-
-
-def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
-    """Add the options that :func:`typed_choices` reads; ``of_run``: also the options for models that a run exports."""
-    kept = "; default: as the run was made" if of_run else ""
-    parser.add_argument(
-        "--format", choices=("hf", "onnx", "openvino"),
-        help=f"also write model.onnx or openvino_model.xml, which run without transformers (hf: none){kept}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--merge", choices=("large", "never"),
-        help="large: with a budget of speed, store a matrix dense if more than 70 %% of it is left, as its factors and "
-        f"rows are not faster; never: keep all factors and rows{kept}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--vocabulary", choices=("all", "data"),
-        help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer"
-        + kept,
-    )  # fmt: skip
-    parser.add_argument(
-        "--embeddings", metavar="FORM",
-        help="int8: store the table of token embeddings as 8-bit integers with one scale per row; none: as it is"
-        + kept,
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=get_args(Dtype),
-        help="of the weights in the file, by default as in the model's files; int8, with --format onnx or openvino: of "
-        f"the program's weights and activations; int4, with openvino, for models that write: of its weights{kept}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max_drop", type=float, metavar="POINTS",
-        help="write nothing, and end with exit code 2, if the export (or its program of integers) loses more points of "
-        f"the first dev metric, e.g. 0.5{kept}",
-    )  # fmt: skip
-
-
-def typed_choices(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the choices among the options that were typed."""
-    values = {field.name: getattr(given, field.name, None) for field in fields(Choices)}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def print_choices(report: dict[str, Any]) -> None:

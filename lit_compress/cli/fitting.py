@@ -1,4 +1,4 @@
-"""``fit`` and ``factorize`` without their final output: the commands and the Python API call these functions."""
+"""``fit`` without its output, and what other commands share with it: budgets, trials, the choice of the teacher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_compress.cli.by_block import check_budget, factorize_by_block
-from lit_compress.cli.exporting import add_choices
-from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.evaluation.chance import near_chance
-from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs
 from lit_compress.models.backbones import finetuned_on, given_dtype
 from lit_compress.models.budget import budget_line
@@ -36,7 +31,6 @@ from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import Components, check_stages, settle_storage, shapes_of, solve_budget, speed_place
 from lit_compress.run.trials import choose_removal, possible_kind
-from lit_compress.stages.distil import RATE, Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json
@@ -47,17 +41,16 @@ from lit_compress.utils.tables import print
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.export.choices import Choices
+    from lit_compress.cli.words import Line
     from lit_compress.methods import Method
     from lit_compress.stages.weighting import Removes
 
 
-def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
+def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     """Run or continue all stages of a method, and export the model.
 
     Args:
-        args: options of ``fit``.
+        line: options of ``fit``.
 
     Returns:
         The run, and its report; None for the report on all processes but the first.
@@ -65,14 +58,14 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
     Raises:
         UserError: an option, the data, the backbone or the run folder cannot be used.
     """
-    cli = CommandLine(args, "fit")
+    cli = CommandLine(line, "fit")
     config = cli.config
     for name in ("checkpoint_every", "max_skipped"):
         if config[name] < 1:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     run = run_of(cli)
     with ExitStack() as claim:
-        told = of_first("run", partial(_prepare, cli, run, args, claim), cli.build().trainer)
+        told = of_first("run", partial(_prepare, cli, run, claim), cli.build().trainer)
         if not is_first_process():
             _take(cli, run, **told)
         try:
@@ -82,68 +75,6 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
             print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM) from error
         return run, _report(run, cli)
-
-
-def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, Any]]:
-    """Factorize a fine-tuned model and export it.
-
-    Args:
-        args: MODEL, OUT and options of ``factorize``.
-        about: the sentence of ``--help``.
-
-    Returns:
-        OUT as it was given, and the report.
-
-    Raises:
-        UserError: an option, the model, the data or OUT cannot be used.
-    """
-    parser = Parser(prog="python -m lit_compress factorize", description=about, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
-    parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
-    add_choices(parser, of_run=False)
-    parser.add_argument(
-        "--method", metavar="NAME",
-        help="another method that compresses in one shot: LLMPruner (heads and neurons go by first-order scores, "
-        "--model.prune.examples 10), SliceGPT (hidden states keep their first principal directions), SVD, or one of "
-        "your own, mypackage.Mine",
-    )  # fmt: skip
-    parser.add_argument(
-        "--by_block", choices=("float32",), nargs="?", const="float32", metavar="float32",
-        help="for a model larger than memory: one block at a time is in memory, states between blocks are on disk "
-        "in float32 (in OUT.by_block); the same command continues after a kill",
-    )  # fmt: skip
-    parser.add_argument(
-        "--refine", type=int, metavar="STEPS",
-        help="train every compressed block for so many steps to give the dense block's outputs, without labels, on the "
-        "calibration texts, e.g. 100",
-    )  # fmt: skip
-    parser.add_argument(
-        "--distil", type=int, metavar="STEPS",
-        help="train the whole compressed model for so many steps to give the dense model's logits and hidden states, "
-        "without labels, on the training texts, e.g. 100",
-    )  # fmt: skip
-    parser.add_argument("--distil_texts", metavar="FILE", help="texts for --distil in place of the training texts")
-    parser.add_argument(
-        "--distil_rate", type=float, metavar="RATE", help=f"learning rate of --distil, default {RATE:g}"
-    )
-    given, cli = parse_one_shot(parser, args)
-    recovery = Recovery(given.refine, given.distil, given.distil_texts, given.distil_rate)
-    if recovery.distil is None and "trainer.precision" in cli.given:
-        raise UserError("trainer.precision: factorize reads it with --distil only; leave it out")
-    out = Path(given.out).expanduser()
-    check_out(out)
-    parts = cli.ready()
-    recovery = replace(recovery, precision=parts.trainer.get("precision"))
-    kinds, budget = parts.method.kinds, parts.method.budget
-    if given.by_block:
-        check_budget(budget)
-    if given.by_block and kinds:
-        raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
-    parts = settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
-    if given.by_block:
-        return given.out, factorize_by_block(*_work(out, parts, cli), recovery)
-    tried, timed = decide(cli, load_model(parts.method.backbone, parts.method)) if kinds else (None, None)
-    return given.out, factorize_model(*_work(out, cli.build(), cli), recovery, tried, timed)
 
 
 def decide(cli: CommandLine, dense: PreTrainedModel) -> tuple[list[dict[str, Any]], Programs | None]:
@@ -198,27 +129,22 @@ def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
     cli.at_density(chosen["density"], chosen["removes"])
 
 
-def _work(out: Path, parts: Components, cli: CommandLine) -> tuple[Path, Method, DataModule, dict[str, Any], Choices]:
-    return out, parts.method, parts.data, cli.dump(), parts.storage.choices
-
-
 def run_of(cli: CommandLine) -> Run:
     """Return the run folder that is asked for, or the usual one."""
     name = cli.config.model.class_path.rpartition(".")[2].lower()
     return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
 
 
-def _prepare(cli: CommandLine, run: Run, args: list[str], claim: ExitStack) -> dict[str, Any]:
+def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> dict[str, Any]:
     """Settle everything about a run and begin it, or check that it may be continued; return what others need of it.
 
     Args:
         cli: of the command.
         run: its folder.
-        args: of the command.
         claim: keeps the folder.
     """
     parts = cli.ready(run.config() if run.started else None)
-    choose_teacher(cli, run, parts.data.record, args)
+    choose_teacher(cli, run, parts.data.record)
     settle_budget(cli, run)
     begin = _prepare_run(run, cli)
     claim.enter_context(run.claim())
@@ -281,11 +207,11 @@ def _settle_dtype(cli: CommandLine, run: Run | None) -> None:
         choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
 
 
-def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
+def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
     """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
 
     A backbone that is fine-tuned on the labels of the data, or whose vectors are the labels, is the teacher, so that no
-    dense stage is trained, unless options of the dense stage among ``args`` say otherwise.
+    dense stage is trained, unless options of the dense stage were given.
     """
     init = cli.config.model.init_args
     if run.started:
@@ -296,7 +222,7 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         init.teacher = run.config()["model"]["init_args"].get("teacher")
         cli.ready(run.config())
         return
-    asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
+    asked = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names)
     if not finetuned_on(cli.build().method.backbone, task) or asked:
         return
     cli.backbone_as_teacher()

@@ -1,138 +1,171 @@
-"""Mistakes in options, in one line: the typed value, the error, the nearest valid value."""
+"""Mistakes in the values of options, in one line: the option, the typed value, the nearest valid one.
+
+The parser's message is not read. Every option is parsed alone, against its own type, until one fails.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from difflib import SequenceMatcher, get_close_matches
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from inspect import Parameter, signature
+from typing import Any, get_type_hints
 
-from lit_compress.cli.option_names import method_names, option_names, parameters_of
-from lit_compress.methods import Method
-from lit_compress.stages.base import Training
-from lit_compress.utils.errors import nearest
-from lit_compress.utils.removed import removed, removed_value
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_compress.cli import catalogue
+from lit_compress.cli.words import choices_of, plain
+from lit_compress.utils.errors import UserError, nearest
+
+# option of the trainer -> module of Lightning with the classes that it takes, and what they are called
+CLASSES = {
+    "callbacks": ("lightning.pytorch.callbacks", "callback"),
+    "logger": ("lightning.pytorch.loggers", "logger"),
+    "plugins": ("lightning.pytorch.plugins", "plugin"),
+    "profiler": ("lightning.pytorch.profilers", "profiler"),
+    "strategy": ("lightning.pytorch.strategies", "strategy"),
+}
 
 
-def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
-    """Return one line for a parser's message: the option, its value, the nearest valid one.
+def explained(
+    parser: LightningArgumentParser, method: str, config: dict[str, Any], options: list[tuple[str, str]]
+) -> str | None:
+    """Return one line on the first option whose value is not of its type; None: none is found.
 
     Args:
-        text: the message.
-        method: that the command line or its configs name.
-        own: options that only the command has.
+        parser: with the options of the method, the data, the export and the Trainer.
+        method: its name or import path.
+        config: values of the configs.
+        options: of the command line, with the text of their values.
     """
-    if match := re.search(r"unrecognized arguments: (\S+)", text):
-        if match[1].endswith((".yaml", ".yml")):
-            return f"'{match[1]}' has no option before it; --config {match[1]}"
-        if not match[1].startswith("-"):
-            return f"'{match[1]}' has no option before it; see --help"
-        return _unknown(match[1].lstrip("-").partition("=")[0], method, own)
-    if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
-        return _unknown(f"{match[1]}.{match[2]}", method, own)
-    if match := re.search(r"Option '(\S+)' is not accepted", text):
-        return _unknown(match[1], method, own)
-    if match := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
-        name = match[1] or match[2]
-        if "." in name and not name.startswith("lit_compress."):
-            return (
-                f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
+    known = catalogue.of_method(method) | catalogue.shared() | catalogue.trainer()
+    values = [(name, value, False) for name, value in _values(config)]
+    for name, value, typed in [*values, *((name, text, True) for name, text in options)]:
+        name = plain(name)
+        if name == "print_config" or name.startswith(tuple(f"trainer.{option}" for option in CLASSES)):
+            continue
+        with suppress(Exception):
+            parser.parse_args([f"--{name}={value}"]) if typed else parser.parse_object(_nested(name, value))
+            continue
+        kind = known[name].kind if name in known else "value"
+        if choices := choices_of(kind):
+            return f"{name}: '{value}' is not a valid value of {', '.join(choices)}; {nearest(value, choices)}"
+        return f"{name}: '{value}' is not a valid {kind.replace(' | ', ' or ').replace('None', 'null')}"
+    return _of_classes([*((n, v) for n, v, _ in values), *options])
+
+
+def _values(config: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a config by dotted name."""
+    for key, value in config.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and name != "trainer" and not name.startswith("trainer."):
+            yield from _values(value, f"{name}.")
+        elif name == "trainer":
+            yield from ((f"trainer.{option}", inner) for option, inner in value.items())
+        elif name != "model.class_path":
+            yield name, value
+
+
+def _nested(name: str, value: Any) -> dict[str, Any]:
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    return value
+
+
+# ------------------------------------------------------------------------------------------ classes of the trainer
+
+
+def _of_classes(options: list[tuple[str, Any]]) -> str | None:
+    """Return one line on the first mistake in a class that an option of the trainer names, or in its arguments."""
+    classes: dict[str, tuple[type, set[str]]] = {}
+    for name, value in options:
+        group, _, argument = plain(name).removeprefix("trainer.").partition(".")
+        if group not in CLASSES or not name.startswith("trainer."):
+            continue
+        if argument and group in classes:
+            kind, given = classes[group]
+            if line := _argument(f"trainer.{group}", kind, argument, value):
+                return line
+            given.add(argument.partition(".")[0])
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            path, arguments = (
+                (one.get("class_path"), one.get("init_args") or {}) if isinstance(one, dict) else (one, {})
             )
-        return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], method_names())}"
-    if match := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
-        if line := removed_value(_full(match[1]), match[3]):
-            return line
-        return f"{_full(match[1])}: '{match[3]}' is not a valid {_type(match[2])}"
-    if match := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
-        kinds = re.findall(r"- Expected an? (.+?)(?= - Expected | Given value)", text)
-        shown = " or ".join(_type(kind) for kind in kinds)
-        if line := removed_value(_full(match[1]), match[2]):
-            return line
-        return f"{_full(match[1])}: '{match[2]}' is not a valid {shown or 'value; see --help'}"
-    if match := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
-        key = _full(match[1])
-        first = next((k for k in option_names(method) if k.startswith(f"{key}.")), f"{key}.OPTION")
-        return f"{key}: '{match[2]}' is no value of a group of options; give them one by one, e.g. --{first}"
-    if text.endswith("are required: model") or "class_path='lit_compress.methods.Method'" in text:
-        return no_method()
-    return text[:400]
+            if (named := _imported(group, str(path))) is None:
+                return _unknown(group, str(path))
+            for key, inner in arguments.items():
+                if line := _argument(f"trainer.{group}", named, key, inner):
+                    return line
+            classes[group] = named, set(arguments)
+    for kind, given in classes.values():
+        parameters = list(signature(kind).parameters.values())
+        lacks = [p.name for p in parameters if p.default is p.empty and p.kind is not Parameter.VAR_KEYWORD]
+        if missing := [name for name in lacks if name not in {*given, "args"}]:
+            names = ", ".join(missing)
+            return f"trainer: a class that it names needs {names}; give it as class_path and init_args, or as an option"
+    return None
 
 
-def no_method() -> str:
-    """Return the message for a missing method."""
-    return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {method_names()[0]}"
+def _imported(group: str, path: str) -> type | None:
+    package, _, name = path.rpartition(".")
+    with suppress(ImportError, ValueError):
+        kind = getattr(import_module(package or CLASSES[group][0]), name, None)
+        return kind if isinstance(kind, type) and name in (*_names(group), name if package else "") else None
+    return None
 
 
-def _full(key: str) -> str:
-    """Return the full option, as users type it, for a key that a nested parser names without its prefix."""
-    known = option_names()
-    return next((k for k in (key, f"model.{key}", f"data.{key}", f"export.{key}") if k in known), key)
+def _names(group: str) -> list[str]:
+    return list(import_module(CLASSES[group][0]).__all__)
 
 
-def _unknown(key: str, method: type[Method] | None, own: Sequence[str]) -> str:
-    """Return what is said of an unknown option: the nearest one of the method at hand, the data and the trainer."""
-    if line := removed(key):
-        return line
-    if method and (line := _not_a_stage(key, method)):
-        return line
-    known, last = [*own, *option_names(method)], key.rpartition(".")[2]
-    name = {"lr": "learning_rate"}.get(last, last)
-    stages = [option for option in known if option.startswith("model.") and option.endswith(f".{name}")]
-    if key in (last, f"model.{last}") and len(stages) > 1:
-        return f"unknown option '{key}'; every stage has its own: {', '.join(stages)}"
-    groups = ("model.", "data.", "export.", "trainer.")
-    whole_names = ("model",) if key == "method" else (group + key for group in groups)
-    direct = next((name for name in whole_names if name in known), None)
-    if not direct and method and (whole := next((k for k in (key, f"model.{key}") if k in option_names()), None)):
-        group = whole.rpartition(".")[0]
-        options = ", ".join(name for name in known if name.rpartition(".")[0] == group)
-        return f"unknown option '{key}' for {method.__name__}; its options: {options}"
-    same = direct or min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
-    prefixes = ("",) if key.startswith(groups) else ("", *groups)
-
-    def likeness(prefix: str) -> float:
-        close = get_close_matches(prefix + key, known, n=1)
-        return SequenceMatcher(None, prefix + key, close[0]).ratio() if close else 0.0
-
-    hint = f"did you mean '{same}'?" if same else nearest(max(prefixes, key=likeness) + key, known)
-    return f"unknown option '{key}'; {hint}"
+def _unknown(group: str, path: str) -> str:
+    package, _, name = path.rpartition(".")
+    near = nearest(name, _names(group)) if package in ("", CLASSES[group][0]) else "give the import path of one"
+    return f"trainer.{group}: '{path:.80}' is no {CLASSES[group][1]}, or cannot be imported here; {near}"
 
 
-def _not_a_stage(key: str, method: type[Method]) -> str | None:
-    """Return what is said of the settings of a stage that the method lacks and another has; None: it is no such key."""
-    stage = key.removeprefix("model.").partition(".")[0]
-    stages = [name for name, p in parameters_of(method).items() if isinstance(p.default, Training)]
-    if stage in stages or not any(k.startswith(f"model.{stage}.") for k in option_names()):
+def _argument(option: str, kind: type, name: str, value: Any) -> str | None:
+    """Return one line on an argument of a class that it lacks, or whose value is of another type."""
+    parameters = signature(kind).parameters
+    takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+    if name not in parameters:
+        return None if takes_all else f"unknown option '{option}.{name}'; {nearest(name, parameters)}"
+    hint = get_type_hints(kind.__init__).get(name, Any)  # type: ignore[misc]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    with suppress(Exception):
+        parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
         return None
-    if stage in parameters_of(method):
-        return None
-    return f"model.{stage}: {method.__name__} has no stage {stage}; its stages: {', '.join(stages)}"
+    shown = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint).replace("typing.", "")
+    return f"{option}.{name}: '{value}' is not a valid {shown}"
 
 
-def as_typed(message: str, args: list[str]) -> str:
-    """Return a message with the whole name of the option that it begins with.
+def refused_class(trainer: Namespace, error: ValueError) -> UserError | None:
+    """Return the line for a class of the trainer that could not be made; None if something else could not.
 
-    Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
+    Args:
+        trainer: the Trainer's arguments.
+        error: the parser's; its first cause is what the class raised, such as that its package is not installed.
     """
-    if match := re.match(r"unknown option '(\S+?)'", message):
-        names = (word.partition("=")[0].lstrip("-") for word in args if word.startswith("-"))
-        typed = next((name for name in names if f".{name}".endswith(f".{match[1]}")), match[1])
-        return message.replace(match[1], typed, 1)
-    message = _with_stage(message, args)
-    option = re.match(r"[a-z_0-9.]+", message)
-    known = set(option_names())
-    if not option or option[0] in known:
-        return message
-    groups = ("model", "data", "export")
-    return next((f"{prefix}.{message}" for prefix in groups if f"{prefix}.{option[0]}" in known), message)
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    for option in CLASSES:
+        value = trainer.get(option)
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, Namespace) or "class_path" not in one:
+                continue
+            kind = _imported(option, one.class_path)
+            try:
+                kind and kind(**_plain(one.get("init_args") or {}))
+            except Exception as refusal:
+                if str(refusal) == str(first):
+                    name = one.class_path.rpartition(".")[2]
+                    return UserError(f"trainer.{option}: {name} cannot be used here: {first}")
+    return None
 
 
-def _with_stage(message: str, args: list[str]) -> str:
-    """Put the stage before a setting that every stage has, such as ``epochs``: that of the option in ``args``."""
-    option = message.partition(": ")[0]
-    typed = [word.partition("=")[0].lstrip("-") for word in args if word.startswith(("--model.", "--trainer."))]
-    return next((f"{name.removesuffix(option)}{message}" for name in typed if name.endswith(f".{option}")), message)
-
-
-def _type(text: str) -> str:
-    text = text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")
-    return "null" if text == "NoneType" else text
+def _plain(values: Any) -> dict[str, Any]:
+    return values.as_dict() if isinstance(values, Namespace) else dict(values)

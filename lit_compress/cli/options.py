@@ -1,33 +1,28 @@
-"""The options of the commands, parsed by LightningCLI; every user error is one line."""
+"""The options of the commands, parsed once into objects: a method, its data, the Trainer's arguments, the export."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import reduce
+from functools import cache, reduce
+from importlib import import_module
+from inspect import Parameter, signature
 from operator import or_
-from typing import Any, NoReturn, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+import lightning.pytorch as pl
+import yaml
+from jsonargparse import ActionConfigFile, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_compress.cli.arguments import (
-    after_configs,
-    chosen_method,
-    content_of,
-    last_value,
-    resolve_configs,
-    with_default_method,
-)
-from lit_compress.cli.classes import explain_class, made_classes
-from lit_compress.cli.help import fit_help
-from lit_compress.cli.option_errors import explain, no_method
-from lit_compress.cli.option_names import method_names, parameters_of
+from lit_compress import methods
+from lit_compress.cli.lines import check_line
+from lit_compress.cli.option_errors import explained, refused_class
 from lit_compress.cli.pins import pin, recall
-from lit_compress.cli.unread import check_read, names_of
+from lit_compress.cli.recipes import CUSTOM, check_config, merged_configs
+from lit_compress.cli.words import SET_BY_STAGE, Line, take_apart
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.sources import CUSTOM
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.own_code import trust_code
@@ -36,178 +31,199 @@ from lit_compress.run.solve import Storage
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
-from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import yaml_text
-from lit_compress.utils.removed import without_removed
-from lit_compress.utils.tables import print
+from lit_compress.utils.errors import UserError, user_error
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
+_TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
+NO_METHOD = "model: no method given; start from a config (--config lpaf_sst2.yaml) or --model SecondOrder"
 
 
-class _Parser(LightningArgumentParser):
-    """A parser without abbreviations of options, whose errors are one line."""
-
-    method: type[Method] | None = None  # that the command line or its configs name
-    own: tuple[str, ...] = ()  # further options, which the command has taken out already
-    explained: list[str] = []  # by the nested parsers of a class, whose errors an outer one wraps in a longer text
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def add_class_arguments(self, theclass: type, nested_key: str | None = None, **kwargs: Any) -> list[str]:
-        """Add the options of a class; those of a method, inherited ones too, in the order in which a run uses them."""
-        added = super().add_class_arguments(theclass, nested_key, **kwargs)
-        for action in self._actions:
-            if hasattr(action, "_typehint"):
-                action._typehint = _whole_first(action._typehint)
-        if isinstance(theclass, type) and issubclass(theclass, Method):
-            names, prefix = list(parameters_of(theclass)), f"{nested_key}." if nested_key else ""
-
-            def place(action: Any) -> int:
-                name = action.dest.removeprefix(prefix).partition(".")[0]
-                return names.index(name) if name in names else -1
-
-            self._actions.sort(key=place)  # of keys in a config; then of the help
-            groups: Any = self._action_groups
-            for group in groups:
-                group._group_actions.sort(key=place)
-            groups.sort(key=lambda group: max(map(place, group._group_actions[:2]), default=-1))
-        return added
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise the message as a :class:`UserError` of one line."""
-        text = " ".join(message.split())
-        line = next((known for known in self.explained if known in text), None)
-        line = (
-            line
-            or explain_class(text, [action.dest for action in self._actions])
-            or explain(text, self.method, self.own)
-        )
-        self.explained.append(line)
-        raise UserError(line)
-
-
-class CommandLine(LightningCLI):
-    """The options of every command that needs a method and data; builds both for each stage.
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run.
 
     Args:
-        args: without the command.
-        command: its name.
-        own: options that only this command has; they are no longer among ``args``.
-        typed: the words among ``args`` that the user has typed; None for all.
+        run_dir: folder of the run; default runs/<method>-<task>.
+        ckpt_path: `last` continues the run in run_dir where it stopped, or starts it; or a checkpoint of that run.
+        checkpoint_every: optimizer steps between two checkpoints to continue from.
+        max_skipped: steps in a row whose gradients are not finite, which are left out, before the run stops.
+        trust_remote_code: true: run the code that models bring, with all rights of the user; give it to each command.
+        seed_everything: of the run: the order of the data, new weights, dropout.
     """
 
-    def __init__(
-        self, args: list[str], command: str, own: Iterable[str] = (), typed: Iterable[str] | None = None
-    ) -> None:
-        self.command = command
-        self.given = names_of(args if typed is None else typed)
+    run_dir: str | None = None
+    ckpt_path: str | None = None
+    checkpoint_every: int = 500
+    max_skipped: int = 20
+    trust_remote_code: bool = False
+    seed_everything: int = 42
+
+
+@cache
+def _parser() -> LightningArgumentParser:
+    """Return the parser of all options but those that a single command has; methods are made by their class."""
+    parser = LightningArgumentParser(prog="python -m lit_compress", exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action=ActionConfigFile)  # for --print_config; configs are read before
+    _add_shared(parser)
+    parser.add_lightning_class_args(Method, "model", subclass_mode=True)
+    parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
+    parser.link_arguments("model.init_args.backbone", "data.backbone")
+    parser.link_arguments("model.init_args.teacher", "data.teacher")
+    parser.link_arguments("seed_everything", "data.seed")
+    return parser
+
+
+@cache
+def _flat_parser(method: str) -> LightningArgumentParser:
+    """Return a parser of the options of one method by themselves, to find the one that is wrong."""
+    parser = LightningArgumentParser(exit_on_error=False, allow_abbrev=False)
+    _add_shared(parser)
+    parser.add_class_arguments(method_class(method), "model", fail_untyped=False)
+    return parser
+
+
+def _add_shared(parser: LightningArgumentParser) -> None:
+    hints = get_type_hints(Settings)
+    for option in fields(Settings):
+        parser.add_argument(f"--{option.name}", type=hints[option.name], default=option.default)
+    parser.add_lightning_class_args(pl.Trainer, "trainer")
+    parser.set_defaults({f"trainer.{name}": value for name, value in _TRAINER.items()})
+    parser.add_lightning_class_args(DataModule, "data")
+    parser.add_class_arguments(Choices, "export")
+    parser.set_defaults({"export.dtype": "auto"})
+    for action in parser._actions:
+        if hasattr(action, "_typehint"):
+            action._typehint = _whole_first(action._typehint)
+
+
+def _whole_first(typehint: Any) -> Any:
+    """Return a union with int before float. Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
+
+    typing keeps one order for ``Optional[Union[int, float]]``: that of the library which made such a type first.
+    """
+    kinds = list(get_args(typehint))
+    if get_origin(typehint) is not Union or not {int, float} <= set(kinds):
+        return typehint
+    kinds.remove(int)
+    kinds.insert(kinds.index(float), int)
+    return reduce(or_, kinds)
+
+
+def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
+    """Return the options of a method by name: the parameters of its constructor and its base classes.
+
+    They have the order in which a run uses them: own values after the density, own settings between the dense stage's
+    and the distillation's.
+    """
+    options: dict[str, Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]
+            options = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | options
+        if base is Method:
+            break
+    common = list(signature(Method).parameters)
+
+    def place(name: str) -> float:
+        if name in common:
+            return common.index(name)
+        return common.index("dense" if is_dataclass(options[name].default) else "density") + 0.5
+
+    return {name: options[name] for name in sorted(options, key=place)}
+
+
+def method_class(name: str | None) -> type[Method] | None:
+    """Return a method by its name or import path; None if there is none that can be imported."""
+    package, _, last = (name or "").rpartition(".")
+    try:
+        kind = getattr(import_module(package) if package else methods, last, None)
+    except (ImportError, ValueError):
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, Method) and kind is not Method else None
+
+
+class CommandLine:
+    """The options of a command that needs a method and data; makes both.
+
+    Args:
+        line: taken apart and checked; or the words, which are checked here.
+        command: its name.
+        base: the first config, which all others override.
+
+    Attributes:
+        line: see above.
+        config: all values.
+        kind: the method.
+    """
+
+    def __init__(self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None) -> None:
+        if not isinstance(line, Line):
+            line = take_apart(command, line, {})
+            check_line(line)
+        self.command, self.line = command, line
         self.density: float | None = None  # that meets the budget, once it is known
         self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._logger: Any = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        _Parser.own = tuple(own)
-        super().__init__(
-            Method,
-            DataModule,
-            subclass_mode_model=True,
-            run=False,
-            args=args,
-            save_config_callback=None,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            seed_everything_default=42,
-            trainer_defaults={"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False},
-            parser_class=_Parser,
-            parser_kwargs={"prog": f"python -m lit_compress {command}"},
-        )
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the options of the run folder, and link those that method and data share."""
-        parser.add_argument(
-            "--run_dir", type=str | None, default=None, help="Folder of the run; default runs/<method>-<task>."
-        )
-        parser.add_argument(
-            "--ckpt_path", type=str | None, default=None,
-            help="`last` continues the run in run_dir where it stopped, or starts it; or a checkpoint of that run.",
-        )  # fmt: skip
-        parser.add_argument(
-            "--checkpoint_every",
-            type=int,
-            default=500,
-            help="Optimizer steps between two checkpoints to continue from.",
-        )
-        parser.add_argument(
-            "--max_skipped",
-            type=int,
-            default=20,
-            help="Steps in a row whose gradients are not finite, which are left out, before the run stops.",
-        )
-        parser.add_argument(
-            "--trust_remote_code",
-            type=bool,
-            default=False,
-            help="true: run the code that models bring, with all rights of the user; give it to each command.",
-        )
-        parser.add_class_arguments(Choices, "export")
-        parser.set_defaults({"export.dtype": "auto"})
-        parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
-        parser.link_arguments("model.init_args.backbone", "data.backbone")
-        parser.link_arguments("model.init_args.teacher", "data.teacher")
-        parser.link_arguments("seed_everything", "data.seed")
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse ``args``; configs are found by path or among the shipped recipes."""
-        args = with_default_method([re.sub(r"^--device(=|$)", r"--trainer.accelerator\1", arg) for arg in args])
-        given, resolved = {arg.partition("=")[0] for arg in args}, resolve_configs(args)
-        _Parser.method = chosen_method(resolved)
-        if _Parser.method and "--model.budget" in given:  # it takes the place of what a config says of the size
-            own = parameters_of(_Parser.method)
-            resolved = after_configs(resolved, [f"--model.{n}=null" for n in _SIZES if n in own and not own[n].default])
-        resolved += _place_of_logger(resolved)
-        for i in [i for i, option in enumerate(resolved[:-1], 1) if option == "--config"]:
-            content = content_of(resolved[i])
-            _check_groups(content)
-            if (kept := without_removed(content, strict=True)) != content:
-                resolved[i] = yaml_text(kept)
-        if given & {"-h", "--help"}:
-            shown = f"{_Parser.method.__module__}.{_Parser.method.__qualname__}" if _Parser.method else None
-            print(fit_help(parser, self.command, shown, method_names(), "trainer" in given))
-            raise SystemExit(0)
-        for name in ("--model.task", "--model.init_args.task"):
-            if name in given:
-                raise UserError(f"{name[2:]}: follows from the data; give --data.task")
-        if "--print_config" in given and not given & {"--model", "--config", "-c"}:
-            raise UserError(no_method())
-        self.config = parser.parse_args(resolved)
-        check_read(self.command, self.given, self.config)
-        seed = self.config.seed_everything
-        if not 0 <= seed < 2**32:
-            near = 0 if seed < 0 else 2**32 - 1
-            raise UserError(f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {near}")
-        if self.config.model.init_args.get("backbone") is None:
-            raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
-        if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
-            raise UserError(no_method())
-        self._check_budget()
+        self.config = self._parsed(merged_configs(line, base), stored=base is not None)
+        self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
         use_device(accelerator if isinstance(accelerator, str) else "auto")
+        pl.seed_everything(self.config.seed_everything, workers=True)
 
-    def _check_budget(self) -> None:
-        """Refuse a budget together with a density, a rank or a number of parameters."""
-        init, own = self.config.model.init_args, parameters_of(_Parser.method) if _Parser.method else {}
+    def _parsed(self, config: dict[str, Any], stored: bool) -> Namespace:
+        """Return all values: of ``config``, then of the options; ``stored``: somebody else may have written it."""
+        model, line = config["model"], self.line
+        if (name := model.get("class_path")) is None:
+            raise UserError(NO_METHOD)
+        if (kind := method_class(name)) is None:
+            raise UserError(
+                f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
+            )
+        self.kind, own = kind, parameters_of(kind)
+        shipped = getattr(methods, kind.__name__, None) is kind
+        path = f"{methods.__name__ if shipped else kind.__module__}.{kind.__qualname__}"
+        init = model.get("init_args") or {}
+        if line.last("model.budget"):  # it takes the place of what a config says of the size
+            init |= {n: None for n in _SIZES if n in own and not own[n].default and f"model.{n}" not in line.values}
+        left = [(n, text) for n, text in line.options if n not in ("config", "model", "model.class_path")]
+        words = [f"--{n}={text}" if text or n != "print_config" else f"--{n}" for n, text in left]
+        config = {**config, "model": {"class_path": path, "init_args": init}}
+        if stored:  # in place of a group of options, the parser would read a file
+            check_config(config, path)
+        try:
+            given = _parser().parse_object(config)
+            return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
+        except Exception as error:
+            mistake = user_error(error) or explained(_flat_parser(path), path, {} if stored else config, left)
+            raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
+
+    def _check(self) -> None:
+        """Refuse values that are of their types, and yet cannot be meant.
+
+        Raises:
+            UserError: see above.
+        """
+        config, init = self.config, self.config.model.init_args
+        for name, why in SET_BY_STAGE.items() if self.command in ("fit", "plan") else ():
+            if (value := config.trainer[name]) is not None and value is not True:
+                raise UserError(f"trainer.{name}: {value} {why}")
+        if not 0 <= (seed := config.seed_everything) < 2**32:
+            raise UserError(
+                f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {0 if seed < 0 else 2**32 - 1}"
+            )
+        if init.get("backbone") is None:
+            raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
+        own = parameters_of(self.kind)
         beside = [n for n in _SIZES if init.get(n) is not None and (n not in own or init[n] != own[n].default)]
         if init.get("budget") is not None and beside:
             raise UserError(
                 f"model.budget {init.budget}, model.{beside[0]} {init[beside[0]]}: only one of them can decide the "
                 "size; set the others to null"
             )
-
-    def instantiate_classes(self) -> None:
-        """Build nothing: :meth:`build` does, for every stage."""
 
     def build(self) -> Components:
         """Build method, data and the Trainer's arguments from the config."""
@@ -223,7 +239,12 @@ class CommandLine(LightningCLI):
             config.model.init_args.density = self.density
         if self.removes is not None:
             config.model.init_args.retrain.removes = self.removes
-        init = made_classes(self.parser, config)
+        try:
+            init = _parser().instantiate_classes(config)
+        except ValueError as error:
+            if (refusal := refused_class(config.trainer, error)) is None:
+                raise
+            raise refusal from error
         given, record = self.config.data, init.data.record  # later commands need the data's labels
         if init.data.task == CUSTOM:
             given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
@@ -279,27 +300,15 @@ class CommandLine(LightningCLI):
     def dump(self) -> dict[str, Any]:
         """Return the whole config as plain values."""
         _take_plain_words(self.config)
-        self._dump_config()
-        init = self.config_dump["model"]["init_args"]
+        text = _parser().dump(self.config, skip_link_targets=False, skip_none=False, format="yaml")
+        config: dict[str, Any] = yaml.safe_load(text)
+        init = config["model"]["init_args"]
         # a name such as 1e5 is dumped as the number
-        init |= {
-            name: text for name, text in self.config.model.init_args.items() if name in init and isinstance(text, str)
-        }
+        init |= {k: text for k, text in self.config.model.init_args.items() if k in init and isinstance(text, str)}
         init["task"] = self.config.data.task  # otherwise known only after build()
-        return self.config_dump
-
-
-def _whole_first(typehint: Any) -> Any:
-    """Return a union with int before float. Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
-
-    typing keeps one order for ``Optional[Union[int, float]]``: that of the library which made such a type first.
-    """
-    kinds = list(get_args(typehint))
-    if get_origin(typehint) is not Union or not {int, float} <= set(kinds):
-        return typehint
-    kinds.remove(int)
-    kinds.insert(kinds.index(float), int)
-    return reduce(or_, kinds)
+        order = [*parameters_of(self.kind)]
+        config["model"]["init_args"] = {name: init[name] for name in sorted(init, key=order.index)}
+        return config
 
 
 def _take_plain_words(config: Namespace) -> None:
@@ -315,28 +324,10 @@ def _take_plain_words(config: Namespace) -> None:
                 _take_plain_words(part)
 
 
-def _place_of_logger(args: list[str]) -> list[str]:
+def _place_of_logger(line: Line) -> list[str]:
     """Return the option that puts a logger of files into the run folder, if one is given without a folder."""
-    logger = (last_value(args, "--trainer.logger") or "").rpartition(".")[2]
-    if logger not in ("CSVLogger", "TensorBoardLogger") or any(w.startswith("--trainer.logger.save_dir") for w in args):
+    logger = str(line.last("trainer.logger")).rpartition(".")[2]
+    given = any(name.startswith("trainer.logger.save_dir") for name in line.names)
+    if logger not in ("CSVLogger", "TensorBoardLogger") or given:
         return []
-    return [f"--trainer.logger.save_dir={last_value(args, '--run_dir') or 'runs'}/logs"]
-
-
-def _check_groups(config: dict[str, Any]) -> None:
-    """Refuse a value where a config has a group of options, and other keys next to the class of a method.
-
-    The parser takes the one, and blames the class for the other.
-    """
-    model = config.get("model")
-    groups: dict[str, Any] = {name: config[name] for name in ("data", "trainer", "export") if name in config}
-    if isinstance(model, dict) and "init_args" in model:
-        groups["model.init_args"] = model["init_args"]
-    for name, value in groups.items():
-        if not isinstance(value, dict):
-            raise UserError(f"config: {name} is {value!r:.80}; give its options as a mapping, e.g. {name}: {{}}")
-    if isinstance(model, dict) and "class_path" in model:
-        for key in sorted(model.keys() - {"class_path", "init_args"}):
-            moved = _Parser.method is not None and key in parameters_of(_Parser.method)
-            hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
-            raise UserError(f"config: unknown key 'model.{key}'; {hint}")
+    return [f"--trainer.logger.save_dir={line.last('run_dir') or 'runs'}/logs"]

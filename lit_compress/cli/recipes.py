@@ -1,4 +1,4 @@
-"""Finding the config that ``--config`` names: a file, a recipe, or a row of a recipe.
+"""Configs: finding what ``--config`` names (a file, a recipe, or a row of a recipe), and merging several.
 
 A recipe is one YAML file for a method: a head, which is a config for LightningCLI, and a table with a row per task.
 
@@ -12,15 +12,21 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_compress.cli import catalogue
+from lit_compress.cli.catalogue import PACKAGE
+from lit_compress.cli.words import Line, check_names
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import read_yaml, yaml_text
+from lit_compress.utils.files import read_yaml
+from lit_compress.utils.progress import note
+from lit_compress.utils.removed import without_removed
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+DEFAULT_METHOD = "SecondOrder"
+CUSTOM = "custom"  # the task of the user's own
+FOLDER = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 COMPARISONS = FOLDER / "compare"
 
 
@@ -62,30 +68,28 @@ def find_config(name: str) -> tuple[Path, str | None]:
     raise UserError(f"config: no file or shipped config '{name}'; {_near(name, names)}")
 
 
-def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]:
-    """Return the value for the parser's ``--config``, and a note if a recipe has no row for ``task``.
+def resolve_config(name: str, task: str | None = None) -> tuple[dict[str, Any], str | None]:
+    """Return the content of a config, and a note if a recipe has no row for ``task``.
 
     Args:
         name: a path, or the name of a shipped config.
         task: the value of ``--data.task``, which chooses the row unless ``name`` does; None if it is not given.
-
-    Returns:
-        The path of a config, or the text of the config made from a recipe; the note, or None.
 
     Raises:
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
     path, row = find_config(name)
     config = read_yaml("config", path)
-    table = _table(path, config)
-    if table is None:
-        return str(path), None
+    if (table := _table(path, config)) is None:
+        if not isinstance(config, dict):
+            raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
+        return config, None
     head = {key: value for key, value in config.items() if key != "tasks"}
     task = row or task or _default_task(head, table)
     if task is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
     merged = merge_row(head, {**table.get(task, {}), "data.task": task})
-    return yaml_text(merged), None if task in table else _no_row(path, task, table)
+    return merged, None if task in table else _no_row(path, task, table)
 
 
 def _near(name: str, names: Iterable[str]) -> str:
@@ -177,3 +181,120 @@ def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:
         if not isinstance(row, dict | None):
             raise UserError(f"config: row '{task}' of '{path}' is '{row}'; write '{task}: {{OPTION: VALUE}}'")
     return {str(task): row or {} for task, row in table.items()}
+
+
+# ------------------------------------------------------------------------------------------ the configs of a command
+
+
+def inferred_task(line: Line) -> str | None:
+    """Return the task that options name, or the user's own where they give a file; None without either."""
+    path = line.last("data.path")
+    return _named_task(line) or (CUSTOM if path and Path(path).expanduser().is_file() else None)
+
+
+def _named_task(line: Line) -> str | None:
+    """Return the task that options name; only ``custom`` has columns and labels of the user's."""
+    given = any(name.startswith("data.custom.") for name in line.names)
+    return line.last("data.task") or (CUSTOM if given else None)
+
+
+def method_at_hand(line: Line) -> str | None:
+    """Return the method that options or configs name last, as they name it; None if they name none."""
+    named: str | None = merged_configs(line, quiet=True)["model"].get("class_path")
+    return named
+
+
+def merged_configs(line: Line, base: dict[str, Any] | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Return the content of all configs of a command line, merged, with the method; ``model`` is always a mapping.
+
+    A method takes over the values of a config for another one that are its options as well.
+
+    Args:
+        line: the command line.
+        base: the first config, which all others override.
+        quiet: print no notes.
+
+    Raises:
+        UserError: a config cannot be used.
+    """
+    merged, task = dict(base or {}), _named_task(line)
+    for name, text in line.options:
+        if name != "config":
+            continue
+        content, remark = resolve_config(text, task)
+        if remark and not quiet:
+            note(remark)
+        content = _of_classes(without_removed(content, strict=True))
+        merged = _merge(_taken_over(merged, content), content)
+    if (method := line.last("model") or line.last("model.class_path")) is not None:
+        content = {"model": {"class_path": method}}
+        merged = _merge(_taken_over(merged, content), content)
+    elif line.last("model.backbone") and not line.last("config") and not merged.get("model"):
+        merged["model"] = {"class_path": DEFAULT_METHOD}
+        if not quiet:
+            note(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+    for name, value in line.values.items():
+        if name not in ("model", "model.class_path"):
+            name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name
+            merged = merge_row(merged, {name: value})
+    data = merged.get("data") or {}
+    if task or (isinstance(data, dict) and not data.get("task") and (task := inferred_task(line))):
+        merged = merge_row(merged, {"data.task": task})
+    return {**merged, "model": merged.get("model") or {}}
+
+
+def _of_classes(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose method is a mapping with its class, as it also may be its name alone."""
+    model = content.get("model")
+    return {**content, "model": {"class_path": model}} if isinstance(model, str) else content
+
+
+def _taken_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with only those values of its method that the method of ``above`` has as well."""
+    new = _of_classes(above).get("model")
+    name, model = new.get("class_path") if isinstance(new, dict) else None, below.get("model")
+    if not (name and isinstance(model, dict) and isinstance(model.get("init_args"), dict)):
+        return below
+    known = catalogue.of_method(name)
+    if name == model.get("class_path") or not known:
+        return below
+    names = {option.split(".", 1)[1] for option in known}
+
+    def kept(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+        inner = {k: kept(v, f"{before}{k}.") if isinstance(v, dict) else v for k, v in values.items()}
+        return {key: value for key, value in inner.items() if f"{before}{key}" in names}
+
+    return {**below, "model": {"class_path": name, "init_args": kept(model["init_args"])}}
+
+
+def check_config(config: dict[str, Any], method: str | None) -> None:
+    """Refuse keys that are no options, and values where groups of options belong.
+
+    Args:
+        config: merged.
+        method: that it is for; None if there is none.
+
+    Raises:
+        UserError: see above.
+    """
+    model = config.get("model", {})
+    groups: dict[str, Any] = {name: config[name] for name in ("model", "data", "trainer", "export") if name in config}
+    groups |= {"model.init_args": model["init_args"]} if isinstance(model, dict) and "init_args" in model else {}
+    for name, value in groups.items():
+        if not isinstance(value, dict):
+            raise UserError(f"config: {name} is {value!r:.80}; give its options as a mapping, e.g. {name}: {{}}")
+    for key in sorted(model.keys() - {"class_path", "init_args"}):
+        moved = f"model.{key}" in catalogue.names(method)
+        hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
+        raise UserError(f"config: unknown key 'model.{key}'; {hint}")
+    check_names(Line("fit", options=[*_texts(config)]), method)
+
+
+def _texts(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted names of all values, with their text."""
+    for key, value in values.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict) and not name.startswith("trainer."):
+            yield from _texts(value, f"{name}.")
+        elif name not in ("model.class_path", "model.init_args.task"):
+            yield name, "{" if value is None else str(value)

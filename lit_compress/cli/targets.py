@@ -1,17 +1,23 @@
-"""Targets of ``validate``, ``test`` and ``predict``: a run, an export, a model of a run, or any fine-tuned model."""
+"""Targets of ``evaluate``, ``predict`` and ``bench``: a run, an export, a model of a run, or any fine-tuned model.
+
+The config of a run or an export gives values, and the command line says what may run. The file may be somebody else's:
+its method is one of the package, or the command line names it. The Trainer's arguments count only if they change the
+result of an evaluation or an export.
+"""
 
 from __future__ import annotations
 
 import filecmp
-import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from lit_compress.cli.arguments import inferred_task
-from lit_compress.cli.options import CommandLine
-from lit_compress.cli.stored import parse_stored
+from lit_compress import methods
+from lit_compress.cli import catalogue
+from lit_compress.cli.options import CommandLine, method_class
+from lit_compress.cli.recipes import inferred_task
 from lit_compress.data.sources import CUSTOM, is_one_table
 from lit_compress.export.modelling import check_own_code
 from lit_compress.models.backbones import load_finetuned
@@ -24,7 +30,7 @@ from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_evaluation, check_loading
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device
+from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
@@ -34,8 +40,13 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.cli.words import Line
     from lit_compress.run.settle import Components
     from lit_compress.tasks.records import Task
+
+_TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
+_ANY = "FWSVD"  # the method when none is run
+_COMMON = ("backbone", "revision", "sites", "teacher")  # arguments of every method that the data and the models need
 
 
 @dataclass(frozen=True)
@@ -68,32 +79,31 @@ class Target:
         """Path of the data that the model was trained on, where it is known."""
         return self.config["data"].get("path") if self.config else None
 
-    def parse(self, rest: list[str], command: str) -> CommandLine:
-        """Parse the options of ``command``, on top of the stored config if there is one.
+    def parse(self, line: Line) -> CommandLine:
+        """Return the options of a command, on top of the stored config if there is one.
 
         Raises:
             UserError: an option is wrong, or the task of a model that no run made is not named.
         """
         if self.config is not None:
-            return parse_stored(self.config, rest, command, self.folder, own_options(command))
-        if inferred_task(rest) is None:
+            return parse_stored(self.config, line, self.folder)
+        if inferred_task(line) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
-        model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
-        return CommandLine([*model, *self._labels(rest), *rest], command, own_options(command), rest)
+        model = {"class_path": _ANY, "init_args": {"backbone": str(self.folder)}}  # any method; none is run
+        return CommandLine(line, line.command, {"model": model, **self._labels(line)})
 
-    def _labels(self, rest: list[str]) -> list[str]:
+    def _labels(self, line: Line) -> dict[str, Any]:
         """Return the option that gives the classes of a task of the user's own the names that the model has."""
-        given = any(arg.startswith("--data.custom.labels") for arg in rest)
-        if given or inferred_task(rest) != CUSTOM:
-            return []
+        if line.last("data.custom.labels") or inferred_task(line) != CUSTOM:
+            return {}
         try:
             classes = json_of(self.folder / "config.json").get("id2label") or {}
         except (OSError, ValueError):
-            return []  # loading the model says what is wrong
+            return {}  # loading the model says what is wrong
         names = [str(classes[key]) for key in sorted(classes, key=int)]
         if len(names) < 2 or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
-            return []
-        return [f"--data.custom.labels={json.dumps(names)}"]
+            return {}
+        return {"data": {"custom": {"labels": names}}}
 
     def load(self, task: Task) -> PreTrainedModel:
         """Load the model, whose head must be one for ``task``.
@@ -151,33 +161,26 @@ def find_target(name: str, command: str) -> Target:
     return Target(what, given, Run(run).config() if made else None)
 
 
-def own_options(command: str) -> tuple[str, ...]:
-    """Return the options that only a command has which evaluates a target."""
-    bench = ("output", "baseline", "against", "batch", "length", "runtimes", "threads", "rounds", "seconds", "device")
-    return {"predict": ("output",), "bench": bench}.get(command, ())
-
-
-def open_run(run: Run, rest: list[str], command: str) -> Components:
+def open_run(run: Run, line: Line) -> Components:
     """Return method and data of a finished run, with the tokenizer and the teacher that it keeps.
 
     Args:
         run: finished.
-        rest: the method of the user's own that made it, and consent to run the code of its models.
-        command: its name.
+        line: the method of the user's own that made it, and consent to run the code of its models.
 
     Raises:
         UserError: as :func:`parse_stored`.
     """
-    return parse_stored(run.config(strict=True), rest, command, run.net("dense")).build()
+    return parse_stored(run.config(strict=True), line, run.net("dense"), runs=True).build()
 
 
-def open_target(target: Target, rest: list[str], command: str) -> Components:
+def open_target(target: Target, line: Line) -> Components:
     """Return the evaluation of a target: its task and data, read with its model's tokenizer.
 
     Raises:
         UserError: as :meth:`Target.parse`.
     """
-    parts = target.parse(rest, command).build()
+    parts = target.parse(line).build()
     current_device()  # refuses one that is not here before anything is loaded
     parts.data.read_as(str(target.folder))
     place = parts.data.place
@@ -186,7 +189,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
 
 
 def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
-    """Load the model of ``target`` for ``command``, if the memory suffices.
+    """Load the model of ``target`` for ``command`` (validate, test or predict), if the memory suffices.
 
     Raises:
         UserError: as :meth:`Target.load`, or the machine has too little memory.
@@ -211,3 +214,104 @@ def _is_another_table(known: str | None, given: str | None) -> bool:
         files = [path.name for path in place.glob("*.arrow")]
         return any(filecmp.cmpfiles(place, trained, files, shallow=False)[1:])
     return not (place.is_file() and trained.is_file() and filecmp.cmp(place, trained, shallow=False))
+
+
+# ------------------------------------------------------------------------------------------ stored configs
+
+
+def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = False) -> CommandLine:
+    """Return the options of a command on top of a config of :func:`~lit_compress.run.config.checked_config`.
+
+    The folder ``net``, whose files are at hand, is in the place of the backbone that it was made from; linked options
+    are computed.
+
+    Args:
+        config: plain values of known keys.
+        line: of the command.
+        net: folder of the model.
+        runs: the command runs the method; others only evaluate, so that a method which the package lacks is not needed.
+
+    Raises:
+        UserError: an option is wrong; or the method is not of the package, is needed, and ``line`` does not name it.
+    """
+    name, init = _method(config["model"], line, needed=runs)
+    data = dict(config["data"])
+    origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
+    init |= {"backbone": str(net), "revision": None}
+    if init.get("teacher"):  # of which a run has a copy
+        copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
+        init["teacher"] = next((str(copy) for copy in copies if (copy / "config.json").is_file()), init["teacher"])
+    if line.last("data.task") or line.last("data.path"):
+        data.pop("revision", None)  # of the data that it was made with
+    trainer = {name: config["trainer"][name] for name in _TRAINER if name in config["trainer"]}
+    try:
+        find_device(str(trainer.get("accelerator")))
+    except UserError:  # it was made on another machine
+        trainer["accelerator"] = "auto"
+    for option, values in (("task", init), ("backbone", data), ("teacher", data), ("seed", data)):
+        values.pop(option, None)
+    if line.command == "predict":
+        data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
+    model = {"class_path": name, "init_args": init}
+    cli = CommandLine(line, line.command, {**config, "model": model, "data": data, "trainer": trainer})
+    cli.origin = origin  # whose vectors may be the labels
+    return cli
+
+
+def _method(model: Mapping[str, Any], line: Line, needed: bool) -> tuple[str, dict[str, Any]]:
+    """Return the import path of a stored method, and its arguments.
+
+    Raises:
+        UserError: as :func:`parse_stored`.
+    """
+    path, init = model["class_path"], dict(model["init_args"])
+    package, _, name = path.rpartition(".")
+    if package.startswith(f"{methods.__name__}.") or package == methods.__name__:
+        if name in catalogue.methods():
+            return f"{methods.__name__}.{name}", init
+    elif path == (line.last("model") or line.last("model.class_path")):
+        if kind := method_class(path):
+            _refuse_functions(_hints(kind), init, "model")
+        return path, init
+    if not needed:
+        return f"{methods.__name__}.{_ANY}", {key: init[key] for key in _COMMON if key in init}
+    raise UserError(
+        f"{line.command}: the method '{path}' is not of this package, and is not imported; if you trust it, name it: "
+        f"--model {path}"
+    )
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a class's arguments by name, with the arguments of its base classes."""
+    if is_dataclass(kind):
+        return get_type_hints(kind)
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, methods.Method) and "__init__" in vars(base):
+            try:
+                hints |= get_type_hints(vars(base)["__init__"])
+            except NameError:  # of names that only type checkers know
+                hints |= dict.fromkeys(vars(base)["__init__"].__annotations__)
+    return hints
+
+
+def _refuse_functions(hints: Mapping[str, Any], values: Mapping[str, Any], what: str) -> None:
+    """Refuse strings for arguments that take no string: the parser would import what they name.
+
+    Raises:
+        UserError: there is one.
+    """
+    for name, value in values.items():
+        kinds = _kinds(hints.get(name, str))
+        if isinstance(value, dict):
+            for settings in (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)):
+                _refuse_functions(_hints(settings), value, f"{what}.{name}")
+        elif any(isinstance(one, str) for one in (value if isinstance(value, list) else [value])) and str not in kinds:
+            raise UserError(f"{what}.{name}: '{value}' is no plain value; a stored config cannot name classes")
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """Return the types in a type hint; ``str`` for words of a ``Literal``."""
+    if get_origin(hint) is Literal:
+        return set(map(type, get_args(hint)))
+    return {hint}.union(*map(_kinds, get_args(hint))) if get_args(hint) else {hint}

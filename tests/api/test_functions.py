@@ -23,7 +23,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.api import functions
-from lit_compress.api.functions import _method_words
+from lit_compress.api.functions import _of_method
 from lit_compress.methods.lpaf import LPAFSettings
 from lit_compress.methods.svd import Factorized
 
@@ -125,8 +125,8 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
     """A call that is made again gives ``fit`` the same words, so that it goes on; the notebook makes a whole run."""
     got = []
 
-    def run_fit(words):
-        got.append(words)
+    def run_fit(line):
+        got.append(line)
         shutil.copytree(small.folder, tmp_path / "run" / "export", dirs_exist_ok=True)
         return None, small.report
 
@@ -141,22 +141,21 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
         other.classifier.bias.data += 1
     lc.compress(other, tokenizer, data, method=method, **more)
     assert got[0] == got[1] == got[2] != got[3]
-    options = dict(word[2:].split("=", 1) for word in got[0])
+    found = [line.values for line in got]
+    options = found[0]
     assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
-    assert options["data.custom.labels"] == '["negative", "positive"]' and options["model.retrain.epochs"] == "1"
-    found = [dict(word[2:].split("=", 1) for word in words) for words in got]
+    assert options["data.custom.labels"] == ["negative", "positive"] and options["model.retrain.epochs"] == 1
     assert found[3]["model.backbone"] != options["model.backbone"] and found[3]["data.path"] == options["data.path"]
     assert "model.teacher" not in found[3] and "data.custom.labels" not in found[3]
 
 
 def test_a_method_is_made_again_with_what_it_was_given():
     pruning = LPAFSettings(epochs=2)
-    assert _method_words(lc.methods.LPAF(density=0.16, prune=pruning)) == [
-        "--model=LPAF", "--model.density=0.16", "--model.prune.epochs=2"
-    ]  # fmt: skip
-    assert _method_words("SVD") == _method_words(lc.methods.SVD) == ["--model=SVD"]
-    assert _method_words(lc.methods.SVD(rank=3)) == ["--model=SVD", "--model.rank=3"]
-    assert _method_words(lc.methods.SP3(params="5k")) == ["--model=SP3", "--model.params=5k"]
+    given = {"model": "LPAF", "model.density": 0.16, "model.prune.epochs": 2}
+    assert _of_method(lc.methods.LPAF(density=0.16, prune=pruning)) == given
+    assert _of_method("SVD") == _of_method(lc.methods.SVD) == {"model": "SVD"}
+    assert _of_method(lc.methods.SVD(rank=3)) == {"model": "SVD", "model.rank": 3}
+    assert _of_method(lc.methods.SP3(params="5k")) == {"model": "SP3", "model.params": "5k"}
 
 
 def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):

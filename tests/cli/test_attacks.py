@@ -16,6 +16,7 @@ from mistakes import fails, fit
 import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.cli.targets import find_target, open_run, open_target
+from lit_compress.cli.words import Line
 from lit_compress.export.check import check_export
 from lit_compress.run.folder import Run
 from lit_compress.utils import progress
@@ -126,9 +127,9 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
 
     change_config(stolen, edit)
     for place in (".", "export", "dense/net"):
-        found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), [], "test"))  # noqa: B023
+        found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("test")))  # noqa: B023
         assert found == 2 * (attack == "file")  # evaluation leaves out the others
-    assert attempt(lambda: open_run(Run(stolen), [], "verify")) == 2 * (attack in REST)
+    assert attempt(lambda: open_run(Run(stolen), Line("verify"))) == 2 * (attack in REST)
     assert not ran.exists()
 
 
@@ -189,7 +190,7 @@ def test_a_run_by_name_is_no_other(stolen, ran, hub, capsys):
     )
     for name, files in (("me/export", export), ("me/run", export | whole)):  # the hub's models have files at the top
         hub.add(name, files)
-        open_target(find_target(name, "validate"), [], "validate")
+        open_target(find_target(name, "validate"), Line("validate"))
     assert not ran.exists()
 
 
@@ -214,7 +215,7 @@ def test_a_method_of_the_users_own_is_named_by_the_user(stolen, ran, tmp_path, c
     for command in (["verify", stolen], ["export", stolen, tmp_path / "out"]):
         line = fails(capsys, *command)
         assert "'mine_of_attacks.Mine' is not of this package" in line and "--model mine_of_attacks.Mine" in line
-    kind = open_run(Run(stolen), ["--model=mine_of_attacks.Mine"], "verify").method
+    kind = open_run(Run(stolen), Line("verify", options=[("model", "mine_of_attacks.Mine")])).method
     assert type(kind).__name__ == "Mine" and kind.given["name"] == "other"
     own["call"] = "os.system"
     change_config(stolen, lambda config: config["model"]["init_args"].update(own))

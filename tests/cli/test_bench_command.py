@@ -142,11 +142,11 @@ def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):
 def test_mistakes_are_one_line(run, tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     for words, text in [
-        ([], "required: OUT"),
+        ([], "OUT: it is missing"),
         (["/nowhere"], "bench: no folder '/nowhere'; give a run folder, an export or a model"),
         ([run, "--runtimes", "onx"], "--runtimes: unknown runtime 'onx'; did you mean 'onnx'?"),
-        ([run, "--batch", "0"], "argument --batch: '0' is not a positive integer; the smallest is 1"),
-        ([run, "--threads", "two"], "argument --threads: 'two' is not a positive integer"),
+        ([run, "--batch", "0"], "batch: '0' is not a positive integer; the smallest is 1"),
+        ([run, "--threads", "two"], "threads: 'two' is not a valid int"),
         ([run, "--lenght", "8"], "unknown option 'lenght'; did you mean 'length'?"),
         ([run, "--baseline", "/nowhere"], "--baseline: no folder '/nowhere'"),
         ([run, "--output", tmp_path / "file"], "is a file; give a new or empty folder"),

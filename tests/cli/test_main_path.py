@@ -168,7 +168,8 @@ def test_a_file_or_columns_of_ones_own_mean_a_task_of_ones_own(options, task, re
     assert parsed.config.data.task == task
 
 
-def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_path, capsys):
+def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.progress._noted", set())
     line = ["--model.backbone", str(model), "--data.path", str(reviews), "--data.custom.text", "review"]
     config = CommandLine([*line, "--data.custom.label", "stars"], "fit").config
     assert config.model.class_path == "lit_compress.methods.SecondOrder"

@@ -208,8 +208,8 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     for line, text in [
-        (["factorize", *model], "required: OUT"),
-        (["factorize", *model, out], "required: --data.task"),
+        (["factorize", *model], "OUT: it is missing"),
+        (["factorize", *model, out], "data.task: it is missing"),
         (["factorize", str(tmp_path / "nowhere"), out, *data], "no folder"),
         (["factorize", str(run), out, *data], f"is a run, not a model; give its model, {run / 'dense/net'}"),
         (["factorize", str(run / "export"), out, *data], "is compressed already"),
@@ -242,7 +242,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (
             ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],
-            "unknown option 'rank' for LLMPruner",
+            "unknown option 'model.rank' for LLMPruner",
         ),
         (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
@@ -323,7 +323,7 @@ def test_kept_blocks_are_refined(words, tmp_path):
     ("options", "message"),
     [
         (["--refine", "5", "--method", "Magnitude"], "Magnitude has to train"),
-        (["--refine", "few"], "argument --refine: invalid int value: 'few'"),
+        (["--refine", "few"], "refine: 'few' is not a valid int"),
         (["--distil", "5", "--method", "SliceGPT", "--refine", "5"], "--refine: SliceGPT leaves no dense hidden"),
         (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
         (["--distil", "5", "--trainer.precision", "16-mixed"], "'16-mixed' is not known to --distil; valid: 32-true"),

@@ -37,7 +37,7 @@ def test_what_there_is(run, capsys):
 
 
 def test_mistakes(capsys, tmp_path):
-    assert "list: unknown 'method'; did you mean 'methods'?" in fails(capsys, "list", "method")
+    assert "what: 'method' is not valid; did you mean 'methods'?" in fails(capsys, "list", "method")
     assert "has no run (report.json)" in fails(capsys, "list", "runs", tmp_path)
     assert "is not a run folder" in fails(capsys, "verify", tmp_path)
     assert "no folder" in fails(capsys, "report", tmp_path / "none")

@@ -13,9 +13,12 @@ from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
+from lit_compress.cli.factorizing import run_factorize
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import Parser, parse_one_shot
+from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.targets import parse_stored
+from lit_compress.cli.words import Line
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import yaml_text
@@ -143,7 +146,7 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
     def work(*_, **__):
         raise AssertionError("the work was begun")
 
-    for name in ("commands.export_run", "one_shot.load_model", "commands.evaluate", "targets.load_net"):
+    for name in ("commands.export_run", "one_shot.load_model", "commands.evaluate_net", "targets.load_net"):
         monkeypatch.setattr(f"lit_compress.cli.{name}", work)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine").mkdir()
@@ -188,13 +191,9 @@ def test_a_file_is_of_the_users_own_task(tmp_path):
     """As for fit, factorize needs no --data.task then."""
     (tmp_path / "mine.csv").write_text("text,label\n")
     for args, task in (([f"--data.path={tmp_path / 'mine.csv'}"], "custom"), (["--data.task", "sst2"], "sst2")):
-        parser = Parser()
-        parser.add_argument("model")
-        parser.add_argument("--method")
-        _, cli = parse_one_shot(parser, [str(tmp_path), *args])
-        assert cli.config.data.task == task
-    with pytest.raises(UserError, match=r"required: --data\.task"):
-        parse_one_shot(Parser(), [f"--data.path={tmp_path}"])
+        assert inferred_task(read_line("factorize", ["MODEL", "OUT", *args])) == task
+    with pytest.raises(UserError, match=r"data\.task: it is missing"):
+        run_factorize("MODEL", "OUT", read_line("factorize", ["MODEL", "OUT", f"--data.path={tmp_path}"]))
 
 
 def test_names_like_numbers_stay_text_in_a_run():
@@ -215,7 +214,7 @@ def test_names_like_numbers_stay_text_in_a_run():
         "1e-4",
         "0o7",
     ]
-    again = parse_stored(yaml.safe_load(yaml_text(stored)), [], "validate", Path("1e9")).dump()
+    again = parse_stored(yaml.safe_load(yaml_text(stored)), Line("validate"), Path("1e9")).dump()
     assert again["model"]["init_args"]["backbone"] == "1e9"
     assert again["run_dir"] == "1e-4" and again["data"]["custom"] == stored["data"]["custom"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from lit_compress import methods
 from lit_compress.__main__ import main
+from lit_compress.cli.catalogue import names
 from lit_compress.cli.one_shot import one_shot_stage
-from lit_compress.cli.option_names import option_names, parameters_of
-from lit_compress.cli.parsers import SHORT
-from lit_compress.cli.unread import check_read, is_read, names_of
+from lit_compress.cli.options import parameters_of
+from lit_compress.cli.words import SHORT, check_read, is_read, take_apart
 from lit_compress.run.settle import check_sizes
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
@@ -81,19 +81,20 @@ def test_factorize_reads_what_it_says(name):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_read_or_refused_by_name(command):
-    options = option_names()
+    options = names()
     read = [option for option in options if is_read(command, option)]
-    check_read(command, read, None)
+    for option in read:
+        check_read(command, option)
     assert {"data.path", "trainer.accelerator", "seed_everything"} <= {*read}
     refused = [option for option in options if option not in read]
     assert {"trainer.gradient_clip_val", "model.dense.epochs", "run_dir", "ckpt_path"} <= {*refused}
     for option in refused:
         with pytest.raises(UserError, match=f"^{option}: {command} does not read it; "):
-            check_read(command, [option], None)
+            check_read(command, option)
 
 
 def test_short_options_are_read():
-    assert all(is_read("factorize", option) for option, _ in SHORT.values())
+    assert all(is_read("factorize", option) for option in SHORT.values())
 
 
 @pytest.mark.parametrize(
@@ -147,5 +148,5 @@ def test_private_is_for_a_push(tmp_path, capsys):
 
 
 def test_names_are_those_of_a_config():
-    words = ["TARGET", "--device=cpu", "--model.init_args.density", "-0.5", "-c", "a.yaml"]
-    assert names_of(words) == ["trainer.accelerator", "model.density", "config"]
+    words = ["--device=cpu", "--model.init_args.density", "-0.5", "-c", "a.yaml"]
+    assert take_apart("fit", words).names == ["trainer.accelerator", "model.density", "config"]

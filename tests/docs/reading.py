@@ -24,7 +24,7 @@ from pages import ROOT, Item, lit_compress_words
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.arguments import DEFAULT_METHOD
+from lit_compress.cli.recipes import DEFAULT_METHOD
 from lit_compress.data.datamodule import DataModule
 
 CLASSES = {

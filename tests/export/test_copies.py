@@ -116,6 +116,7 @@ def test_the_command_keeps_the_export(tmp_path, monkeypatch, capsys, mine):
     from mistakes import fails
 
     from lit_compress.cli import commands
+    from lit_compress.cli.words import Line
 
     out, report = tmp_path / "out", {"compressed": {"density": 0.5}, "export_difference": 0.0}
     done = []
@@ -138,7 +139,7 @@ def test_the_command_keeps_the_export(tmp_path, monkeypatch, capsys, mine):
     line = fails(capsys, "export", "run", out, "--push_to_hub", "me/small")
     assert "push_to_hub: cannot upload to 'me/small' (status 503, its server fails)" in line and out.is_dir()
     mine.fault = lambda method, path: None
-    commands.export(["run", str(tmp_path / "again"), "--push_to_hub", "small"])
+    commands.export("run", str(tmp_path / "again"), push_to_hub="small", line=Line("export"))
     assert f"pushed: {mine.endpoint}/me/small" in capsys.readouterr().out
 
 

@@ -10,7 +10,8 @@ import torch
 from tiny import make_batch, make_net
 
 from lit_compress.cli import one_shot
-from lit_compress.cli.fitting import run_factorize
+from lit_compress.cli.factorizing import run_factorize
+from lit_compress.cli.lines import read_line
 from lit_compress.numerics.losses import distillation_loss, relative_layer_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distil import LOSSES, Recovery, distil, part_losses
@@ -144,6 +145,7 @@ def test_a_sliced_model_learns_the_logits_alone(tiny_backbone, tiny_data, tmp_pa
     monkeypatch.setattr(one_shot, "distil", watched)
     monkeypatch.setattr(one_shot, "write_export", lambda out, source, choices: source.more)
     words = ["--data.task", "sst2", "--data.path", str(tiny_data), "--method", "SliceGPT", "--data.batch_size", "8"]
-    _, told = run_factorize([str(tiny_backbone), str(tmp_path / "out"), *words, "--distil", "20"], None)
+    line = read_line("factorize", [str(tiny_backbone), str(tmp_path / "out"), *words])
+    told = run_factorize(line.own["model"], line.own["out"], line, Recovery(distil=20))
     assert told["distilled"]["loss"][1] < told["distilled"]["loss"][0]
     assert trained == [[(memory._MMAP_THRESHOLD, memory._MOST), (memory._TRIM_THRESHOLD, 2 * memory._MOST)]]

@@ -10,7 +10,7 @@ import torch
 from tiny import make_net
 
 from lit_compress import methods
-from lit_compress.cli.option_names import parameters_of
+from lit_compress.cli.options import parameters_of
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize

@@ -1,67 +1,43 @@
-"""The commands that read runs: report, list, verify."""
+"""The command that lists what there is."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import io
-import json
 import sys
+from json import dumps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lit_compress import methods
-from lit_compress.cli.parsers import add_consent, consent
 from lit_compress.cli.recipes import method_of, recipes
-from lit_compress.cli.targets import open_run
-from lit_compress.run import pages
-from lit_compress.run.finish import verify_run
-from lit_compress.run.folder import Run
 from lit_compress.run.results import read_results
 from lit_compress.tasks.records import TASKS
-from lit_compress.utils.errors import UserError, nearest, printable
+from lit_compress.utils.errors import UserError, printable
 from lit_compress.utils.tables import print
 
 Lines = list[dict[str, Any]]
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+def list_(
+    what: Literal["methods", "tasks", "recipes", "runs"], folder: str | None = None, *, json: bool = False
+) -> None:
+    """List the methods, the tasks, the recipes, or the runs of a folder.
 
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message)
-
-
-def report_command(args: list[str], about: str | None) -> None:
-    """Write a page and say where it is."""
-    parser = _Parser(prog="python -m lit_compress report", description=about, allow_abbrev=False)
-    parser.add_argument("folder", metavar="RUN|FOLDER", help="a run, an export, a comparison or a folder of runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default report in RUN|FOLDER)")
-    given = parser.parse_args(args)
-    print(f"page: {pages.write(Path(given.folder), given.out)}")
-
-
-# ----------------------------------------------------------------------------------------------------------- list
-
-
-def list_command(args: list[str], about: str | None) -> None:
-    """Print a table, or JSON."""
-    parser = _Parser(prog="python -m lit_compress list", description=about, allow_abbrev=False)
-    parser.add_argument("what", metavar="methods|tasks|recipes|runs", help="the list to print")
-    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="of runs (default runs)")
-    parser.add_argument("--json", action="store_true", help="a list of objects in place of the table")
-    given = parser.parse_args(args)
-    if given.what not in _LISTS and given.what != "runs":
-        raise UserError(f"list: unknown '{given.what}'; {nearest(given.what, (*_LISTS, 'runs'))}")
-    if given.folder is not None and given.what != "runs":
-        raise UserError(f"list: '{given.folder}' means nothing to {given.what}; nearest: list runs {given.folder}")
-    lines = _runs(given.folder or Path("runs")) if given.what == "runs" else _LISTS[given.what]()
-    if given.json:
-        print(json.dumps(lines, indent=2, ensure_ascii=False))
+    Args:
+        what: the list to print: methods, tasks, recipes or runs.
+        folder: of runs (default runs).
+        json: a list of objects in place of the table.
+    """
+    if folder is not None and what != "runs":
+        raise UserError(f"list: '{folder}' means nothing to {what}; nearest: list runs {folder}")
+    lines = _runs(Path(folder or "runs")) if what == "runs" else _LISTS[what]()
+    if json:
+        print(dumps(lines, indent=2, ensure_ascii=False))
     else:
         _print(lines)
 
@@ -133,23 +109,3 @@ def _runs(folder: Path) -> Lines:
 
 
 _LISTS = {"methods": _methods, "tasks": _tasks, "recipes": _recipes}
-
-
-# --------------------------------------------------------------------------------------------------------- verify
-
-
-def verify_command(args: list[str], about: str | None) -> None:
-    """Print a line per finding; the exit code is 1 if anything differs."""
-    parser = _Parser(prog="python -m lit_compress verify", description=about, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run")
-    add_consent(parser)
-    given = parser.parse_args(args)
-    run = Run(Path(given.run).expanduser())
-    parts = open_run(run, consent(given), "verify")
-    differs = False
-    for finding in verify_run(run, parts.method, parts.data):
-        print(f"{finding.verdict}: {finding.text}", flush=True)
-        differs |= finding.verdict == "differs"
-    print(f"'{run.folder}' is {'NOT ' if differs else ''}what its record makes")
-    if differs:
-        raise SystemExit(1)

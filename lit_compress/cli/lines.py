@@ -1,0 +1,141 @@
+"""A command line from its words: checked against the source alone, or answered with a help text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lit_compress.cli import catalogue
+from lit_compress.cli.catalogue import PACKAGE, Option
+from lit_compress.cli.recipes import check_config, merged_configs, method_at_hand
+from lit_compress.cli.words import (
+    FUNCTIONS,
+    READ,
+    SHORT,
+    WHOLE,
+    Line,
+    check_names,
+    choices_of,
+    is_read,
+    own_options,
+    plain,
+    take_apart,
+    unknown,
+)  # fmt: skip
+from lit_compress.utils.errors import UserError, nearest
+
+OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that there is not.
+
+    Raises:
+        UserError: see above.
+    """
+    package, _, last = name.rpartition(".")
+    if package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
+        raise UserError(f"model.class_path: unknown method '{name}'; {nearest(last, catalogue.methods())}")
+
+
+def check_line(line: Line) -> None:
+    """Refuse what can be seen to be wrong before anything heavy is imported: a name of an option, a config, a method.
+
+    Raises:
+        UserError: there is such a mistake.
+    """
+    config = merged_configs(line, quiet=True)
+    method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
+    if method:
+        check_method(str(method))
+    check_names(line, method)
+    check_config(config, method)
+
+
+def read_line(command: str, args: Sequence[str]) -> Line:
+    """Return a command line, checked as :func:`check_line`; ``factorize`` also has its method among the options.
+
+    Raises:
+        UserError: as there.
+        SystemExit: ``--help`` was given, and was printed.
+    """
+    if command == "compare":  # it has a parser of its own
+        return Line(command, args=args)
+    line = take_apart(command, args)
+    if line.help is not None:
+        _print_help(line)
+        raise SystemExit(0)
+    if command == "factorize":
+        line.options.insert(0, ("model", one_shot_method(line)))
+    if command in READ or command in WHOLE:
+        check_line(line)
+    elif line.options:
+        raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(command))))
+    return line
+
+
+def one_shot_method(line: Line) -> str:
+    """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting.
+
+    Raises:
+        UserError: an option of another weighting is given, but not the weighting.
+    """
+    if method := line.own.get("method"):
+        return str(method)
+    if (weighting := line.last("model.retrain.weighting")) is not None:
+        return "SecondOrder" if weighting == "kfac" else "FWSVD"
+    for name in OF_FISHER:
+        if (value := line.last(f"model.retrain.{name}")) is not None:
+            raise UserError(f"{name}: '{value}' means nothing to weighting kfac, the default; add --weighting fisher")
+    return "SecondOrder"
+
+
+# ------------------------------------------------------------------------------------------ help
+
+
+def _print_help(line: Line) -> None:
+    """Print the options of a command, for the method at hand if one is named."""
+    command, own = line.command, own_options(line.command)
+    function = catalogue.find("lit_compress.cli.commands", FUNCTIONS.get(command, command))
+    places = " ".join(f" {name.upper()}" for name, option in own.items() if option.position)
+    print(f"usage: python -m lit_compress {command}{places} [--OPTION VALUE ...]")
+    print(f"\n{function.about if function else ''}\n\noptions:")
+    _print_options(own)
+    shared = catalogue.shared()
+    if command == "factorize":
+        usual = catalogue.of_method("FWSVD") | catalogue.of_method("SecondOrder") | shared
+        _print_options({name: replace(usual[full], name=name) for name, full in SHORT.items()})
+    if command not in WHOLE and command not in READ:
+        return
+    print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
+    method = method_at_hand(line)
+    if method is None and command in (*WHOLE, "factorize"):
+        print(f"\nmethods:\n  {', '.join(catalogue.methods())}\n  the options of one: --model LPAF --help\n")
+    options = (catalogue.of_method(method) if method else {}) | shared
+    _print_options({n: o for n, o in options.items() if n not in own and (command in WHOLE or is_read(command, n))})
+    if command in WHOLE and line.help == "trainer":
+        print("\nLightning's Trainer:")
+        _print_options(catalogue.trainer())
+    elif command in WHOLE:
+        print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")
+        print("  all of them: --help trainer")
+
+
+def _print_options(options: Mapping[str, Option]) -> None:
+    """Print options with their meanings; a group of options has a line before them."""
+    margin = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+    for name, option in options.items():
+        kind, default = option.kind.removesuffix(" | None"), option.default
+        choices = choices_of(kind)
+        shown = f"--{name} {'{' + ','.join(choices) + '}' if choices else kind}".removesuffix(" bool")
+        if any(other.startswith(f"{name}.") for other in options) and name != "model":
+            shown, default = f"{name}:", None
+        if option.position:
+            shown = name.upper()
+        if default and default not in ("None", "False", "''") and not default.endswith(")"):
+            default = f" (default {default.strip(chr(39))})"
+        else:
+            default = ""
+        text = textwrap.fill(option.help.replace("``", "`") + default, 110, **margin)  # type: ignore[arg-type]
+        print(f"  {shown}\n{text}".rstrip())

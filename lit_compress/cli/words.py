@@ -1,0 +1,358 @@
+"""The words of a command line: options by name and their values, checked before anything heavy is imported.
+
+A command's own options are the parameters of its function in commands.py; the others are those of ``fit``, of which
+every command reads some. A mistyped option ends here, and so does ``--help``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lit_compress.cli import catalogue
+from lit_compress.cli.catalogue import Option
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.removed import removed, removed_value
+
+FUNCTIONS = {"list": "list_"}  # command -> its function, where the names differ
+ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help"}
+# short option of factorize -> option of fit
+SHORT = {
+    **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape", "allocation",
+                                          "scope", "price")},
+    **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
+                                                  "removes", "axis", "power", "estimator", "fisher_examples")},
+    **{name: f"export.{name}" for name in ("format", "merge", "vocabulary", "embeddings", "dtype", "max_drop")},
+}  # fmt: skip
+_CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes
+
+# arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
+SET_BY_STAGE = {
+    "max_epochs": "would hold for every stage; set model.<stage>.epochs",
+    "min_epochs": "has no effect, a stage ends after its epochs; set model.<stage>.epochs",
+    "min_steps": "has no effect, a stage ends after its epochs; set model.<stage>.epochs",
+    "enable_checkpointing": "has no effect, a stage always keeps last.ckpt; set checkpoint_every",
+    "num_sanity_val_steps": "has no effect, every stage scores the dev set before it trains; leave it out",
+    "default_root_dir": "has no effect; set run_dir",
+    "use_distributed_sampler": "has no effect, batches are always dealt out; leave it out",
+    "limit_test_batches": "has no effect, fit tests nothing; leave it out",
+    "limit_predict_batches": "has no effect, fit predicts nothing; leave it out",
+}
+_SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator")
+_CONSENT = ("export", "verify")  # commands that run the method of a run, which may be the user's own
+_EVALUATION = (*_SHARED, "data", "model.teacher")
+# command -> groups of options, or single ones, that it reads; fit, plan and compare read all, others none
+READ: dict[str, tuple[str, ...]] = {
+    "factorize": (*_SHARED, "data", "model", "export", "trainer.precision"),
+    **dict.fromkeys(("evaluate", "validate", "test", "predict", "bench", "export"), _EVALUATION),
+    "verify": ("trust_remote_code",),
+}
+WHOLE = ("fit", "plan", "compare")
+_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora")  # of a stage
+_ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
+# command -> options of these groups that it does not read
+_UNREAD: dict[str, tuple[str, ...]] = {
+    "factorize": ("model.backbone", "model.dense", "model.distillation", "model.recompute", "model.through"),
+    "validate": _ROWS_OF_TRAINING, "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
+    "test": (*_ROWS_OF_TRAINING, "data.validation_examples"),
+}  # fmt: skip
+
+
+@dataclass
+class Line:
+    """A command line, taken apart; or the arguments of a function of the Python API.
+
+    Attributes:
+        command: its name.
+        own: values of the command's own options, as its function takes them.
+        options: of ``fit``, each with its name and the text of its value, in their order.
+        values: of ``fit``, by name, from Python.
+        args: all words.
+        help: ``--help`` was given: "trainer" also asks for the Trainer's options; None: it was not.
+    """
+
+    command: str
+    own: dict[str, Any] = field(default_factory=dict)
+    options: list[tuple[str, str]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    args: Sequence[str] = ()
+    help: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all options of ``fit``."""
+        return [*self.values, *(plain(name) for name, _ in self.options)]
+
+    def last(self, option: str) -> Any:
+        """Return the last value of an option of ``fit``; None if it is not given."""
+        texts = (text for name, text in reversed(self.options) if plain(name) == option)
+        return next(texts, self.values.get(option))
+
+
+def own_options(command: str) -> dict[str, Option]:
+    """Return the options that only a command has, by name."""
+    function = catalogue.find("lit_compress.cli.commands", FUNCTIONS.get(command, command))
+    if function is None:
+        return {}
+    options = {name: option for name, option in function.options().items() if name != "line"}
+    if function.takes_choices:
+        for name, option in catalogue.shared().items():
+            if name.startswith("export."):
+                options[name[7:]] = replace(option, name=name[7:], default="None")
+    return options
+
+
+def from_python(command: str, given: Mapping[str, Any]) -> Line:
+    """Return the arguments of a function by option; those that are None are left out."""
+    own, line = own_options(command), Line(command)
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name in own:
+            line.own[name] = value
+        else:
+            name = SHORT.get(name, name) if command == "factorize" else name
+            line.values[ALIASES.get(name, name)] = str(value) if isinstance(value, Path) else value
+    return line
+
+
+def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None = None) -> Line:
+    """Return the words of a command by option.
+
+    Args:
+        command: its name.
+        args: the words behind it.
+        own: its own options; None: of its function.
+
+    Raises:
+        UserError: a word belongs to no option, a value is missing or is not of the option's type.
+    """
+    own = own_options(command) if own is None else own
+    line, left, given = Line(command, args=args), list(args), dict[str, list[str]]()
+    positions = [name for name in own if own[name].position]
+    while left:
+        word = left.pop(0)
+        if not word.startswith("-") or word[1:2].isdigit() or word == "-":
+            if len(given.keys() & set(positions)) == len(positions):
+                ending = f"--config {word}" if word.endswith((".yaml", ".yml")) else "see --help"
+                raise UserError(f"'{word}' has no option before it; {ending}")
+            given[next(name for name in positions if name not in given)] = [word]
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name if name in own else ALIASES.get(name, name)
+        if name == "help":
+            line.help = left.pop(0) if left[:1] == ["trainer"] else ""
+            continue
+        many = name in own and own[name].kind.startswith("list")
+        values = [value] if equals else _values(left, many)
+        if not values and name in own and len(only := choices_of(own[name].kind)) == 1:
+            values = only
+        if not values and not (name == "print_config" or _is_flag(name, own)):
+            if name == "config":
+                raise UserError("config: no file or shipped config is named after --config; e.g. lpaf_sst2.yaml")
+            known = name in own or name in catalogue.shared() or "." in name
+            raise UserError(f"{name}: the value is missing" if known else unknown(name, None, list(own)))
+        if name in own:
+            given.setdefault(name, []).extend(values or ["true"])
+        elif command == "factorize" and name in SHORT:
+            line.options.append((SHORT[name], values[0]))
+        else:
+            line.options.append((name, values[0] if values else "" if name == "print_config" else "true"))
+    for name, option in own.items():
+        if name in given:
+            line.own[name] = converted(option, given[name])
+        elif option.default is None and line.help is None:
+            raise UserError(f"{name.upper() if option.position else name}: it is missing; see {command} --help")
+    return line
+
+
+def _is_flag(name: str, own: dict[str, Option]) -> bool:
+    option = own.get(name) or catalogue.shared().get(name)
+    return option is not None and option.kind.startswith("bool")
+
+
+def _values(left: list[str], many: bool) -> list[str]:
+    """Take the values off the words that are left."""
+    values: list[str] = []
+    while left and not left[0].startswith("--") and (many or not values):
+        if left[0].startswith("-") and left[0][1:2].isalpha():
+            break
+        values.append(left.pop(0))
+    return values
+
+
+def converted(option: Option, texts: list[str]) -> Any:
+    """Return the value of a command's own option.
+
+    Raises:
+        UserError: it is not of the option's type.
+    """
+    name, kind = option.name, option.kind.removesuffix(" | None")
+    if line := removed_value(f"--{name}", texts[-1]):
+        raise UserError(line)
+    if kind.startswith("list"):
+        one = Option(name, kind[5:-1], None, "")
+        return [converted(one, [text]) for text in texts]
+    if choices := choices_of(kind):
+        if texts[-1] not in choices:
+            raise UserError(f"{name}: '{texts[-1]}' is not valid; {nearest(texts[-1], choices)}")
+        return texts[-1]
+    makers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": {"true": True, "false": False}.get}
+    try:
+        value = makers.get(kind, str)(texts[-1])
+    except ValueError:
+        value = None
+    if value is None:
+        raise UserError(f"{name}: '{texts[-1]}' is not a valid {kind}")
+    return value
+
+
+def choices_of(kind: str) -> list[str]:
+    """Return the words that a type allows; [] if it allows others as well.
+
+    >>> choices_of("Literal['a', 'b'] | None"), choices_of("int | Literal['a']")
+    (['a', 'b'], [])
+    """
+    parts = [part for part in kind.split(" | ") if part != "None"]
+    if not all(part.startswith("Literal[") for part in parts):
+        return []
+    return [str(value) for part in parts for value in ast.literal_eval(f"[{part[8:-1]}]")]
+
+
+# ------------------------------------------------------------------------------------------ which options there are
+
+
+def plain(name: str) -> str:
+    """Return the name of an option without what only configs and lists need.
+
+    >>> plain("model.init_args.density"), plain("trainer.callbacks+")
+    ('model.density', 'trainer.callbacks')
+    """
+    return name.removesuffix("+").replace(".init_args", "")
+
+
+def check_names(line: Line, method: str | None) -> None:
+    """Refuse the first option that there is not, or that the command does not read.
+
+    Args:
+        line: the command line.
+        method: name or import path of the method at hand; None if none is named.
+
+    Raises:
+        UserError: see above.
+    """
+    known = {*catalogue.names(_known(method)), "model.class_path"}
+    for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:
+        name = plain(name)
+        if known_line := removed_value(name, value):
+            raise UserError(known_line)
+        if name in ("model.task", "help"):
+            raise UserError(f"{name}: follows from the data; give --data.task")
+        inside = name.startswith(tuple(f"trainer.{option}" for option in _CLASSES))
+        if name not in known and not inside and not _is_foreign(name, method):
+            raise UserError(unknown(name, method, list(own_options(line.command))))
+        group = name not in ("model", "model.class_path") and any(other.startswith(f"{name}.") for other in known)
+        if group and name not in line.values and not value.startswith("{"):
+            first = next(other for other in catalogue.names(_known(method)) if other.startswith(f"{name}."))
+            raise UserError(
+                f"{name}: '{value}' is no value of a group of options; give them one by one, e.g. --{first}"
+            )
+        check_read(line.command, name)
+
+
+def _known(method: str | None) -> str | None:
+    """Return a method whose source is found, or None."""
+    return method if method and catalogue.of_method(method) else None
+
+
+def _is_foreign(name: str, method: str | None) -> bool:
+    """Return whether only the class of a method of the user's own knows an option."""
+    return name.startswith("model.") and method is not None and _known(method) is None
+
+
+def is_read(command: str, option: str) -> bool:
+    """Return whether a command reads an option, which is named as in a config."""
+    if command in WHOLE:
+        return not option.startswith("trainer.") or option.removeprefix("trainer.") not in SET_BY_STAGE
+
+    def inside(names: Iterable[str]) -> bool:
+        return any(f"{option}.".startswith(f"{name}.") for name in names)
+
+    if option in ("model", "model.class_path"):
+        return command in (*_CONSENT, "factorize")
+    parts = option.split(".")
+    trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
+    return inside(READ.get(command, ())) and not (inside(_UNREAD.get(command, ())) or trains)
+
+
+def check_read(command: str, option: str) -> None:
+    """Refuse an option that a command does not read.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not is_read(command, option) and command not in WHOLE:
+        use = "; nearest: eval_batch_size" if option == "data.batch_size" else "; leave it out"
+        use += ", or use fit" if command == "factorize" else ""
+        raise UserError(f"{option}: {command} does not read it{use}")
+
+
+def unknown(key: str, method: str | None, own: Sequence[str]) -> str:
+    """Return what is said of an unknown option: the nearest one of the command, the method, the data and the Trainer.
+
+    Args:
+        key: the option.
+        method: at hand; None if none is named.
+        own: options that only the command has.
+    """
+    if line := removed(key):
+        return line
+    method = _known(method)
+    known, last = [*own, *catalogue.names(method)], key.rpartition(".")[2]
+    all_names, title = catalogue.names(), (method or "").rpartition(".")[2]
+    stages = [name.split(".")[1] for name in known if name.startswith("model.") and name.endswith(".epochs")]
+    stage = key.removeprefix("model.").partition(".")[0]
+    others = any(name.startswith(f"model.{stage}.epochs") for name in all_names)
+    if method and others and stage not in stages and f"model.{stage}" not in known:
+        return f"model.{stage}: {title} has no stage {stage}; its stages: {', '.join(stages)}"
+    name = {"lr": "learning_rate"}.get(last, last)
+    of_stages = [option for option in known if option.startswith("model.") and option.endswith(f".{name}")]
+    if key in (last, f"model.{last}") and len(of_stages) > 1:
+        return f"unknown option '{key}'; every stage has its own: {', '.join(of_stages)}"
+    groups = ("model.", "data.", "export.", "trainer.")
+    whole = ("model",) if key == "method" else tuple(group + key for group in groups)
+    direct = next((name for name in whole if name in known), None)
+    if not direct and method and (full := next((k for k in (key, f"model.{key}") if k in all_names), None)):
+        group = full.rpartition(".")[0]
+        options = ", ".join(name for name in known if name.rpartition(".")[0] == group)
+        return f"unknown option '{key}' for {title}; its options: {options}"
+    same = direct or min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
+
+    def likeness(prefix: str) -> float:
+        close = get_close_matches(prefix + key, known, n=1)
+        return SequenceMatcher(None, prefix + key, close[0]).ratio() if close else 0.0
+
+    prefixes = ("",) if key.startswith(groups) else ("", *groups)
+    return f"unknown option '{key}'; " + (
+        f"did you mean '{same}'?" if same else nearest(max(prefixes, key=likeness) + key, known)
+    )
+
+
+def as_typed(message: str, args: Sequence[str]) -> str:
+    """Return a message with the whole name of the option that it begins with.
+
+    Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
+    """
+    option, colon, _ = message.partition(":")
+    given = any(word.partition("=")[0] == f"--{option}" for word in args)
+    if not colon or " " in option or given or option in catalogue.names():
+        return message
+    typed = [plain(word.partition("=")[0].lstrip("-")) for word in args if word.startswith(("--model.", "--trainer."))]
+    if whole := next((name for name in typed if name.endswith(f".{option}")), None):
+        return f"{whole.removesuffix(option)}{message}"
+    known = next((f"{group}." for group in ("model", "data", "export") if f"{group}.{option}" in catalogue.names()), "")
+    return known + message
