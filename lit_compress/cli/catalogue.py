@@ -191,10 +191,11 @@ def method(name: str) -> _Class | None:
 
 @cache
 def of_method(name: str) -> dict[str, Option]:
-    """Return the options of a method, in the order in which a run uses them; {} if its source is not found."""
+    """Return the options of a method, in the order in which a run uses them; {} without the source of its classes."""
     kind, base = method(name), find(f"{PACKAGE.name}.methods.base", "Method")
     assert base is not None
-    options, common = kind.options("model.") if kind else {}, list(base.own())
+    whole = kind is not None and any(one.node.name == "Method" for one in kind.lineage())
+    options, common = kind.options("model.") if kind and whole else {}, list(base.own())
 
     def place(option: str) -> float:
         first = option.split(".")[1]

@@ -128,7 +128,6 @@ WRONG = [
     ("factorize", "./nowhere", "OUT", "--data.task", "sst2"),
     ("export", "EMPTY", "OUT"),
     ("export", "RUN", "OUT", "--format", "onx"),
-    ("export", "RUN", "OUT", "--round_to", "x"),
     ("export", "RUN", "OUT", "--vocabulary", "dta"),
     ("export", "RUN", "OUT", "--embeddings", "rank"),
     ("export", "RUN", "OUT", "--dtype", "int7"),
@@ -153,7 +152,7 @@ def place(tmp_path, tiny_backbone, tiny_data, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "full", "run"):
         (tmp_path / name).mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("model: {class_path: SVD, init_args: {density: 0.5}}")
+    (tmp_path / "run" / "config.yaml").write_text("{export: {}, model: {class_path: SVD, init_args: {density: 0.5}}}")
     for name in ("file.bin", "full/thesis.txt"):
         (tmp_path / name).write_bytes(b"\x00\xff not a table")
     return {"EMPTY": "empty", "FULL": "full", "RUN": "run", "FILE": "file.bin", "TINY": str(tiny_backbone),
