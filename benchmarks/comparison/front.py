@@ -103,11 +103,12 @@ def static(options: Any, run: Path, out: Path) -> dict[str, Any]:
     import numpy
 
     from benchmarks.comparison.static import distil, fit_head, read, score
+    from lit_compress.cli.lines import read_line
     from lit_compress.cli.targets import find_target
     from lit_compress.evaluation.evaluate import interval_of
 
     target = find_target(str(run), "front")
-    data = target.parse([], "bench").build().data
+    data = target.parse(read_line("bench", [])).build().data
     data.read_as(str(target.folder))
     if not (out / "config.json").is_file():
         distil(target.folder, out)
