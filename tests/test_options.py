@@ -7,6 +7,8 @@ from golden import options
 from mistakes import fails
 from quick import quick_runs
 
+from lit_compress import methods
+from lit_compress.cli import catalogue
 from lit_compress.utils.files import yaml_text
 from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
@@ -87,3 +89,8 @@ def changed(before, now):
     names = [name for name in before if removed(name) is None]
     pairs = {name: (before[name], now.get(name, lost)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and pair != options.CHANGED.get(name)}
+
+
+def test_the_catalogue_names_every_method():
+    """It reads the source alone, so it is compared with what is imported."""
+    assert set(catalogue.methods()) == set(methods.__all__) - {"Method"}

@@ -177,7 +177,7 @@ def methods() -> dict[str, str]:
     found = {name: find(module, name) for name, module in sorted(classes.items())}
     return {
         name: classes[name] for name, kind in found.items()
-        if kind and name != "Method" and any(base.node.name == "Method" for base in kind.lineage())
+        if kind and not classes[name].endswith("methods.base") and any(b.node.name == "Method" for b in kind.lineage())
     }  # fmt: skip
 
 
