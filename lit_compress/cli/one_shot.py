@@ -91,9 +91,8 @@ def factorize_model(
     if recovery.refine is not None:
         check_refinement(dense, stage.compression.dense_states, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
-    scores, key, constant = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}", constant_answer(data)
-    if finding := constant.near(data.record.metrics[0], scores[key]):
-        warnings.warn(f"model: '{method.backbone}' knows hardly anything of this task: {finding}", stacklevel=2)
+    scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
+    chance = compared_with_chance(method.backbone, data, scores)
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
         net, made = compressed(stage, method, dense, data)
     trim()
@@ -112,7 +111,7 @@ def factorize_model(
     before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
     budget = (method.budget, method.density) if method.budget else None
     more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
-    more |= {"constant": constant.score, "constant_error": constant.error}
+    more |= chance
     more |= {"tried": tried} if tried else {}
     source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
     return write_export(out, source, choices)
@@ -138,3 +137,11 @@ def compressed(
     stage.check_data(data.train_size())
     folder = Path(method.backbone).expanduser()
     return stage.compress(dense, folder, method.task, data, current_device(), keep=True)
+
+
+def compared_with_chance(model: str, data: DataModule, scores: dict[str, float]) -> dict[str, float]:
+    """Return what the report says of the best constant answer; warn if the dense model is not clearly better."""
+    name, constant = data.record.metrics[0], constant_answer(data)
+    if finding := constant.near(name, scores[f"val/{name}"]):
+        warnings.warn(f"model: '{model}' knows hardly anything of this task: {finding}", stacklevel=2)
+    return {"constant": constant.score, "constant_error": constant.error}
