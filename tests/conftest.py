@@ -20,7 +20,7 @@ from process_groups import pytest_runtest_call  # noqa: F401
 from quick import quick_runs
 from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
-from tiny import WORDS, make_net, write_sentences
+from tiny import short_options, write_bert, write_sentences
 
 from lit_compress.utils import devices
 
@@ -80,14 +80,7 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a 2-layer BERT and a WordPiece tokenizer over a few words."""
-    from transformers import BertTokenizer
-
-    folder = tmp_path_factory.mktemp("backbone")
-    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(vocab))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    make_net("bert", dropout=0.1).save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("backbone"))
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +92,4 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def short_run(tiny_backbone: Path, tiny_data: Path) -> list[str]:
     """Options of a whole run in a second or two, to which a test adds method, density and run folder."""
-    return [
-        "--model.backbone", str(tiny_backbone), "--data.task", "sst2", "--data.path", str(tiny_data),
-        "--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
-        "--model.dense.epochs", "2", "--model.dense.learning_rate", "3e-3",
-        "--model.retrain.epochs", "2", "--model.retrain.learning_rate", "1e-3",
-    ]  # fmt: skip
+    return short_options(tiny_backbone, tiny_data)

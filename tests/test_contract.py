@@ -12,7 +12,21 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from contract_cases import CASES, CLASSES, COMPARED, GIVEN, LEAN, METHODS, STEPS, UNIT, WHOLE, class_of, options
+from contract_cases import (
+    CASES,
+    CLASSES,
+    COMPARED,
+    GIVEN,
+    LEAN,
+    METHODS,
+    STEPS,
+    TEACHES,
+    UNIT,
+    WHOLE,
+    class_of,
+    options,
+)
+from golden import make
 from safetensors.torch import load_file
 from tiny import make_batch, make_net
 
@@ -34,7 +48,7 @@ ON_TWO = [name for name in CLASSES if name not in COMPARED]
 def teacher(short_run, tmp_path_factory):
     """A net to begin with where the dense stage is not what is looked at."""
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    main(["fit", *options("SVD", short_run), *LEAN, "--model.retrain.epochs", "0", "--run_dir", str(folder)])
+    main(["fit", *options(TEACHES[0], short_run), *TEACHES[1], "--run_dir", str(folder)])
     return folder / "dense" / "net"
 
 
@@ -76,6 +90,16 @@ def test_a_check_changes_nothing(method, size, family):
         stage.density_of(net)
         stage.outline(copy.deepcopy(net))
         assert pickle.dumps(vars(stage)) == before
+
+
+GOLDEN = make.read("contract")
+
+
+@pytest.mark.skipif(GIVEN is not None, reason="one method of another package is given")
+def test_exports_are_as_they_were(run, request):
+    """In every bit on the machine of the file, in shapes, structure, sums and norms elsewhere."""
+    name, record = " ".join(filter(None, request.node.callspec.params["run"])), make.fingerprint(run[1] / "export")
+    assert make.difference(GOLDEN["cases"][name], record, make.is_exact(GOLDEN, name)) is None
 
 
 def test_stages_are_finished_and_finite(run):

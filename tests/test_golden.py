@@ -1,4 +1,7 @@
-"""Tiny fits and factorizations give the tensors that the golden files name; see golden/make.py."""
+"""Tiny fits and factorizations give the tensors that the golden files name; see golden/make.py.
+
+The contract test compares its own runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ def exports():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in groups().items() for name in names])
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group, names in groups().items() for name in names if group != "contract"]
+)
 def test_exports_are_as_they_were(group, name, exports):
     """In every bit on the machine of the file, in shapes, structure, sums and norms elsewhere."""
     record = make.fingerprint(exports.make(group, name))

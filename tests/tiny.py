@@ -131,6 +131,26 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
     }
 
 
+def write_bert(folder: Path) -> Path:
+    """Write a BERT of two layers and a WordPiece tokenizer of a few words into ``folder``; return the folder."""
+    from transformers import BertTokenizer
+
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    make_net("bert", dropout=0.1).save_pretrained(folder)
+    return folder
+
+
+def short_options(backbone: Path, data: Path) -> list[str]:
+    """Return the options of a whole run in a second or two, but for method, density and run folder."""
+    return [
+        "--model.backbone", str(backbone), "--data.task", "sst2", "--data.path", str(data),
+        "--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+        "--model.dense.epochs", "2", "--model.dense.learning_rate", "3e-3",
+        "--model.retrain.epochs", "2", "--model.retrain.learning_rate", "1e-3",
+    ]  # fmt: skip
+
+
 def write_backbone(folder, family: str, task: str, words: list[str] = WORDS, **settings):
     """Write a tiny net that generates, and a tokenizer of whole words for it, into ``folder``."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors

@@ -1,6 +1,6 @@
 """Golden files: what every tiny export of cases.py was, tensor by tensor.
 
-``python -m tests.golden.make`` writes fit.json, factorize.json and by_block.json, and says which cases changed.
+``python -m tests.golden.make`` writes contract.json, fit.json, factorize.json and by_block.json, and says which cases changed.
 ``--check`` compares and writes nothing. ``--tensors FOLDER`` keeps the exports, and with ``--check`` it compares with
 the exports kept there, so that a difference is exact. ``--only TEXT`` takes the cases whose names contain it.
 
@@ -34,10 +34,12 @@ if __name__ == "__main__":
 import conftest  # noqa: E402, F401  one thread, no network
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from contract_cases import LEAN, STEPS, TEACHES, WHOLE  # noqa: E402
+from contract_cases import options as run_options  # noqa: E402
 from golden.cases import MODELS, groups  # noqa: E402
 from quick import quick_runs  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from tiny import write_model, write_sentences, write_texts  # noqa: E402
+from tiny import short_options, write_bert, write_model, write_sentences, write_texts  # noqa: E402
 
 from lit_compress.__main__ import main as run_command  # noqa: E402
 
@@ -86,23 +88,40 @@ class Exports:
         family, task, settings = MODELS[name]
         return write_model(self._new(f"models/{name}"), family, task, **settings)
 
+    def _contract(self) -> list[str]:
+        """Return the options of the contract's runs, and their teacher."""
+        if not (place := self.folder / "contract_runs").exists():
+            write_bert(self._new("contract_runs/backbone"))
+            write_sentences(self._new("contract_runs/data"))
+            line = run_options(TEACHES[0], short_options(place / "backbone", place / "data"))
+            self._run(["fit", *line, *TEACHES[1], "--run_dir", str(place / "teacher")])
+        return short_options(place / "backbone", place / "data")
+
     def _make(self, group: str, name: str) -> Path:
         """Run the command of a case; return the folder of its export."""
         model, options = groups()[group][name]
-        task, out = MODELS[model][1], self.folder / group / name.replace(" ", "_")
-        source = self.model(model)
+        out = self.folder / group / name.replace(" ", "_")
+        if group == "contract":
+            line = run_options(model, self._contract(), *options)
+            taught = [] if name == WHOLE else ["--model.teacher", f"{self.folder}/contract_runs/teacher/dense/net"]
+            self._run(["fit", *line, *taught, *STEPS, *LEAN, "--run_dir", str(out)])
+            return out / "export"
+        task, source = MODELS[model][1], self.model(model)
         data = ["--data.task", task, "--data.path", str(self.data[task]), "--data.max_length", "16"]
         if group == "fit":
-            teacher = ["--model.backbone", str(source), *(["--model.teacher", str(source)] if name != "LPAF" else [])]
+            teacher = ["--model.backbone", str(source), "--model.teacher", str(source)]
             line = ["fit", *data, "--data.batch_size", "8", *options, *teacher, "--run_dir", str(out)]
         else:
             line = ["factorize", str(source), str(out), *data, "--data.batch_size", "4", *options]
+        self._run(line)
+        return out / "export" if group == "fit" else out
+
+    def _run(self, line: list[str]) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
             try:
                 run_command(line)
             except SystemExit as stop:
                 raise CommandFailed(errors.getvalue().strip().rpartition("\n")[2]) from stop
-        return out / "export" if group == "fit" else out
 
 
 @contextlib.contextmanager
