@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from moments import draw
 from torch import Tensor
 
@@ -33,3 +34,15 @@ def importance_of(weight: Tensor, axis: str) -> Importance | None:
 def nested(axis: str) -> Axis:
     """Return the axis that ``weighted_svd`` takes for one of ``AXES``."""
     return "out" if axis == "none" else axis  # type: ignore[return-value]
+
+
+def weighted_error(
+    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
+) -> float:
+    """Return || diag(importance ** power) (weight - approx) ||_F, with the diagonals that ``axis`` asks for."""
+    rows, columns = importance if isinstance(importance, tuple) else (importance, None)
+    if axis == "in":
+        rows, columns = columns, rows
+    error = weight.double() - approx.double()
+    error = error if rows is None else rows.double()[:, None] ** power * error
+    return float(torch.linalg.matrix_norm(error if columns is None else error * columns.double() ** power))

@@ -33,7 +33,8 @@ def estimated_loss(
         mean: m [in], if the bias was corrected by (W - X) m.
     """
     error = (weight.double() - approx.double()).cpu()
-    inputs, gradients = (None if x is None else x.cpu().double() for x in (centred(inputs, mean), gradients))
+    inputs, gradients = (None if x is None else x.cpu().double().clone() for x in (inputs, gradients))
+    inputs = centred(inputs, mean)
     right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
     left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
     return float((left * right).sum())

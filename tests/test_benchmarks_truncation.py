@@ -66,6 +66,19 @@ def test_groups_are_removed_everywhere_and_put_back(net):
     assert all(a["sigma"] > b["sigma"] for a, b in itertools.pairwise(plain))
 
 
+def test_a_group_in_the_closed_form():
+    """W - W V_g V_g^T for rows, W - U_g U_g^T W for columns; all groups together are W."""
+    generator, group = torch.Generator().manual_seed(0), torch.tensor([1, 2])
+    weight = torch.randn(6, 9, generator=generator).double()
+    rows, columns = (torch.rand(size, generator=generator).double() + 0.1 for size in (6, 9))
+    v = torch.linalg.svd(rows.sqrt()[:, None] * weight, full_matrices=False)[2][group].T
+    u = torch.linalg.svd(weight * columns.sqrt(), full_matrices=False)[0][:, group]
+    for axis, importance, removed in (("out", rows, weight @ v @ v.T), ("in", columns, u @ u.T @ weight)):
+        svd = WeightedDecomposer({"a": importance}, axis=axis).svd("a", weight)
+        torch.testing.assert_close(truncation.without(weight, svd, group), weight - removed)
+        assert truncation.without(weight, svd, torch.arange(6)).abs().max() < 1e-10
+
+
 def test_sweep_ends_at_the_dense_net(net):
     rows = truncation.rank_ratio_sweep(net, decomposers(net), value, (0.2, 1.0))
     assert [r["density"] for r in rows if r["rank_ratio"] == 1.0] == [1.0, 1.0]

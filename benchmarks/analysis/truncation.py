@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.sites import find_sites, linear_at
-from lit_compress.numerics.decompose import component_groups, rank_of
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.numerics.ranks import rank_for_ratio, stored
 from lit_compress.utils.progress import track
@@ -23,7 +22,7 @@ from lit_compress.utils.progress import track
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.stages.low_rank import Decomposer
+    from lit_compress.stages.low_rank import DecomposedMatrix, Decomposer
 
 TableRows = list[dict[str, Any]]
 
@@ -66,6 +65,13 @@ def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decom
                 net.get_parameter(f"{name}.bias").data.copy_(bias)
 
 
+def without(weight: Tensor, svd: DecomposedMatrix, components: Tensor) -> Tensor:
+    """Return a weight [out, in] less some of its components: W - U_g U_g^T W for columns, W - W V_g V_g^T for rows."""
+    left, right = svd.factors(len(svd.sigma))
+    removed = left[:, components].double() @ right[components].double()
+    return (weight.double() - removed).to(weight.dtype)
+
+
 def grouped_truncation(
     net: PreTrainedModel,
     decomposers: dict[str, Decomposer],
@@ -88,12 +94,12 @@ def grouped_truncation(
     rows: TableRows = []
     for label, decomposer in decomposers.items():
         decomposed = {n: decomposer.svd(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
-        bounds = {n: component_groups(len(svd.sigma), groups) for n, svd in decomposed.items()}
+        parts = {n: torch.arange(len(svd.sigma)).tensor_split(groups) for n, svd in decomposed.items()}
         for group in track(range(groups), f"{label}: groups", groups):
-            left = {n: svd.without(*bounds[n][group]) for n, svd in decomposed.items()}
+            left = {n: without(weights[n], svd, parts[n][group]) for n, svd in decomposed.items()}
             with replaced(net, left, decomposer):
                 value = metric(net)
-            sigma = [float(svd.sigma[slice(*bounds[n][group])].mean()) for n, svd in decomposed.items()]
+            sigma = [float(svd.sigma[parts[n][group]].mean()) for n, svd in decomposed.items()]
             error = [float(torch.linalg.matrix_norm(weights[n].double() - left[n].double())) for n in decomposed]
             rows.append(
                 {
@@ -158,6 +164,15 @@ def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> TableRo
                 for i, (s, e) in enumerate(zip(sigma.tolist(), energy.tolist(), strict=True))
             ]
     return rows
+
+
+def rank_of(weight: Tensor) -> int:
+    """Return the number of singular values above sigma_max * max(out, in) * eps(float32), of an SVD in float64.
+
+    With float64's own tolerance, rounding in a float32 product of rank 300 counts as rank 768.
+    """
+    sigma = torch.linalg.svdvals(weight.cpu().double())
+    return int((sigma > sigma.max() * max(weight.shape) * torch.finfo(torch.float32).eps).sum())
 
 
 def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> TableRows:

@@ -12,7 +12,6 @@ import torch
 from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
-from lit_compress.numerics.fewer_blocks import Kept, drop_greedily
 from lit_compress.tasks.divergence import summed_divergence
 from lit_compress.utils.progress import track
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.tasks import TaskType
+
+Kept = dict[str, list[int]]  # name of a list of blocks -> numbers of the kept blocks, rising
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ def least_missed(
     net: PreTrainedModel, counts: Mapping[str, int], batches: Any, kind: TaskType,
     reduce: Reduce = None,
 ) -> tuple[Kept, float]:  # fmt: skip
-    """Return the blocks to keep, found greedily by :func:`divergences`, and the divergence of the model of them.
+    """Return the blocks to keep, and the divergence of the model of them; 0 if nothing is removed.
+
+    One block after the other is removed, each time the one without which :func:`divergences` is smallest.
 
     Args:
         net: with its task's head; it is not changed.
@@ -51,12 +54,18 @@ def least_missed(
         kind: of the task.
         reduce: in-place all-reduce (SUM) over processes with other examples.
     """
-    totals = {path: total for path, (_, total) in stack_lengths(net).items()}
-
-    def losses(choices: Sequence[Kept]) -> list[float]:
-        return divergences(net, choices, batches, kind, reduce)
-
-    return drop_greedily(totals, counts, losses, holds_first(net))
+    kept = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
+    loss = 0.0
+    while choices := [
+        kept | {path: [other for other in numbers if other != number]}
+        for path, numbers in kept.items()
+        if len(numbers) > counts[path]
+        for number in numbers[holds_first(net) :]
+    ]:
+        losses = divergences(net, choices, batches, kind, reduce)
+        best = min(range(len(choices)), key=losses.__getitem__)
+        kept, loss = choices[best], losses[best]
+    return kept, loss
 
 
 def divergences(

@@ -4,7 +4,7 @@ Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh
 https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers; blocks removed one after the
 other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
 
-    even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1             numerics/fewer_blocks.py
+    even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1
     measured    remove the block without which KL(model || model without it) on training rows is smallest, until k are
                 left; every candidate is run                                            calibration/block_losses.py
     training    as in every method: labels, logits and hidden states of the dense model; state j of the k + 1 hidden
@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.block_losses import BlockLosses
+from lit_compress.calibration.block_losses import BlockLosses, Kept
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
-from lit_compress.numerics.fewer_blocks import Kept, evenly_spaced
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.lora import Retraining
@@ -48,6 +47,21 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
 
 DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
+
+
+def evenly_spaced(total: int, count: int, first: bool = False) -> list[int]:
+    """Return ``count`` evenly spaced numbers below ``total``: floor((j + 1/2) total / count).
+
+    Args:
+        total: number of blocks.
+        count: how many are kept, in [1, total].
+        first: keep block 0 in place of the first of them.
+
+    >>> evenly_spaced(6, 2), evenly_spaced(12, 4), evenly_spaced(6, 2, first=True)
+    ([1, 4], [1, 4, 7, 10], [0, 4])
+    """
+    numbers = [(2 * j + 1) * total // (2 * count) for j in range(count)]
+    return [0, *numbers[1:]] if first else numbers
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lit_compress.models.prices import unit_price
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import SubLayer, head_width, size_at, sublayers
 from lit_compress.models.surgery import as_linears, describe
-from lit_compress.numerics.uniform import uniform_options
+from lit_compress.numerics.structures import uniform_options
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -67,7 +66,11 @@ class WeightedSVD:
             UserError: the rank is not in 1 .. min(out, in).
         """
         _check_rank(self.weight, rank, self.name)
-        left, right = self._components(0, rank)
+        wide, basis = self.weight.double(), self.basis[:, :rank]
+        scaled, inverse = basis, basis
+        if self.scale is not None:
+            scaled, inverse = basis * self.scale[:, None], basis / self.scale[:, None]
+        left, right = (inverse, scaled.T @ wide) if self.side == "in" else (wide @ scaled, inverse.T)
         if self.target != self.side:
             sigma = torch.linalg.vector_norm(left if self.side == "out" else right.T, dim=0)
             share = sigma.sqrt() if self.target == "balanced" else sigma
@@ -76,23 +79,6 @@ class WeightedSVD:
             else:
                 left, right = left * share, torch.where(share > 0, right.T / share, 0.0).T
         return _like(left, self.weight, self.device), _like(right, self.weight, self.device)
-
-    @torch.no_grad()
-    def without(self, first: int, last: int) -> Tensor:
-        """Return the weight [out, in] minus its components first, ..., last - 1, in its dtype, on its device.
-
-        W - U_g U_g^T W for columns, W - W V_g V_g^T for rows (the grouped rank truncation of FWSVD Sec. 3).
-        """
-        left, right = self._components(first, last)
-        return _like(self.weight.double() - left @ right, self.weight, self.device)
-
-    def _components(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        assert 0 <= first <= last <= self.basis.shape[1], (first, last)
-        wide, basis = self.weight.double(), self.basis[:, first:last]
-        scaled, inverse = basis, basis
-        if self.scale is not None:
-            scaled, inverse = basis * self.scale[:, None], basis / self.scale[:, None]
-        return (inverse, scaled.T @ wide) if self.side == "in" else (wide @ scaled, inverse.T)
 
 
 @torch.no_grad()
@@ -105,7 +91,12 @@ def weighted_svd(
     name: str = "weight",
     components: int | None = None,
 ) -> WeightedSVD:
-    """Decompose W once under an importance of its rows, its columns or both; see :func:`decompose`.
+    """Decompose W once under an importance of its rows, its columns or both, for the factors of any rank.
+
+    A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11),
+    || (W - left @ right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns), both diagonals at
+    once for ``both``, with d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square
+    (LPAF Eq. 9 to the letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
 
     With rows and columns, the best X of rank k is D_a^-1 SVD_k(D_a W D_b) D_b^-1. With U, V, Sigma of D_a W D_b
     that is (D_a^-1 U_k) (U_k^T D_a W) = (W D_b V_k) (V_k^T D_b^-1); the basis of the smaller side is taken, which
@@ -113,10 +104,13 @@ def weighted_svd(
 
     Args:
         weight: [out, in], any float dtype.
-        importance: [out], [in], or the pair of them for ``both``; None for the plain SVD.
+        importance: [out], [in], or the pair of them for ``both``; None for the plain SVD. Negative entries have no
+            square root; with power 1 they act as their absolute value, as in the paper's formula.
         axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
         power: exponent of the importance.
-        sigma_side: see :func:`decompose`.
+        sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
+            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in.
+            With an importance of rows or of columns they are always on that side.
         name: name of the matrix in messages.
         components: number of components to keep; default: all.
 
@@ -124,7 +118,7 @@ def weighted_svd(
         UserError: the weight holds inf or NaN.
 
     Warns:
-        UserWarning: as :func:`decompose`; of a pair, an unusable importance counts as constant.
+        UserWarning: the importance is all zero, or importance ** power is not finite; it counts as constant.
     """
     wide = weight.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
@@ -178,34 +172,7 @@ def decompose(
     sigma_side: SigmaSide | None = None,
     name: str = "weight",
 ) -> tuple[Tensor, Tensor]:
-    """Return factors whose product is the best rank-``rank`` approximation of W in the weighted Frobenius norm.
-
-    Minimises || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11),
-    || (W - left @ right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns), both diagonals at
-    once for ``both``, with d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square
-    (LPAF Eq. 9 to the letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
-
-    Args:
-        weight: [out, in], any float dtype.
-        rank: columns of left, 1 to min(out, in).
-        importance: [out], [in] or a pair ([out], [in]) to match ``axis``; None for the plain SVD. Negative entries
-            have no square root; with power 1 they act as their absolute value, as in the paper's formula.
-        axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
-        power: exponent of the importance.
-        sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in.
-            With an importance of rows or of columns they are always on that side.
-        name: name of the matrix in messages.
-
-    Returns:
-        left [out, rank] and right [rank, in], contiguous, in the weight's dtype, on its device.
-
-    Raises:
-        UserError: the weight holds inf or NaN, or the rank is not in 1 .. min(out, in).
-
-    Warns:
-        UserWarning: the importance is all zero, or importance ** power is not finite; the plain SVD is used.
-    """
+    """Return left [out, rank] and right [rank, in] of :func:`weighted_svd`, whose arguments the others are."""
     _check_rank(weight, rank, name)
     return weighted_svd(weight, importance, axis, power, sigma_side, name, components=rank).factors(rank)
 
@@ -223,11 +190,8 @@ def _like(result: Tensor, weight: Tensor, device: torch.device) -> Tensor:
     return result.to(device, weight.dtype).contiguous()
 
 
-def _multiplier(importance: Tensor, power: float, name: str, what: str = "importance") -> tuple[Tensor | None, float]:
-    """Return d = importance ** power, scaled to mean 1, float64, and its mean before.
-
-    If d is not usable, warn and return None, and 0 for an importance of zeros, else 1.
-    """
+def _multiplier(importance: Tensor, power: float, name: str, what: str) -> tuple[Tensor | None, float]:
+    """Return d = importance ** power, scaled to mean 1, float64, and its mean before; None and 0 or 1 if unusable."""
     scale = importance.detach().to("cpu", torch.float64)
     peak = scale.abs().max()
     scale = scale / peak  # any scale goes: keeps the power within range
@@ -274,51 +238,3 @@ def _right_basis(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         return (basis if tall is matrix else torch.linalg.qr(tall @ basis).Q), sigma
     u, sigma, vh = torch.linalg.svd(tall, full_matrices=False)
     return (vh[:rank].T if tall is matrix else u[:, :rank]), sigma
-
-
-@torch.no_grad()
-def rank_of(weight: Tensor) -> int:
-    """Return the numerical rank of a weight: singular values above sigma_max * max(out, in) * eps(float32).
-
-    The tolerance is float32's, the SVD float64's: with float64's own tolerance, rounding in a float32 product
-    of rank 300 counts as rank 768.
-    """
-    sigma = torch.linalg.svdvals(weight.detach().to("cpu", torch.float64))
-    tolerance = sigma.max() * max(weight.shape) * torch.finfo(torch.float32).eps
-    return int((sigma > tolerance).sum())
-
-
-@torch.no_grad()
-def weighted_error(
-    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
-) -> float:
-    """Return || diag(importance ** power) (weight - approx) ||_F; for ``axis="in"`` the diagonal is on the right.
-
-    For ``both`` there is one on each side. No floor and no normalisation.
-
-    Args:
-        weight: [out, in].
-        approx: [out, in].
-        importance: [out], [in] or ([out], [in]) to match ``axis``; None for the plain Frobenius norm.
-        axis: whether the importance belongs to rows, columns, or both.
-        power: exponent of the importance.
-    """
-    error = weight.double() - approx.double()
-    if isinstance(importance, tuple):
-        assert axis == "both"
-        rows, columns = (side.double() ** power for side in importance)
-        error = rows[:, None] * error * columns
-    elif importance is not None:
-        scale = importance.double() ** power
-        error = error * (scale[:, None] if axis == "out" else scale)
-    return float(torch.linalg.matrix_norm(error))
-
-
-def component_groups(size: int, groups: int = 10) -> list[tuple[int, int]]:
-    """Split ``size`` components into ``groups`` runs [first, last) like ``torch.tensor_split``: longer ones first.
-
-    768 components are 8 groups of 77 and 2 of 76; more groups than components leave empty ones.
-    """
-    short, longer = divmod(size, groups)
-    bounds = [group * short + min(group, longer) for group in range(groups + 1)]
-    return list(pairwise(bounds))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.decompose import SigmaSide, _check_rank, _like, all_finite, gram_eigenvectors
+from lit_compress.numerics.decompose import _check_rank, _like, all_finite, gram_eigenvectors
 from lit_compress.utils.errors import UserError
 
 Moment = Tensor | None  # whole [n, n], its diagonal [n], or None for the identity
@@ -37,15 +37,13 @@ GRADIENT_DAMPING = 1e-2  # of the mean of G's diagonal
 
 @dataclass(frozen=True)
 class Root:
-    """The Cholesky factor L of a damped second moment, L L^T = moment + added I. Float64, on the CPU.
+    """The Cholesky factor L of a damped second moment. Float64, on the CPU.
 
     Attributes:
         factor: [n, n] lower triangular; [n], the diagonal of a diagonal one; None for the identity.
-        added: to the diagonal.
     """
 
     factor: Tensor | None
-    added: float
 
     def times(self, rows: Tensor) -> Tensor:
         """Return rows @ L for ``rows`` [..., n]."""
@@ -69,23 +67,21 @@ class Root:
 
 
 @torch.no_grad()
-def damped_root(
-    moment: Moment, damping: float, name: str = "weight", what: str = "inputs", overwrite: bool = False
-) -> Root:
+def damped_root(moment: Moment, damping: float, name: str = "weight", what: str = "inputs") -> Root:
     """Return the Cholesky factor of ``moment + damping * mean(diagonal) I``.
 
     Args:
-        moment: second moment, [n, n] symmetric, [n], or None for the identity, which is not damped.
+        moment: second moment, [n, n] symmetric, [n], or None for the identity, which is not damped. A whole float64
+            one on the CPU becomes its factor, which takes no memory of its own.
         damping: share of the mean of the diagonal that is added to it, not negative.
         name: of the matrix, for messages.
         what: the moment is of these: ``inputs`` or ``gradients``.
-        overwrite: a whole float64 moment on the CPU may become its factor, which then takes no memory of its own.
 
     Raises:
         UserError: it is not finite, all zero, or not positive definite after the damping.
     """
     if moment is None:
-        return Root(None, 0.0)
+        return Root(None)
     wide = moment.detach().to("cpu", torch.float64)
     if not all_finite(wide):
         raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a model with finite {what}")
@@ -97,7 +93,6 @@ def damped_root(
     if wide.ndim == 1:
         factor, failed = (wide + added).clamp_min(0).sqrt(), bool((wide + added <= 0).any())
     else:
-        wide = wide if overwrite else wide.clone()
         wide.diagonal().add_(added)
         by_columns, info = wide.mT, torch.empty((), dtype=torch.int32)  # LAPACK's order: it is symmetric
         torch.linalg.cholesky_ex(by_columns, out=(by_columns, info))
@@ -106,24 +101,22 @@ def damped_root(
         raise UserError(
             f"{name}: the second moments of its {what} are singular with damping {damping}; give more examples"
         )
-    return Root(factor, added)
+    return Root(factor)
 
 
-def centred(moment: Moment, mean: Tensor | None, overwrite: bool = False) -> Moment:
+def centred(moment: Moment, mean: Tensor | None) -> Moment:
     """Return the covariance C = A - m m^T of inputs with mean m; ``moment`` itself without a mean.
 
     Args:
-        moment: [in, in] or [in]; None stays None.
+        moment: [in, in] or [in]; None stays None. A whole float64 one becomes the covariance.
         mean: [in], or None.
-        overwrite: a float64 moment may become the covariance.
     """
     if moment is None or mean is None:
         return moment
     m = mean.double()
     if moment.ndim == 1:
         return moment.double() - m.square()
-    wide = moment.double() if overwrite else moment.to(torch.float64, copy=True)
-    return wide.addr_(m, m, alpha=-1)
+    return moment.double().addr_(m, m, alpha=-1)
 
 
 @torch.no_grad()
@@ -132,7 +125,7 @@ def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | 
 
     Args:
         matrix: S [out, in].
-        inputs: A [in, in].
+        inputs: A [in, in], which may be overwritten.
         gradients: G [out, out].
         mean: m [in], which a bias takes over; None without one.
     """
@@ -146,15 +139,11 @@ def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | 
 class KroneckerSVD:
     """The best approximations of all ranks of a matrix, or of stacked matrices, under (M); :func:`kronecker_svd`.
 
-    Its methods are as in :class:`lit_compress.numerics.decompose.WeightedSVD`.
-
     Attributes:
         sigma: float64 [min(out, in)], falling; leaving out component j adds sigma_j^2 to (M) under the damped moments.
         left: float64 [out, components], column j belongs to component j.
         right: float64 [components, in].
         weight: [out, in], the stacked rows, on the CPU.
-        sizes: rows of each matrix of the stack; their sum is ``out``.
-        added: to the diagonals of A and of every G.
         device: where results go.
         name: of the matrix, for messages.
     """
@@ -163,13 +152,11 @@ class KroneckerSVD:
     left: Tensor
     right: Tensor
     weight: Tensor
-    sizes: tuple[int, ...]
-    added: tuple[float, ...]
     device: torch.device
     name: str
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in]; ``left.split(sizes)`` belong to the stacked matrices.
+        """Return left [out, rank] and right [rank, in]; the rows of left belong to those of the stack.
 
         Contiguous, in the weight's dtype, on its device.
 
@@ -181,15 +168,6 @@ class KroneckerSVD:
         left, right = self.left[:, :rank], self.right[:rank]
         return _like(left, self.weight, self.device), _like(right, self.weight, self.device)
 
-    def without(self, first: int, last: int) -> Tensor:
-        """Return the weight [out, in] less its components first, ..., last - 1, in its dtype, on its device."""
-        removed = self.left[:, first:last] @ self.right[first:last]
-        return _like(self.weight.double() - removed, self.weight, self.device)
-
-    def loss(self, rank: int) -> float:
-        """Return (M), which is 2 dL / T, of the approximation of rank ``rank`` under the damped moments."""
-        return float(self.sigma[rank:].square().sum())
-
 
 @torch.no_grad()
 def kronecker_svd(
@@ -200,31 +178,28 @@ def kronecker_svd(
     sizes: Sequence[int] | None = None,
     mean: Tensor | None = None,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
-    sigma_side: SigmaSide = "balanced",
     name: str = "weight",
     components: int | None = None,
-    overwrite: bool = False,
 ) -> KroneckerSVD:
     """Decompose W, or several matrices that read the same input, once under (M).
 
     Several matrices are stacked by rows, [W_1; W_2; ...], and share the right factor; G is then block-diagonal. The
     singular vectors come from the Gram matrix of K^T W L, which is four times as fast as an SVD and exact to
-    1e-8 sigma_1: smaller components are lost in rounding, the product of all components is W in any case.
+    1e-8 sigma_1: smaller components are lost in rounding, the product of all components is W in any case. Column j of
+    left is as long as row j of right.
 
     Args:
         weight: [out, in]; the result reads it later, so it must stay unchanged.
         inputs: A [in, in], its diagonal [in], or None for the identity.
         gradients: G [out, out], its diagonal [out], or None; for several matrices one each, or None. They
-            are asked for one after the other, so that a generator needs the memory of one.
+            are asked for one after the other, so that a generator needs the memory of one. Whole float64 moments
+            on the CPU are overwritten.
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank. Without an A it only makes the change of the bias known.
         damping: of A (or C) and G, shares of the means of their diagonals.
-        sigma_side: ``balanced``: column j of left is as long as row j of right; ``out``: the rows of right have length
-            1; ``in``: the columns of left have.
         name: of the matrix, for messages.
         components: how many are kept; default: all.
-        overwrite: the memory of the moments may be used; they hold something else afterwards.
 
     Raises:
         UserError: the weight holds inf or NaN, or a moment is not usable; see :func:`damped_root`.
@@ -236,36 +211,31 @@ def kronecker_svd(
     stack = weight.detach().to("cpu")
     if not all_finite(stack):
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    root = damped_root(centred(inputs, mean, overwrite), damping[0], name, "inputs", overwrite)
-    added = root.added
-    basis, sigma, more = _gram_basis(stack, root, moments, sizes, damping[1], name, components, overwrite)
+    root = damped_root(centred(inputs, mean), damping[0], name)
+    basis, sigma = _gram_basis(stack, root, moments, sizes, damping[1], name, components)
     columns, right = root.before(basis), root.divide(basis.T)
     del basis, root
     left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
     for rows, there in zip(stack.split(sizes), left.split(sizes), strict=True):
         torch.mm(rows.double(), columns, out=there)
-    _balance(left, right, sigma_side)
-    return KroneckerSVD(
-        sigma=sigma, left=left, right=right, weight=stack, sizes=sizes,
-        added=(added, *more), device=weight.device, name=name,
-    )  # fmt: skip
+    _balance(left, right)
+    return KroneckerSVD(sigma=sigma, left=left, right=right, weight=stack, device=weight.device, name=name)
 
 
 def _gram_basis(
     stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], damping: float, name: str,
-    components: int | None, overwrite: bool,
-) -> tuple[Tensor, Tensor, list[float]]:  # fmt: skip
-    """Return the right singular vectors of K^T W L as columns, its singular values, and the addition to every G.
+    components: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the right singular vectors of K^T W L as columns, and its singular values.
 
     Every tensor as large as a wide stack counts. Of a tall one only the Gram matrix is summed, part by part.
     """
-    tall, added, parts = stack.shape[0] >= stack.shape[1], [], []
+    tall, parts = stack.shape[0] >= stack.shape[1], []
     gram = torch.zeros(stack.shape[1] if tall else 0, stack.shape[1] if tall else 0, dtype=torch.float64)
     moments = iter(gradients)  # zip would keep one while it asks for the next
     for rows in stack.split(list(sizes)):
-        outer = damped_root(next(moments), damping, name, "gradients", overwrite)
+        outer = damped_root(next(moments), damping, name, "gradients")
         part = outer.times(inner.times(rows.double()).T)  # [in, rows]
-        added.append(outer.added)
         del outer
         if tall:
             gram.addmm_(part, part.T)
@@ -273,19 +243,18 @@ def _gram_basis(
             parts.append(part)
         del part
     if tall:
-        return *gram_eigenvectors(gram, components or len(gram)), added
+        return gram_eigenvectors(gram, components or len(gram))
     whole = parts.pop() if len(parts) == 1 else torch.cat(parts, 1)
     basis, sigma = gram_eigenvectors(whole.T @ whole, components or whole.shape[1])
     vectors = whole @ basis  # times sigma; QR keeps their order and makes them orthonormal
     del whole
-    return torch.linalg.qr(vectors).Q, sigma, added
+    return torch.linalg.qr(vectors).Q, sigma
 
 
-def _balance(left: Tensor, right: Tensor, side: SigmaSide) -> None:
-    """Move the length of every component to ``side``, in place; the product stays."""
+def _balance(left: Tensor, right: Tensor) -> None:
+    """Give half of the length of every component to either side, in place; the product stays."""
     a, b = torch.linalg.vector_norm(left, dim=0), torch.linalg.vector_norm(right, dim=1)
-    scale = {"out": b, "in": 1 / a, "balanced": (b / a).sqrt()}[side]
-    scale = torch.where((a > 0) & (b > 0), scale, 1.0)
+    scale = torch.where((a > 0) & (b > 0), (b / a).sqrt(), 1.0)
     left *= scale
     right /= scale[:, None]
 
@@ -295,22 +264,15 @@ def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
     return ((weight.cpu().double() - approx.cpu().double()) @ mean.cpu()).to(weight)
 
 
-def corrected_bias(
-    bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor, new_mean: Tensor | None = None
-) -> Tensor:
-    """Return the bias b' = b + W m - X m' that keeps the mean of the outputs.
+def corrected_bias(bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
+    """Return the bias b + (W - X) m [out] that keeps the mean of the outputs; computed in float64, unlike a sum of two.
 
     Args:
-        bias: b [out].
+        bias: b [out]; the result has its dtype and device.
         weight: W [out, in].
         approx: X [out, in].
-        mean: m [in], of the inputs of W.
-        new_mean: m' [in], of the inputs of X, behind compressed blocks; default: m.
-
-    Returns:
-        [out], in the bias' dtype, on its device.
+        mean: m [in], of the inputs.
     """
     m = mean.cpu().double()
-    new = m if new_mean is None else new_mean.cpu().double()
-    shift = weight.cpu().double() @ m - approx.cpu().double() @ new
+    shift = weight.cpu().double() @ m - approx.cpu().double() @ m
     return (bias.cpu().double() + shift).to(bias.device, bias.dtype)

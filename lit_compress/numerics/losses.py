@@ -198,7 +198,10 @@ def distillation_loss(
         return divergence / (len(log_student) / temperature**2)  # one operator, and one backward
 
 
-def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+def layer_distillation_loss(
+    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None, relative: bool = False,
+    variances: Sequence[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Return the distance between the hidden states of student and teacher; no gradient reaches the teacher.
 
     sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
@@ -209,32 +212,30 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
         student: L_s + 1 tensors [batch, length, width].
         teacher: L_t + 1 tensors [batch, length, width].
         mask: [batch, length], not 0 at real tokens; the mean is over those. None: padding is compared too.
+        relative: divide every term by the variance of the teacher's state, over all components at the compared
+            positions, so that the loss does not change when teacher and student are scaled alike.
+        variances: for ``relative``, L_t + 1, of a larger batch of which this one is a part; None: of these states.
 
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
-    return _layer_loss(student, teacher, mask, relative=False)
-
-
-def relative_layer_loss(
-    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None,
-    variances: Sequence[Tensor] | None = None,
-) -> Tensor:  # fmt: skip
-    """Return :func:`layer_distillation_loss` with every term divided by the variance of the teacher's state.
-
-    The variance is over all components at the compared positions, so the loss does not change when teacher and student
-    are scaled alike.
-
-    Args:
-        student: L + 1 tensors [batch, length, width], or fewer layers as in layer_distillation_loss.
-        teacher: L_t + 1 tensors [batch, length, width].
-        mask: [batch, length], not 0 at real tokens; None: padding is compared too.
-        variances: L_t + 1, of the teacher's states in a larger batch of which this one is a part; None: of these.
-
-    Returns:
-        0-dim, float32 (float64 for float64 states).
-    """
-    return _layer_loss(student, teacher, mask, relative=True, variances=variances)
+    depth, depth_teacher = len(student) - 1, len(teacher) - 1
+    total = torch.zeros((), device=student[0].device)
+    with _no_autocast(student[0]):
+        weights = None if mask is None else _weights(mask, student[0])
+        for level, state in enumerate(student):
+            matched = (2 * level * depth_teacher + depth) // (2 * depth)
+            target = _full(teacher[matched]).detach()
+            assert state.shape == target.shape, (state.shape, target.shape)
+            distance = _mean_square(_full(state) - target, weights)
+            if relative:
+                if variances is None:
+                    variance = _mean_square(target - _mean(target, weights), weights)
+                else:
+                    variance = variances[matched]
+                distance = distance / variance.clamp_min(1e-12)
+            total = total + distance
+    return total
 
 
 def state_moments(state: Tensor, mask: Tensor | None) -> Tensor:
@@ -255,53 +256,6 @@ def state_moments(state: Tensor, mask: Tensor | None) -> Tensor:
     return number * torch.stack([torch.ones_like(mean), mean, _mean_square(state - mean, weights) + mean.square()])
 
 
-def _layer_loss(
-    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, relative: bool,
-    variances: Sequence[Tensor] | None = None,
-) -> Tensor:  # fmt: skip
-    depth, depth_teacher = len(student) - 1, len(teacher) - 1
-    total = torch.zeros((), device=student[0].device)
-    with _no_autocast(student[0]):
-        weights = None if mask is None else _weights(mask, student[0])
-        for level, state in enumerate(student):
-            matched = (2 * level * depth_teacher + depth) // (2 * depth)
-            target = _full(teacher[matched]).detach()
-            assert state.shape == target.shape, (state.shape, target.shape)
-            distance = _mean_square(_full(state) - target, weights)
-            if relative:
-                if variances is None:
-                    variance = _mean_square(target - _mean(target, weights), weights)
-                else:
-                    variance = variances[matched]
-                distance = distance / variance.clamp_min(1e-12)
-            total = total + distance
-    return total
-
-
-def nearest_later_layers(
-    student: Sequence[Tensor],
-    teacher: Sequence[Tensor],
-    mask: Tensor | None,
-    reduce: Callable[[Tensor], object] | None = None,
-) -> Tensor:
-    """Return for every student state i the number j >= i of the nearest teacher state, int64 [student states].
-
-    Args:
-        student: at most L + 1 hidden states [batch, length, width].
-        teacher: L + 1 hidden states of the same shape.
-        mask: [batch, length], not 0 at real tokens; None: padding is compared too.
-        reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
-    """
-    with torch.no_grad(), _no_autocast(student[0]):
-        real = 1.0 if mask is None else (mask != 0)[..., None].float()
-        rows, columns = (torch.stack([(h.float() * real).flatten() for h in hs]) for hs in (student, teacher))
-        distance = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
-        if reduce is not None:
-            reduce(distance)
-        later = torch.ones_like(distance).triu()
-        return torch.where(later > 0, distance, torch.inf).argmin(1)
-
-
 def matched_layers_loss(
     student: Sequence[Tensor],
     teacher: Sequence[Tensor],
@@ -317,13 +271,19 @@ def matched_layers_loss(
         student: at most L + 1 hidden states [batch, length, width].
         teacher: L + 1 hidden states of the same shape.
         mask: [batch, length], not 0 at real tokens; None: padding is compared too.
-        reduce: as for :func:`nearest_later_layers`.
+        reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
 
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
-    with torch.no_grad():  # chosen on the device: the host does not wait for the numbers
-        matched = torch.stack(list(teacher))[nearest_later_layers(student, teacher, mask, reduce)]
+    with torch.no_grad(), _no_autocast(student[0]):  # chosen on the device: the host does not wait for the numbers
+        real = 1.0 if mask is None else (mask != 0)[..., None].float()
+        rows, columns = (torch.stack([(h.float() * real).flatten() for h in hs]) for hs in (student, teacher))
+        distance = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
+        if reduce is not None:
+            reduce(distance)
+        later = torch.ones_like(distance).triu()
+        matched = torch.stack(list(teacher))[torch.where(later > 0, distance, torch.inf).argmin(1)]
     return layer_distillation_loss(student, matched.unbind(), mask)
 
 
@@ -352,31 +312,6 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
         if kind in NUMBERS:
             return F.mse_loss(first, second)
         return _difference(first, second).mean()
-
-
-def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose for every teacher layer the student layer it is compared with (CoFi, "dynamically", version 4).
-
-    From the last teacher layer to the first, this is the nearest student layer that exists and comes before the one
-    chosen last. CoFi's program marks removed layers by their place in a sorted list, not by their number, and so
-    compares with removed ones. A teacher layer for which no student layer is left is left out.
-
-    Args:
-        distances: [student layers, teacher layers].
-        exists: bool [student layers], False = removed.
-
-    Returns:
-        int64 [teacher layers], the student layer; and bool [teacher layers], False = left out.
-    """
-    layers = torch.arange(len(distances), device=distances.device)
-    last = torch.full((), len(distances), device=distances.device)
-    chosen, valid = [], []
-    for column in distances.unbind(1)[::-1]:
-        candidates = exists & (layers < last)
-        last = column.masked_fill(~candidates, torch.inf).argmin()  # the first one if there is none
-        chosen.append(last)
-        valid.append(candidates.any())
-    return torch.stack(chosen[::-1]), torch.stack(valid[::-1])
 
 
 def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor) -> Tensor:

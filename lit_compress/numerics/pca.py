@@ -14,27 +14,10 @@ for V_Z^T (Eq. 11) and P_O^T for P_O (Eq. 13); only these forms are identities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from lit_compress.utils.errors import UserError
-
-
-@dataclass(frozen=True)
-class QueryKey:
-    """Projections of one head's queries and keys.
-
-    Attributes:
-        query: P_Q [d, d], rows by falling ``sigma``.
-        key: P_K [d, d]; P_Q^T P_K = I.
-        sigma: S [d], falling: singular values of X_Q^T X_K.
-    """
-
-    query: Tensor
-    key: Tensor
-    sigma: Tensor
 
 
 def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,8 +72,8 @@ def site_projections(axes: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return axes.mT - axes.mean(0)[:, None], gamma.detach().cpu().double()[:, None] * axes
 
 
-def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1e-6) -> QueryKey:
-    """Return the projections of one head's queries and keys, ordered by their part in the attention scores.
+def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Return P_Q and P_K [d, d] of one head's queries and keys, rows by their part in the attention scores, falling.
 
     The first k rows of both give the best approximation of rank k of X_Q^T X_K (Chen et al. 2021, DRONE). The ridge
     keeps P_Q^T P_K = I for heads of any rank; it only changes the order of directions without data.
@@ -105,7 +88,7 @@ def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1
     half = sigma.sqrt()[:, None]
     query = half * (left.mT / root_q) @ axes_q.mT
     key = half * (right / root_k) @ axes_k.mT
-    return QueryKey(query, key, sigma)
+    return query, key
 
 
 def _root(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -113,8 +96,3 @@ def _root(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     axes, values = principal_axes(gram)
     mean = float(values.mean())
     return axes, (values + ridge * mean).sqrt() if mean else torch.ones_like(values)
-
-
-def block_diagonal(blocks: Tensor) -> Tensor:
-    """Return [heads * d, heads * d] with ``blocks`` [heads, d, d] along its diagonal."""
-    return torch.block_diag(*blocks)

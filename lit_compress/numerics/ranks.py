@@ -93,7 +93,7 @@ class Price:
         return self.fixed + rank * self.component < self.dense
 
 
-def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float) -> dict[str, int]:
+def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int = 1) -> dict[str, int]:
     """Spend a budget on the components of all matrices that are worth most for their price.
 
     One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
@@ -103,11 +103,21 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     Args:
         sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
         prices: by matrix.
-        budget: not exceeded, unless one component each is more.
+        budget: not exceeded, unless one step each is more.
+        step: ranks are multiples of it, except if a matrix has fewer components; so many components count as one.
 
     Returns:
         rank by matrix; a matrix whose factors would not be cheaper is left out and stays dense.
     """
+    if step > 1:
+        groups, coarse = {}, {}
+        for name, values in sigma.items():
+            energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
+            groups[name] = energy.view(-1, step).sum(1).sqrt()
+            price = prices[name]
+            coarse[name] = Price(step * price.component, price.dense, price.fixed)
+        counts = allocate(groups, coarse, budget)
+        return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}
     worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}
     thresholds = torch.cat(list(worth.values())).sort(descending=True).values
     thresholds = torch.cat([thresholds.new_full((1,), torch.inf), thresholds])  # at the first, one component each
@@ -127,26 +137,3 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
             while chosen[name] < rank and (more := price.at(chosen[name] + 1) - price.at(chosen[name])) <= left:
                 chosen[name], left = chosen[name] + 1, left - more
     return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}
-
-
-def allocate_in_steps(
-    sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int
-) -> dict[str, int]:
-    """Spend a budget as :func:`allocate` does, on so many components of a matrix at a time.
-
-    Args:
-        sigma: as there.
-        prices: as there.
-        budget: not exceeded, unless one step each is more.
-        step: ranks are multiples of it, except if a matrix has fewer components.
-    """
-    if step == 1:
-        return allocate(sigma, prices, budget)
-    groups, coarse = {}, {}
-    for name, values in sigma.items():
-        energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
-        groups[name] = energy.view(-1, step).sum(1).sqrt()
-        price = prices[name]
-        coarse[name] = Price(step * price.component, price.dense, price.fixed)
-    counts = allocate(groups, coarse, budget)
-    return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}

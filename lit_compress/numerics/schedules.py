@@ -9,11 +9,11 @@ from __future__ import annotations
 from lit_compress.utils.errors import UserError
 
 
-def cubic(step: int, total: int, start: int, end: int, final: float, initial: float = 1.0) -> float:
+def cubic(step: int, total: int, start: int, end: int, final: float) -> float:
     """Return the density after ``step`` optimizer steps: constant, a cubic fall, constant again (LPAF Eq. 5).
 
-    ``initial`` before ``start``; ``final`` in the last ``end`` steps; in between
-    ``final + (initial - final) * ((total - end - step) / (total - end - start)) ** 3``.
+    1 before ``start``; ``final`` in the last ``end`` steps; in between
+    ``final + (1 - final) * ((total - end - step) / (total - end - start)) ** 3``.
 
     Args:
         step: completed optimizer steps, t.
@@ -21,7 +21,6 @@ def cubic(step: int, total: int, start: int, end: int, final: float, initial: fl
         start: number of steps before the fall, t_i.
         end: number of steps after the fall, t_f.
         final: density at the end, v_f, in [0, 1]; 0 for weights that are all removed.
-        initial: density at the beginning, v_i, in [final, 1].
 
     Raises:
         UserError: no step is left for the fall, a number of steps is negative, or a density is out of range.
@@ -33,14 +32,14 @@ def cubic(step: int, total: int, start: int, end: int, final: float, initial: fl
             f"schedule: start={start} + end={end} leave no step of total={total} to prune in; "
             + (f"valid: start + end of at most {total - 1}" if total > 0 else "valid: total of at least 1")
         )
-    if not 0.0 <= final <= initial <= 1.0:
-        raise UserError(f"schedule: density from initial={initial} to final={final}; valid: 0 <= final <= initial <= 1")
+    if not 0.0 <= final <= 1.0:
+        raise UserError(f"schedule: final density {final}; valid: 0 to 1")
     if step < start:
-        return initial
+        return 1.0
     if step >= total - end:
         return final
     remaining = (total - end - step) / (total - end - start)
-    return final + (initial - final) * remaining**3
+    return final + (1.0 - final) * remaining**3
 
 
 def linear_decay_to_zero(step: int, total: int, initial: float) -> float:

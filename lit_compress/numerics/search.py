@@ -38,9 +38,6 @@ def within_limit(
     limit: float,
     known: dict[float, float],
     first: float | None = None,
-    *,
-    tries: int = TRIES,
-    close: float = CLOSE,
 ) -> float | None:
     """Return about the largest number in (0, 1) whose cost is within a limit, where every cost is dear to find out.
 
@@ -52,8 +49,6 @@ def within_limit(
         limit: the largest cost.
         known: costs by number, including 1.0's, above the limit; new ones are added.
         first: number to begin with; None: as if costs went through 0.
-        tries: so many costs are asked for at most.
-        close: share of the limit below it at which the search ends.
 
     Returns:
         None if no number that was tried is within the limit.
@@ -62,9 +57,9 @@ def within_limit(
     0.43
     """
     refused = 0.0
-    for _ in range(tries):
+    for _ in range(TRIES):
         below, above = [x for x in known if known[x] <= limit], [x for x in known if known[x] > limit]
-        if (below and known[max(below)] >= limit * (1 - close)) or min(above) < LEAST:
+        if (below and known[max(below)] >= limit * (1 - CLOSE)) or min(above) < LEAST:
             break
         low, high = max(below, default=refused), min(above)
         if len(known) == 1:
@@ -72,7 +67,7 @@ def within_limit(
         else:
             a, b = (low, high) if below else sorted(known)[:2]
             rise = (known[b] - known[a]) / (b - a)
-            x = a + (limit * (1 - close / 2) - known[a]) / rise if rise else low
+            x = a + (limit * (1 - CLOSE / 2) - known[a]) / rise if rise else low
         edge = 0.02 * (high - low)
         x = x if low + edge < x < high - edge else low + (edge if below else (high - low) / (2 if refused else 10))
         if (value := cost(x)) is None:

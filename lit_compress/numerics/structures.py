@@ -17,59 +17,55 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, Moment, Root, centred, damped_root
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, Moment, centred, damped_root
 from lit_compress.utils.errors import UserError
 
 _ROWS = 256  # that are moved at a time
 
 
 @torch.no_grad()
-def inverse_moment(
-    inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight", overwrite: bool = False
-) -> tuple[Tensor, float]:
-    """Return H^-1 [in, in] of the damped second moment, and the addition to its diagonal.
+def inverse_moment(inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight") -> Tensor:
+    """Return H^-1 [in, in] of the damped second moment.
 
     Args:
-        inputs: A or C [in, in], or the diagonal [in].
+        inputs: A or C [in, in], or the diagonal [in]. A whole float64 one on the CPU becomes its inverse, which takes
+            no memory of its own.
         damping: share of the mean of the diagonal.
         name: of the matrix, for messages.
-        overwrite: a whole float64 moment on the CPU may become its inverse, which then takes no memory of its own.
 
     Raises:
         UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
     """
-    root = damped_root(inputs, damping, name, "inputs", overwrite)
-    assert root.factor is not None
-    if root.factor.ndim == 1:
-        return torch.diag(root.factor**-2), root.added
-    return torch.cholesky_inverse(root.factor, out=root.factor).mT, root.added  # in place: LAPACK's order
+    factor = damped_root(inputs, damping, name).factor
+    assert factor is not None
+    if factor.ndim == 1:
+        return torch.diag(factor**-2)
+    return torch.cholesky_inverse(factor, out=factor).mT  # in place: LAPACK's order
 
 
 @torch.no_grad()
-def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor, gradients: Root | None = None) -> Tensor:
+def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor) -> Tensor:
     """Return the cost of removing each group alone, after the update of the rest, equation (C).
 
     Args:
-        weight: W [out, in], float64.
+        weight: K^T W [out, in], with the root K of G; float64.
         inverse: H^-1 [in, in], float64.
         groups: int [groups, size], the inputs of every group; a head's inputs, or one neuron.
-        gradients: root of G; None for the identity.
 
     Returns:
         float64 [groups].
     """
-    wide = weight if gradients is None else gradients.times(weight.T).T
     if groups.shape[1] == 1:
         single = groups[:, 0]
-        return torch.linalg.vector_norm(wide, dim=0)[single].square() / inverse.diagonal()[single]
+        return torch.linalg.vector_norm(weight, dim=0)[single].square() / inverse.diagonal()[single]
     blocks = inverse[groups[:, :, None], groups[:, None, :]]
-    columns = wide.T[groups]  # [groups, size, out]
+    columns = weight.T[groups]  # [groups, size, out]
     return torch.linalg.solve_triangular(torch.linalg.cholesky(blocks), columns, upper=False).square().sum((1, 2))
 
 
@@ -107,13 +103,25 @@ class RemovalPath:
     steps: tuple[Tensor, ...]
     costs: Tensor
 
-    def removed(self, steps: int) -> Tensor:
-        """Return the groups that are gone after so many steps, rising, int64."""
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *self.steps[:steps]]).sort().values
-
     def sizes(self) -> Tensor:
         """Return how many groups go at each step, float64 [steps]."""
         return torch.tensor([len(step) for step in self.steps], dtype=torch.float64)
+
+    def loss(self, removed: Tensor) -> Tensor:
+        """Return the addition to (M) without the first so many groups, float64; inside a step by its share.
+
+        Args:
+            removed: numbers of groups, int [options].
+        """
+        ends = torch.cat([torch.zeros(1, dtype=torch.float64), self.sizes().cumsum(0)])
+        costs = torch.cat([torch.zeros(1, dtype=torch.float64), self.costs.double().cumsum(0)])
+        step = torch.searchsorted(ends, removed.double(), right=True).clamp(1, len(ends) - 1)
+        share = (removed - ends[step - 1]) / (ends[step] - ends[step - 1])
+        return costs[step - 1] + share * (costs[step] - costs[step - 1])
+
+    def first(self, count: int) -> Tensor:
+        """Return the first ``count`` groups that go, rising, int64; in a step the cheapest alone go first."""
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *self.steps])[:count].sort().values
 
 
 @torch.no_grad()
@@ -129,7 +137,6 @@ def removal_path(
     multiple: int = 1,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     name: str = "weight",
-    overwrite: bool = False,
 ) -> RemovalPath:
     """Remove groups of inputs one after the other, cheapest first, with new costs after every step.
 
@@ -138,7 +145,8 @@ def removal_path(
 
     Args:
         weight: W [out, in].
-        inputs: A [in, in], or its diagonal.
+        inputs: A [in, in], or its diagonal. A whole float64 one on the CPU is overwritten, as are gradients: all that
+            is done takes no memory but its own, eight bytes times the square of the number of inputs.
         gradients: G [out, out], its diagonal, or None.
         groups: int [groups, size], disjoint.
         mean: m [in], for the covariance instead of A; the bias carries the mean.
@@ -147,17 +155,15 @@ def removal_path(
         multiple: a multiple of it is left after every step.
         damping: of the inputs and of the gradients.
         name: of the matrix, for messages.
-        overwrite: whole float64 moments on the CPU may be overwritten. All that is done with the inputs' then takes
-            no memory but its own, in float64 eight bytes times the square of their number.
 
     Raises:
         UserError: a moment is not usable.
     """
-    moment = centred(inputs, mean, overwrite)
+    moment = centred(inputs, mean)
     assert moment is not None
-    inverse, _ = inverse_moment(moment, damping[0], name, overwrite or moment is not inputs)
+    inverse = inverse_moment(moment, damping[0], name)
     wide = weight.detach().to("cpu", torch.float64)
-    root = damped_root(gradients, damping[1], name, "gradients", overwrite)
+    root = damped_root(gradients, damping[1], name, "gradients")
     wide = root.times(wide.T).T.clone(memory_format=torch.contiguous_format)
     del moment, root, inputs, gradients
     left, places = torch.arange(len(groups)), groups.cpu()
@@ -271,3 +277,34 @@ def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
 
 def _slope(cost: Sequence[float], price: Sequence[float], a: int, b: int) -> float:
     return (cost[b] - cost[a]) / (price[b] - price[a])
+
+
+def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving: float) -> list[int] | None:
+    """Return an option for every group of layers, so that together they save ``saving`` at the least loss, or None.
+
+    Layers of a model that keep alike numbers of units (all attentions, all feed-forward networks) are a group, whose
+    options are these numbers. Of all combinations that save enough, the one of the least loss is taken.
+
+    Args:
+        losses: per group float64 [options], each one's addition to the loss.
+        savings: per group float64 [options], each one's saving.
+        saving: to reach in all.
+    """
+    widest = max(range(len(losses)), key=lambda group: len(losses[group]))
+    others = [group for group in range(len(losses)) if group != widest]
+    grid = torch.tensor(list(product(*(range(len(losses[group])) for group in others))), dtype=torch.int64)
+    lost, saved = torch.zeros(2, len(grid), dtype=torch.float64)
+    for i, group in enumerate(others):
+        lost, saved = lost + losses[group][grid[:, i]], saved + savings[group][grid[:, i]]
+    order = savings[widest].argsort(stable=True)
+    rising, values = savings[widest][order], losses[widest][order]
+    best, places = values.flip(0).cummin(0)  # of all options that save as much or more
+    best, places = best.flip(0), len(order) - 1 - places.flip(0)
+    first = torch.searchsorted(rising, saving - saved - 1e-9 * max(1.0, abs(saving)))
+    there = first < len(order)
+    if not there.any():
+        return None
+    first = first.clamp_max(len(order) - 1)
+    row = int(torch.where(there, lost + best[first], torch.inf).argmin())
+    chosen = dict(zip(others, grid[row].tolist(), strict=True)) | {widest: int(order[places[first[row]]])}
+    return [chosen[group] for group in range(len(losses))]

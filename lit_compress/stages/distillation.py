@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import LossKind, layer_distillation_loss, relative_layer_loss
+from lit_compress.numerics.losses import LossKind, layer_distillation_loss
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class Distillation:
         variances: Sequence[Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the distance between hidden states of student and teacher in one stack, embeddings first."""
-        if self.relative:
-            return relative_layer_loss(student, teacher, mask, variances)
-        return layer_distillation_loss(student, teacher, mask)
+        return layer_distillation_loss(student, teacher, mask, self.relative, variances)
 
     def logits_weight(self, kind: LossKind) -> float:
         """Return the factor on the logits' term; for classes the term already has the square of the temperature."""

@@ -31,9 +31,6 @@ class DecomposedMatrix(Protocol):
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
         """Return left [out, rank] and right [rank, in]."""
 
-    def without(self, first: int, last: int) -> Tensor:
-        """Return the weight [out, in] less its components first, ..., last - 1."""
-
 
 class Decomposer(Protocol):
     """Factorizes the matrices of one model under a weighting; sites are called by their names."""

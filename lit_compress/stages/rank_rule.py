@@ -17,7 +17,7 @@ from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.ranks import (
     Price,
     Shape,
-    allocate_in_steps,
+    allocate,
     largest_rank,
     rank_for_density,
     rank_for_ratio,
@@ -162,7 +162,7 @@ class RankRule:
             budget = self._budget(net, prices)
         else:
             budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        chosen = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
+        chosen = allocate(self.sigmas(net, sigma), prices, budget, self.round_to)
         return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in chosen.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:

@@ -27,9 +27,9 @@ from lit_compress.numerics.structures import (
     convex_path,
     inverse_moment,
     removal_path,
+    uniform_options,
     without_inputs,
 )
-from lit_compress.numerics.uniform import first_removed, loss_of_removal, uniform_options
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -116,7 +116,6 @@ def find_units(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
             keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
-            overwrite=True,
         )  # fmt: skip
         units[name] = Units(part, path, price(part), len(groups))
     return units
@@ -148,8 +147,8 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
     _give_back(units, steps, numbers, saving, round_to)
-    removed = {name: first_removed(units[name].path, number) for name, number in numbers.items()}
-    losses = [loss_of_removal(units[name].path, torch.tensor([number])) for name, number in numbers.items() if number]
+    removed = {name: units[name].path.first(number) for name, number in numbers.items()}
+    losses = [units[name].path.loss(torch.tensor([number])) for name, number in numbers.items() if number]
     return removed, sum(float(loss) for loss in losses) / 2
 
 
@@ -188,7 +187,7 @@ def choose_uniform(
     groups = [group for group in uniform_groups(net, round_to) if len(group.counts) > 1]
     own = [[units[part.last] for part in group.parts] for group in groups]
     losses = [
-        torch.stack([loss_of_removal(unit.path, group.removed) for unit in members]).sum(0)
+        torch.stack([unit.path.loss(group.removed) for unit in members]).sum(0)
         for group, members in zip(groups, own, strict=True)
     ]
     savings = [
@@ -198,7 +197,7 @@ def choose_uniform(
     if options is None:
         raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
     left = kept_by_part(groups, options)
-    removed = {name: first_removed(unit.path, unit.count - left[name]) for name, unit in units.items()}
+    removed = {name: unit.path.first(unit.count - left[name]) for name, unit in units.items()}
     return removed, sum(float(loss[option]) for loss, option in zip(losses, options, strict=True)) / 2
 
 
@@ -253,7 +252,7 @@ def _update(
     layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, damping: float, name: str
 ) -> None:
     """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to the best values."""
-    inverse, _ = inverse_moment(centred(moment.inputs(), mean, overwrite=True), damping, name, overwrite=True)  # type: ignore[arg-type]
+    inverse = inverse_moment(centred(moment.inputs(), mean), damping, name)  # type: ignore[arg-type]
     before = layer.weight.detach().clone()
     weight = without_inputs(before.cpu().double(), inverse, inputs)
     layer.weight.copy_(weight)

@@ -229,7 +229,7 @@ class KroneckerDecomposer:
         svd = kronecker_svd(
             weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
             sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
-            mean=self.mean(name), damping=self.damping, name=name, components=components, overwrite=True,
+            mean=self.mean(name), damping=self.damping, name=name, components=components,
         )  # fmt: skip
         self._release(names)
         return svd

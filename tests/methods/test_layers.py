@@ -10,13 +10,13 @@ import torch
 from tiny import ALL, make_batch, make_net
 from transformers import AutoConfig
 
+from lit_compress.calibration import block_losses
 from lit_compress.calibration.block_losses import divergences, least_missed
 from lit_compress.export.modelling import ordinary_net
 from lit_compress.methods import Layers
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.layers import KeptBlocks
+from lit_compress.methods.layers import KeptBlocks, evenly_spaced
 from lit_compress.models.shorten import holds_first, stack_lengths
-from lit_compress.numerics.fewer_blocks import drop_greedily, evenly_spaced
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -54,7 +54,7 @@ def test_evenly_spaced_is_the_middle_of_equal_parts():
             assert first == [0, *numbers[1:]] and len(set(first)) == count
 
 
-def test_the_greedy_choice_removes_the_block_that_is_missed_the_least():
+def test_the_greedy_choice_removes_the_block_that_is_missed_the_least(monkeypatch):
     cost = {("a", 0): 5.0, ("a", 1): 1.0, ("a", 2): 4.0, ("b", 0): 2.0, ("b", 1): 3.0}
     cost_of_pair = {frozenset([("a", 1), ("b", 0)]): 9.0}  # together they are missed more
 
@@ -63,14 +63,17 @@ def test_the_greedy_choice_removes_the_block_that_is_missed_the_least():
         pairs = map(frozenset, itertools.combinations(gone, 2))
         return sum(cost[block] for block in gone) + sum(cost_of_pair.get(pair, 0.0) for pair in pairs)
 
-    def losses(choices):
-        return [loss(kept) for kept in choices]
+    def chosen(a, b, first=False):
+        monkeypatch.setattr(block_losses, "stack_lengths", lambda _: {"a": (None, 3), "b": (None, 2)})
+        monkeypatch.setattr(block_losses, "holds_first", lambda _: first)
+        monkeypatch.setattr(block_losses, "divergences", lambda _, choices, *__: [loss(kept) for kept in choices])
+        return block_losses.least_missed(None, {"a": a, "b": b}, None, None)
 
-    assert drop_greedily({"a": 3, "b": 2}, {"a": 2, "b": 1}, losses) == ({"a": [0, 2], "b": [0]}, 4.0)
-    assert drop_greedily({"a": 3, "b": 2}, {"a": 1, "b": 2}, losses) == ({"a": [0], "b": [0, 1]}, 5.0)
+    assert chosen(2, 1) == ({"a": [0, 2], "b": [0]}, 4.0)
+    assert chosen(1, 2) == ({"a": [0], "b": [0, 1]}, 5.0)
     cost["a", 1], cost["a", 0] = 5.0, 0.5
-    assert drop_greedily({"a": 3, "b": 2}, {"a": 2, "b": 2}, losses, first=True) == ({"a": [0, 1], "b": [0, 1]}, 4.0)
-    assert drop_greedily({"a": 3}, {"a": 3}, losses) == ({"a": [0, 1, 2]}, 0.0)
+    assert chosen(2, 2, first=True) == ({"a": [0, 1], "b": [0, 1]}, 4.0)
+    assert chosen(3, 2) == ({"a": [0, 1, 2], "b": [0, 1]}, 0.0)
 
 
 def naive(net, kept):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import processes
 import pytest
 import torch
 from torch import Tensor
@@ -97,18 +96,6 @@ def test_size_counts() -> None:
     assert size.count(masks) == naive_size(kept)
 
 
-def count_on_device() -> None:
-    """Masks are chosen on the CPU, expected sizes are computed on the device."""
-    size, masks = Size(PARTS, SHAPES), {name: draw(*shape) > 0 for name, shape in SHAPES.items()}
-    expected = size.count(masks)
-    for place in ("cpu", "second"):
-        assert size.to("second").count({name: mask.to(place) for name, mask in masks.items()}) == expected
-
-
-def test_counts_masks_of_the_cpu_on_a_device() -> None:
-    processes.on_second_device(count_on_device)
-
-
 def test_expected_size_is_enumeration() -> None:
     """Sum over all 2^9 settings of independent gates."""
     size, a = Size(PARTS, SHAPES), {name: draw(*shape, seed=i) for i, (name, shape) in enumerate(SHAPES.items())}
@@ -119,13 +106,6 @@ def test_expected_size_is_enumeration() -> None:
         h, e, m = setting[:3], setting[3:7], setting[7:]
         expected += chance * naive_size({"hidden": [sum(h)], "heads": [sum(e[:2]), sum(e[2:])], "attention": list(m)})
     assert float(size.density(a)) == pytest.approx(expected / size.total, rel=1e-5)
-
-
-def test_density_rises_with_every_gate() -> None:
-    size, a = Size(PARTS, SHAPES), {name: draw(*shape).requires_grad_() for name, shape in SHAPES.items()}
-    size.density(a).backward()
-    assert all(value.grad is not None and (value.grad > 0).all() for value in a.values())
-    assert float(size.density({name: torch.full(shape, 9.0) for name, shape in SHAPES.items()})) > 0.999
 
 
 FINE = {"hidden": (1, 8), "heads": (3, 4), "neurons": (3, 40)}

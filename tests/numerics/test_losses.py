@@ -15,8 +15,6 @@ from lit_compress.numerics.losses import (
     lagrangian,
     layer_distillation_loss,
     matched_layers_loss,
-    nearest_later_layers,
-    relative_layer_loss,
     task_loss,
 )
 
@@ -34,64 +32,44 @@ def kl(p: list[float], q: list[float]) -> float:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 
 
-def test_task_loss() -> None:
-    """Mean over the batch of -log p[label], or of the squared error."""
+def test_losses_of_a_task_and_of_its_examples() -> None:
+    """-log p[label], or the squared error, of every example, and their mean over the batch."""
     logits, labels = draw(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    expected = sum(-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)) / 5
-    assert task_loss(logits, labels, "classification").item() == pytest.approx(expected)
+    expected = [-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)]
+    assert example_losses(logits, labels, "classification").tolist() == pytest.approx(expected)
+    assert task_loss(logits, labels, "classification").item() == pytest.approx(sum(expected) / 5)
     scores, targets = draw(5), draw(5, seed=1)
-    expected = sum((a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)) / 5
-    assert task_loss(scores, targets, "regression").item() == pytest.approx(expected)
-    assert task_loss(scores[:, None], targets, "regression").item() == pytest.approx(expected)
+    expected = [(a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)]
+    for found in (scores, scores[:, None]):
+        assert example_losses(found, targets, "regression").tolist() == pytest.approx(expected)
+        assert task_loss(found, targets, "regression").item() == pytest.approx(sum(expected) / 5)
     assert task_loss(scores[:1, None], targets[:1], "regression").shape == ()
+    assert example_losses(scores[:1, None], targets[:1], "regression").shape == (1,)
     labels[1] = -100
     kept = torch.tensor([0, 2, 3, 4])
     assert task_loss(logits, labels, "classification") == task_loss(logits[kept], labels[kept], "classification")
 
 
-def test_example_losses() -> None:
-    """Every example's own -log p[label] or squared error; their mean is the task loss."""
-    logits, labels = draw(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    expected = [-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)]
-    losses = example_losses(logits, labels, "classification")
-    assert losses.tolist() == pytest.approx(expected)
-    assert losses.mean().item() == pytest.approx(task_loss(logits, labels, "classification").item())
-    scores, targets = draw(5), draw(5, seed=1)
-    expected = [(a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)]
-    assert example_losses(scores, targets, "regression").tolist() == pytest.approx(expected)
-    assert example_losses(scores[:, None], targets, "regression").tolist() == pytest.approx(expected)
-    assert example_losses(scores[:1, None], targets[:1], "regression").shape == (1,)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
 def test_distillation_is_the_loop(temperature: float) -> None:
     """Invariant 38: T^2 KL(teacher || student), batch mean; the direction matters."""
-    student, teacher = draw(4, 3, seed=1), draw(4, 3, seed=2)
+    student, teacher = draw(4, 3, seed=1).requires_grad_(), draw(4, 3, seed=2).requires_grad_()
     expected = 0.0
     for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
         expected += temperature**2 * kl(softmax(t, temperature), softmax(s, temperature)) / 4
     loss = distillation_loss(student, teacher, "classification", temperature)
     assert loss.item() == pytest.approx(expected)
-    assert loss.item() != pytest.approx(distillation_loss(teacher, student, "classification", temperature).item())
+    loss.backward()
+    assert student.grad is not None and student.grad.any() and teacher.grad is None
     tokens = distillation_loss(student.view(2, 2, 3), teacher.view(2, 2, 3), "classification", temperature)
     assert tokens.item() == pytest.approx(expected)
     regression = distillation_loss(student, teacher, "regression", temperature)
     assert regression.item() == pytest.approx(((student - teacher) ** 2).mean().item())
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_a_perfect_student_learns_nothing(kind: str) -> None:
-    """Invariant 38: teacher == student gives loss 0 and gradient 0; the teacher never gets one."""
-    student, teacher = draw(4, 3).requires_grad_(), draw(4, 3).requires_grad_()
-    loss = distillation_loss(student, teacher, kind)  # type: ignore[arg-type]
-    loss.backward()
-    assert loss.abs() < 1e-12 and student.grad is not None and student.grad.abs().max() < 1e-12
-    assert teacher.grad is None
-
-
 def test_consistency_is_the_loop() -> None:
-    """Invariant 31: half of both KL, batch mean."""
-    first, second = draw(4, 3, seed=1), draw(4, 3, seed=2)
+    """Invariant 31: half of both KL, batch mean; exactly symmetric, 0 for equal passes, a gradient for both."""
+    first, second = draw(4, 3, seed=1).requires_grad_(), draw(4, 3, seed=2).requires_grad_()
     expected = 0.0
     for a, b in zip(first.tolist(), second.tolist(), strict=True):
         p, q = softmax(a), softmax(b)
@@ -99,29 +77,11 @@ def test_consistency_is_the_loop() -> None:
     assert consistency_loss(first, second, "classification").item() == pytest.approx(expected)
     squared = consistency_loss(first, second, "regression").item()
     assert squared == pytest.approx(((first - second) ** 2).mean().item())
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_consistency_properties(kind: str) -> None:
-    """Invariant 31: 0 for equal passes, never negative, symmetric, a gradient for both."""
-    for seed in range(20):
-        first, second = draw(4, 3, seed=seed).requires_grad_(), draw(4, 3, seed=seed + 50).requires_grad_()
+    for kind in ("classification", "regression"):
         loss = consistency_loss(first, second, kind)  # type: ignore[arg-type]
-        assert loss > 0
         assert loss == consistency_loss(second, first, kind)  # type: ignore[arg-type]
         assert consistency_loss(first, first, kind) == 0  # type: ignore[arg-type]
-        loss.backward()
-        assert first.grad is not None and second.grad is not None
-        assert first.grad.abs().max() > 0 and second.grad.abs().max() > 0
-
-
-def test_consistency_gradient_reaches_every_term() -> None:
-    """Invariant 31: no stop-gradient anywhere; the gradient is that of the formula written out."""
-    first, second = draw(4, 3, seed=1).requires_grad_(), draw(4, 3, seed=2).requires_grad_()
-    p, q = first.softmax(-1), second.softmax(-1)
-    written_out = 0.5 * ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 4
-    found = torch.autograd.grad(consistency_loss(first, second, "classification"), (first, second))
-    torch.testing.assert_close(found, torch.autograd.grad(written_out, (first, second)))
+        assert all(grad.any() for grad in torch.autograd.grad(loss, (first, second)))
 
 
 def test_masked_logits_stay_finite() -> None:
@@ -154,6 +114,10 @@ def test_half_precision_logits(dtype: torch.dtype, autocast: bool) -> None:
             (distillation_loss(first, second, "regression"), None),
             (consistency_loss(first, second, "classification"), None),
             (consistency_loss(first, second, "regression"), None),
+            (
+                layer_distillation_loss([first[None]] * 2, [second[None]] * 2),
+                layer_distillation_loss([first[None].float()] * 2, [second[None].float()] * 2),
+            ),
         ):
             assert loss.dtype == torch.float32
             assert wide is None or loss == wide
@@ -178,28 +142,13 @@ def naive_layers(student: list[Tensor], teacher: list[Tensor], which: list[int],
 @pytest.mark.parametrize("masked", [False, True])
 def test_layer_distillation_is_the_loop(depth: int, which: list[int], masked: bool) -> None:
     """A sum over levels of means; l L_t / L_s rounded, halves up; padding in or out."""
-    student, teacher = [draw(2, 3, 5, seed=n) for n in range(depth + 1)], [draw(2, 3, 5, seed=50 + n) for n in range(5)]
+    student = [draw(2, 3, 5, seed=n).requires_grad_() for n in range(depth + 1)]
+    teacher = [draw(2, 3, 5, seed=50 + n).requires_grad_() for n in range(5)]
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]]) if masked else None
     found = layer_distillation_loss(student, teacher, mask)
     assert found.item() == pytest.approx(naive_layers(student, teacher, which, mask))
-
-
-def test_layers_of_a_perfect_student() -> None:
-    """Loss 0; every level of the student gets a gradient, no level of the teacher does."""
-    student, teacher = ([draw(2, 3, 4, seed=n).requires_grad_() for n in range(3)] for _ in range(2))
-    assert layer_distillation_loss(student, teacher) == 0
-    layer_distillation_loss(student, [2 * state for state in teacher]).backward()
-    assert all(state.grad is not None and state.grad.any() for state in student)
-    assert all(state.grad is None for state in teacher)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_layers(dtype: torch.dtype) -> None:
-    student, teacher = [draw(2, 3, 4, seed=1).to(dtype)] * 2, [draw(2, 3, 4, seed=2).to(dtype)] * 2
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer_distillation_loss(student, teacher)
-    wide = layer_distillation_loss([s.float() for s in student], [t.float() for t in teacher])
-    assert found.dtype == torch.float32 and found == wide
+    found.backward()
+    assert all(state.grad is not None for state in student) and all(state.grad is None for state in teacher)
 
 
 def test_lagrangian() -> None:
@@ -223,7 +172,7 @@ def test_layers_are_matched_with_the_nearest_not_below():
     for i, state in enumerate(student):
         distances = {j: float(((state - teacher[j])[mask > 0] ** 2).mean()) for j in range(i, 4)}
         chosen.append(min(distances, key=distances.get))
-    assert nearest_later_layers(student, teacher, mask).tolist() == chosen and chosen[0] == 2 and chosen[3] == 3
+    assert chosen[0] == 2 and chosen[3] == 3
     expected = sum(((s - teacher[j])[mask > 0] ** 2).mean() for s, j in zip(student, chosen, strict=True))
     assert torch.allclose(matched_layers_loss(student, teacher, mask), expected)
 
@@ -241,8 +190,6 @@ def test_relative_layer_loss_does_not_depend_on_the_scale_of_a_net():
         values = torch.cat([b for _, b in tokens])
         error = sum(float((a - b).square().sum()) for a, b in tokens) / len(values)
         expected += error / float((values - values.mean()).square().mean())
-    found = relative_layer_loss(student, teacher, mask)
-    assert float(found) == pytest.approx(expected)
-    larger = relative_layer_loss([10 * s for s in student], [10 * t for t in teacher], mask)
-    assert float(larger) == pytest.approx(expected)
-    assert float(relative_layer_loss(teacher, teacher)) == 0
+    for scale in (1, 10):
+        found = layer_distillation_loss([scale * s for s in student], [scale * t for t in teacher], mask, relative=True)
+        assert float(found) == pytest.approx(expected)

@@ -98,16 +98,16 @@ def test_keep_count() -> None:
 
 
 def test_kth_largest_is_the_sorted_one() -> None:
-    """Invariant 20: equals sorting (and torch.kthvalue) for every k."""
-    scores = awkward()
+    """Invariant 20: equals sorting for every k; scores are only read."""
+    scores, before = awkward(), awkward()
     ordered = flat(scores).sort(descending=True).values
     for keep in range(1, len(ordered) + 1):
         found = kth_largest(scores, keep)
         assert found.shape == () and found.dtype == torch.float32
         assert found == ordered[keep - 1], keep
-        assert found == flat(scores).kthvalue(len(ordered) - keep + 1).values
     assert kth_largest(scores, 0) == math.inf
     assert kth_largest([draw(5)], 9) == draw(5).min()
+    assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True)) and torch.signbit(scores[3]).all()
 
 
 def test_kth_largest_over_several_chunks() -> None:
@@ -129,14 +129,6 @@ def test_kth_largest_of_equal_scores(value: float) -> None:
         found = kth_largest(scores, keep)
         assert found == value
         assert math.copysign(1, found.item()) == (math.copysign(1, value) if value else 1)
-
-
-def test_scores_are_only_read() -> None:
-    scores = awkward()
-    before = [score.clone() for score in scores]
-    kth_largest(scores, 50)
-    assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True))
-    assert torch.signbit(scores[3]).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -217,16 +209,6 @@ def test_apply_threshold_zeroes_what_is_below() -> None:
     assert [int(weight.sum()) for weight in weights] == [2, 2]
 
 
-def test_regrowth_off_is_minus_infinity() -> None:
-    """Invariant 23: a weight at -inf never comes back, and the count is still exact."""
-    scores = [draw(6, 6, seed=5)]
-    gone = scores[0] < kth_largest(scores, 20)
-    scores[0][gone] = -math.inf
-    scores[0] += draw(6, 6, seed=6)
-    mask = scores[0] >= kth_largest(scores, 12)
-    assert mask.sum() == 12 and not (mask & gone).any()
-
-
 def naive_rows(scores: list[Tensor], costs: list[int], budget: int) -> list[Tensor]:
     """Best rows first, as long as they fit."""
     rows = [(-float(value), m, i) for m, score in enumerate(scores) for i, value in enumerate(score)]
@@ -257,25 +239,6 @@ def test_rows_fill_the_budget_to_less_than_one_row() -> None:
         assert budget - max(costs) < kept <= budget
     assert all(mask.all() for mask in select_rows(scores, costs, total))
     assert not any(mask.any() for mask in select_rows(scores, costs, 0))
-
-
-def test_a_row_weighs_what_its_inputs_are() -> None:
-    """The share of parameters holds whichever matrix wins; a quantile over the number of rows would not."""
-    for narrow_wins in (True, False):
-        narrow, wide = torch.rand(300) + narrow_wins, torch.rand(100) + (not narrow_wins)
-        first, second = select_rows([narrow, wide], [10, 40], 3400)
-        assert 10 * int(first.sum()) + 40 * int(second.sum()) == 3400
-
-
-def test_rows_do_not_depend_on_their_order() -> None:
-    scores, order = draw(50, seed=4).abs(), torch.randperm(50, generator=torch.Generator().manual_seed(5))
-    (mask,), (moved,) = select_rows([scores], [3], 60), select_rows([scores[order]], [3], 60)
-    assert torch.equal(mask[order], moved)
-
-
-def test_equal_rows_are_chosen_in_order() -> None:
-    masks = select_rows([torch.ones(3), torch.ones(3)], [2, 2], 8)
-    assert [mask.tolist() for mask in masks] == [[True] * 3, [True, False, False]]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

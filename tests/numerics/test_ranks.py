@@ -17,7 +17,6 @@ from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import (
     Price,
     allocate,
-    allocate_in_steps,
     break_even_rank,
     largest_rank,
     rank_for_density,
@@ -111,27 +110,6 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("parameters", [40, 50, 60, 75, 90])
-def test_global_budget_is_one_threshold(seed, parameters):
-    """All kept components are worth more per parameter than all dropped ones, and no further one is affordable."""
-    sigma = draw(seed)
-    ranks = allocate_globally(sigma, SHAPES, parameters)
-    full = {n: ranks.get(n, min(s)) for n, s in SHAPES.items()}
-    size = sum(stored(*SHAPES[n], r) for n, r in full.items())
-    assert size <= parameters
-    worth = {n: v**2 / sum(SHAPES[n]) for n, v in sigma.items()}
-    dense = [n for n in SHAPES if n not in ranks]
-    kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]  # the first one is always kept
-    dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
-    assert min(kept, default=9e9) >= max(dropped, default=0)
-    best = max((n for n in ranks if ranks[n] < len(worth[n])), key=lambda n: worth[n][ranks[n]], default=None)
-    if best is not None:
-        more = size - stored(*SHAPES[best], full[best]) + stored(*SHAPES[best], full[best] + 1)
-        assert more > parameters
-    assert all(largest_rank(*SHAPES[n]) < len(worth[n]) for n in dense)
-
-
 def test_global_budget_beats_every_other_choice_when_components_cost_the_same():
     """With equal shapes the kept energy is the largest of all rank tuples of that size."""
     shapes = {"a": (8, 8), "b": (8, 8), "c": (8, 8)}
@@ -193,7 +171,7 @@ def test_steps_of_ranks_spend_the_budget(step, decay):
     prices = prices_of(shapes, {}, "parameters")
     whole, least = (sum(price.at(rank) for price in prices.values()) for rank in (96, step))
     for density in (0.1, 0.25, 0.4, 0.5, 0.7):
-        ranks = allocate_in_steps(sigma, prices, density * whole, step)
+        ranks = allocate(sigma, prices, density * whole, step)
         cost = sum(prices[name].at(ranks.get(name, 96)) for name in shapes)
         assert all(rank % step == 0 for rank in ranks.values())
         assert cost <= max(density * whole, least)

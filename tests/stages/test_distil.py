@@ -12,7 +12,7 @@ from tiny import make_batch, make_net
 from lit_compress.cli import one_shot
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
-from lit_compress.numerics.losses import distillation_loss, relative_layer_loss
+from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distil import LOSSES, Recovery, distil, part_losses
 from lit_compress.tasks import KINDS
@@ -43,7 +43,7 @@ def test_the_loss_is_that_of_logits_and_hidden_states():
     terms = part_losses(kind, net, small, rows, LOSSES, LAYERS)
     inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
     one, other = (model(**inputs, output_hidden_states=True) for model in (small, net))
-    states = relative_layer_loss(one.hidden_states, other.hidden_states, rows["attention_mask"])
+    states = layer_distillation_loss(one.hidden_states, other.hidden_states, rows["attention_mask"], relative=True)
     assert float(terms["task"]) == 0
     assert terms["distillation"].item() == pytest.approx(
         distillation_loss(one.logits, other.logits, "classification").item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.magnitude import MagnitudeSettings
 from lit_compress.methods.sp3.sp3 import SP3Distillation
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, relative_layer_loss, task_loss
+from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, task_loss
 from lit_compress.run import runner as stages
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
@@ -45,7 +46,7 @@ def make(folder, teacher, family="bert", **distillation):
     [
         ({}, layer_distillation_loss),
         ({"mask_padding": True}, layer_distillation_loss),
-        ({"mask_padding": True, "relative": True}, relative_layer_loss),
+        ({"mask_padding": True, "relative": True}, partial(layer_distillation_loss, relative=True)),
     ],
     ids=["", "mask_padding", "relative"],
 )

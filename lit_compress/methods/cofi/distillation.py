@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_compress.numerics.losses import match_layers
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
@@ -102,6 +101,31 @@ class MatchedLayers(nn.Module):
         projected = self.projection(states[chosen])
         errors = torch.stack([_error(state, target, mask) for state, target in zip(projected, targets, strict=True)])
         return (errors * valid).sum()
+
+
+def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose for every teacher layer the student layer it is compared with (CoFi, "dynamically", version 4).
+
+    From the last teacher layer to the first, this is the nearest student layer that exists and comes before the one
+    chosen last. CoFi's program marks removed layers by their place in a sorted list, not by their number, and so
+    compares with removed ones. A teacher layer for which no student layer is left is left out.
+
+    Args:
+        distances: [student layers, teacher layers].
+        exists: bool [student layers], False = removed.
+
+    Returns:
+        int64 [teacher layers], the student layer; and bool [teacher layers], False = left out.
+    """
+    layers = torch.arange(len(distances), device=distances.device)
+    last = torch.full((), len(distances), device=distances.device)
+    chosen, valid = [], []
+    for column in distances.unbind(1)[::-1]:
+        candidates = exists & (layers < last)
+        last = column.masked_fill(~candidates, torch.inf).argmin()  # the first one if there is none
+        chosen.append(last)
+        valid.append(candidates.any())
+    return torch.stack(chosen[::-1]), torch.stack(valid[::-1])
 
 
 def quarters(layers: int) -> list[int]:

@@ -28,8 +28,8 @@ def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[B
     query, key, value = [], [], []
     for q, k, v in grams.heads:
         pairs = [query_key_projections(a, b, ridge) for a, b in zip(q, k, strict=True)]
-        query.append(torch.stack([pair.query for pair in pairs]))
-        key.append(torch.stack([pair.key for pair in pairs]))
+        query.append(torch.stack([of_queries for of_queries, _ in pairs]))
+        key.append(torch.stack([of_keys for _, of_keys in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())
     shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
     for row, (_, energy) in zip(shares, axes_of, strict=True):

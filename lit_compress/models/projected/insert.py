@@ -33,7 +33,7 @@ from lit_compress.models.projected.gates import ProjectionSpec
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
 from lit_compress.models.sites import head_width, module_at, size_at
 from lit_compress.models.surgery import fill, replace
-from lit_compress.numerics.pca import block_diagonal, site_projections
+from lit_compress.numerics.pca import site_projections
 from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
                 (d * ("qk" in named), 0, d * ("vo" in named or "heads" in named), "attention_layer" in named),
                 strict=True,
             ):
-                matrix = block_diagonal(projection) if form.heads == "dense" else projection
+                matrix = torch.block_diag(*projection) if form.heads == "dense" else projection
                 _put(net, sublayer.linears[role], matrix, side, heads, 0, int(gates), form.heads)
     for sublayer in stream.networks:
         neurons = size_at(net, sublayer.linears["down"])[1] * ("neurons" in form.gates)

@@ -14,12 +14,11 @@ from torch import Tensor
 from lit_compress.layers import Removed
 from lit_compress.methods import CoFi
 from lit_compress.methods.cofi.cofi import CoFiPruning, existing, open_layers
-from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers, quarters
+from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers, match_layers, quarters
 from lit_compress.models import accounting as budget
 from lit_compress.models.cut import cut_closed
 from lit_compress.models.sites import embedding_params
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.numerics.losses import match_layers
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError
 
