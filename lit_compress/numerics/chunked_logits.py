@@ -50,11 +50,6 @@ class ChunkedLogits:
 Logits = Tensor | ChunkedLogits
 
 
-def chunk_size(vocabularies: Sequence[int]) -> int:
-    """Return how many positions a chunk has, if models with these vocabularies are compared."""
-    return max(1, min(POSITIONS, ELEMENTS // sum(vocabularies)))
-
-
 def joined(first: Logits, second: Logits) -> Logits:
     """Return the logits of two batches of one model as the logits of one batch."""
     if isinstance(first, ChunkedLogits) and isinstance(second, ChunkedLogits):
@@ -87,7 +82,7 @@ def position_losses(
     if counted is not None and counted.device.type == "cpu" and not counted.all():
         chosen = counted.flatten().nonzero()[:, 0]
         inputs = [each[chosen] for each in inputs]
-    size = chunk_size([part.vocabulary for part in logits])
+    size = max(1, min(POSITIONS, ELEMENTS // sum(part.vocabulary for part in logits)))
     layers = [part.layer for part in logits]
 
     def run(*chunk: Tensor) -> tuple[Tensor, ...]:

@@ -323,12 +323,6 @@ def reduce_group(scores: Sequence[Tensor], reduction: GroupReduction = "sum") ->
         scores: [units] per matrix, not negative; last the matrix that reads the units.
         reduction: ``sum``, ``prod`` or ``max`` over the matrices, or ``last``.
     """
-    stacked = torch.stack(list(scores))
-    match reduction:
-        case "sum":
-            return stacked.sum(0)
-        case "prod":
-            return stacked.prod(0)
-        case "max":
-            return stacked.amax(0)
-    return stacked[-1]
+    if reduction == "last":
+        return scores[-1]
+    return {"sum": torch.sum, "prod": torch.prod, "max": torch.amax}[reduction](torch.stack(list(scores)), 0)

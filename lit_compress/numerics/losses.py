@@ -1,4 +1,6 @@
-"""Loss functions: task, distillation, consistency, Lagrangian. They compute in float32, also under autocast.
+"""Loss functions: task, distillation, consistency, Lagrangian.
+
+They compute in float32, also under autocast (float64 of float64 inputs); a loss is 0-dim where nothing else is said.
 
 Logits [b, tokens, vocabulary] may be chunked (chunked_logits.py), with labels [b, tokens]. :func:`logits_losses`
 computes all losses of a training step in one pass over the chunks.
@@ -29,9 +31,6 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
         labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
             :func:`vectors_loss` has them.
         kind: type of the head's output.
-
-    Returns:
-        0-dim, float32 (float64 for float64 logits).
     """
     if isinstance(logits, ChunkedLogits):
         return logits_losses(logits, labels)["task"]
@@ -42,7 +41,7 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
 
 
 def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
-    """Return the cross-entropy or squared error of every example; vectors have no labels of single examples.
+    """Return the cross-entropy or squared error of every example [batch]; vectors have no labels of single examples.
 
     An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
     the same weight, in :func:`task_loss` all labels. With one label per example the means are equal.
@@ -51,9 +50,6 @@ def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
         logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression and relevance.
         labels: int [batch, ...] (-100 = ignored), or float [batch].
         kind: type of the head's output.
-
-    Returns:
-        [batch], float32 (float64 for float64 logits).
     """
     if isinstance(logits, ChunkedLogits):
         losses = token_losses(logits, labels)
@@ -180,9 +176,6 @@ def distillation_loss(
         kind: type of the head's output.
         temperature: temperature of both distributions, above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
-
-    Returns:
-        0-dim, float32 (float64 for float64 logits).
     """
     if counted is not None:
         student, teacher = student[counted], teacher[counted]
@@ -215,9 +208,6 @@ def layer_distillation_loss(
         relative: divide every term by the variance of the teacher's state, over all components at the compared
             positions, so that the loss does not change when teacher and student are scaled alike.
         variances: for ``relative``, L_t + 1, of a larger batch of which this one is a part; None: of these states.
-
-    Returns:
-        0-dim, float32 (float64 for float64 states).
     """
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
@@ -272,9 +262,6 @@ def matched_layers_loss(
         teacher: L + 1 hidden states of the same shape.
         mask: [batch, length], not 0 at real tokens; None: padding is compared too.
         reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
-
-    Returns:
-        0-dim, float32 (float64 for float64 states).
     """
     with torch.no_grad(), _no_autocast(student[0]):  # chosen on the device: the host does not wait for the numbers
         real = 1.0 if mask is None else (mask != 0)[..., None].float()
@@ -299,9 +286,6 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
         second: same shape.
         kind: type of the head's output.
         counted: bool [...], which distributions are samples; None for all.
-
-    Returns:
-        0-dim, float32 (float64 for float64 logits).
     """
     if counted is not None:
         first, second = first[counted], second[counted]
@@ -325,9 +309,6 @@ def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor
         target: t, the target at this step.
         linear: multiplier [1], of either sign.
         quadratic: multiplier [1]; its gradient is a square, so it never falls from its start at 0.
-
-    Returns:
-        0-dim, float32.
     """
     with _no_autocast(density):
         gap = density.float() - target

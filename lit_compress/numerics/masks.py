@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.numerics.foreach import ELEMENTS, constant, joined, together
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
 Reduce = Callable[[Tensor], object]
@@ -28,13 +27,8 @@ _CHUNK_CPU = 1 << 18  # elements that fit a core's cache
 
 
 def keep_count(density: float, total: int) -> int:
-    """Return the number of elements to keep, floor(density * total + 1/2).
-
-    Raises:
-        UserError: ``density`` is not in (0, 1].
-    """
-    if not 0.0 < density <= 1.0:
-        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
+    """Return the number of elements to keep, floor(density * total + 1/2), of a density in (0, 1]."""
+    assert 0.0 < density <= 1.0, density
     return math.floor(density * total + 0.5)
 
 
@@ -243,15 +237,12 @@ def select_rows(
 def whole_rows(
     shards: Sequence[Tensor], reduce: Reduce | None, shard: tuple[int, int]
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
-    """Return a value of every row of all matrices on every rank, the places of this rank's, and rows by matrix.
+    """Return values [rows] of all matrices on every rank; this rank's places in it, or None for all; rows by matrix.
 
     Args:
-        shards: [rows of this rank] per matrix.
+        shards: values [rows of this rank] per matrix.
         reduce: see the top of the module; of int64, and of the values.
         shard: see :func:`break_ties_`.
-
-    Returns:
-        Values [rows], one matrix after the other; the places int64, or None if all rows are here; numbers of rows.
     """
     (rank, ranks), everything, own = shard, joined(shards), None
     sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
@@ -308,12 +299,9 @@ def rows_above(score: Tensor, threshold: float, least: int) -> Tensor:
     """Return the mask of the rows with sigmoid(score) above ``threshold``, and always of the ``least`` best rows.
 
     Args:
-        score: [out], not sharded.
+        score: [out], not sharded; the mask has its shape.
         threshold: in [0, 1).
-        least: number of rows with the largest scores that are always kept; of equal ones the first.
-
-    Returns:
-        bool [out], True = keep.
+        least: of equal rows the first are kept.
     """
     mask = score.sigmoid() > threshold
     mask[score.argsort(descending=True, stable=True)[:least]] = True

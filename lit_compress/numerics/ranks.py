@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.numerics.search import largest
-from lit_compress.utils.errors import UserError
 
 Shape = tuple[int, int]  # out, in
 
@@ -26,25 +25,16 @@ def break_even_rank(out_features: int, in_features: int) -> float:
 def rank_for_density(density: float, out_features: int, in_features: int) -> int:
     """Return the largest rank whose factors have at most ``density`` of the parameters; at least 1.
 
-    floor(density * out * in / (out + in)), the rule of SVD-LLM.
-
-    Raises:
-        UserError: ``density`` is not in (0, 1].
+    floor(density * out * in / (out + in)), the rule of SVD-LLM; ``density`` is in (0, 1].
     """
-    if not 0.0 < density <= 1.0:
-        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
+    assert 0.0 < density <= 1.0, density
     rank = density * break_even_rank(out_features, in_features)
     return max(1, floor(rank + 1e-9))  # the density of a rank must return that rank
 
 
 def rank_for_ratio(rank_ratio: float, out_features: int, in_features: int) -> int:
-    """Return floor(rank_ratio * min(out, in)), at least 1; the rule of FWSVD: 0.33 of 768 is 253.
-
-    Raises:
-        UserError: ``rank_ratio`` is not in (0, 1].
-    """
-    if not 0.0 < rank_ratio <= 1.0:
-        raise UserError(f"rank_ratio {rank_ratio} is not a fraction of the full rank; valid: above 0, at most 1")
+    """Return floor(rank_ratio * min(out, in)), at least 1, of a ratio in (0, 1]; FWSVD's rule: 0.33 of 768 is 253."""
+    assert 0.0 < rank_ratio <= 1.0, rank_ratio
     return max(1, floor(rank_ratio * min(out_features, in_features) + 1e-9))
 
 

@@ -33,7 +33,6 @@ from lit_compress.utils.errors import UserError, nearest
 Labels = Literal["true", "drawn", "exact"]
 
 POSITIONS = 64  # whose distributions, of float64, are in memory at a time
-_ONE_DISTRIBUTION = "labels: 'exact' needs one distribution over few classes per example; nearest: drawn"
 
 
 def fisher_losses(
@@ -73,21 +72,13 @@ def fisher_losses(
     """
     if choice not in get_args(Labels):
         raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
-    if isinstance(logits, ChunkedLogits):
-        if choice == "exact":
-            raise UserError(_ONE_DISTRIBUTION)
-        if choice == "drawn":
-            assert index is not None
-            labels = draw_labels(logits, index, seed)
-        assert labels is not None
-        losses = token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100))
-        return [losses.sum()]
     if kind == "vectors":
         if choice != "drawn":
             raise UserError(f"labels: '{choice}' is for classes and scores, not for vectors; nearest: drawn")
-        assert index is not None
+        assert index is not None and isinstance(logits, Tensor)
         return [(logits * draw_noise(logits, index, seed)).sum()]
     if kind in NUMBERS:
+        assert isinstance(logits, Tensor)
         if choice != "true":
             return [logits.sum()]
         assert labels is not None
@@ -95,14 +86,16 @@ def fisher_losses(
             return [example_losses(logits, labels, kind).sum()]
         return [0.5 * (logits.reshape(labels.shape) - labels.to(logits.dtype)).square().sum()]
     if choice == "exact":
-        if logits.ndim != 2:
-            raise UserError(_ONE_DISTRIBUTION)
+        if isinstance(logits, ChunkedLogits) or logits.ndim != 2:
+            raise UserError("labels: 'exact' needs one distribution over few classes per example; nearest: drawn")
         roots = softmax_fisher_root(logits.detach().softmax(-1))
         return [(logits * root).sum() for root in roots.unbind(-1)]
     if choice == "drawn":
         assert index is not None
         labels = draw_labels(logits, index, seed)
     assert labels is not None
+    if isinstance(logits, ChunkedLogits):
+        return [token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100)).sum()]
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
     return [losses.sum() if counted is None else losses[counted.flatten()].sum()]
 

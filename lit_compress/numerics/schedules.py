@@ -23,7 +23,7 @@ def cubic(step: int, total: int, start: int, end: int, final: float) -> float:
         final: density at the end, v_f, in [0, 1]; 0 for weights that are all removed.
 
     Raises:
-        UserError: no step is left for the fall, a number of steps is negative, or a density is out of range.
+        UserError: no step is left for the fall, or a number of steps is negative.
     """
     if start < 0 or end < 0:
         raise UserError(f"schedule: start={start} and end={end} are numbers of steps; valid: 0 or more")
@@ -32,8 +32,7 @@ def cubic(step: int, total: int, start: int, end: int, final: float) -> float:
             f"schedule: start={start} + end={end} leave no step of total={total} to prune in; "
             + (f"valid: start + end of at most {total - 1}" if total > 0 else "valid: total of at least 1")
         )
-    if not 0.0 <= final <= 1.0:
-        raise UserError(f"schedule: final density {final}; valid: 0 to 1")
+    assert 0.0 <= final <= 1.0, final
     if step < start:
         return 1.0
     if step >= total - end:
@@ -50,16 +49,10 @@ def linear_decay_to_zero(step: int, total: int, initial: float) -> float:
 
     Args:
         step: completed optimizer steps.
-        total: optimizer steps of the whole stage.
+        total: optimizer steps of the whole stage, above 0.
         initial: p_init, in [0, 1].
-
-    Raises:
-        UserError: ``total`` is not positive or ``initial`` is not a probability.
     """
-    if total <= 0:
-        raise UserError(f"schedule: total={total} steps; valid: 1 or more")
-    if not 0.0 <= initial <= 1.0:
-        raise UserError(f"schedule: initial probability {initial}; valid: 0 to 1")
+    assert total > 0 and 0.0 <= initial <= 1.0, (total, initial)
     return initial * (max(0, total - 2 * step) / total)
 
 
@@ -71,13 +64,9 @@ def linear_warmup_decay(step: int, total: int, warmup: int) -> float:
     Args:
         step: completed optimizer steps.
         total: optimizer steps of the whole stage.
-        warmup: steps of warm-up.
-
-    Raises:
-        UserError: ``warmup`` is negative or longer than ``total``.
+        warmup: steps of warm-up, 0 to ``total``.
     """
-    if not 0 <= warmup <= total:
-        raise UserError(f"schedule: warmup={warmup} of total={total} steps; valid: 0 to {max(total, 0)}")
+    assert 0 <= warmup <= total, (warmup, total)
     if step < warmup:
         return step / warmup
     return max(0, total - step) / max(1, total - warmup)

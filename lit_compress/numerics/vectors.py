@@ -50,9 +50,7 @@ def ranking_loss(cosines: Tensor, scores: Tensor) -> Tensor:
 def contrastive_loss(vectors: Tensor, texts: Tensor) -> Tensor:
     """Return (D) of vectors [rows, texts, width]: a query, its document, and documents that are none of it.
 
-    Args:
-        vectors: of the texts of every row.
-        texts: int [rows, texts], equal where texts are equal.
+    Numbers ``texts``, int [rows, texts], are equal where texts are.
     """
     rows, documents = len(vectors), vectors.shape[1] - 1
     cosines = SHARPNESS * vectors[:, 0] @ vectors[:, 1:].flatten(0, 1).T

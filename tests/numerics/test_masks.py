@@ -17,7 +17,6 @@ from lit_compress.numerics.masks import (
     select_rows,
     select_units,
 )
-from lit_compress.utils.errors import UserError
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -92,9 +91,6 @@ def test_keep_count() -> None:
     """Invariant 20: floor(vN + 1/2)."""
     assert [keep_count(v, 10) for v in (1.0, 0.5, 0.25, 0.34, 0.04)] == [10, 5, 3, 3, 0]
     assert keep_count(1.0, 84_934_656) == 84_934_656
-    for density in (0.0, -0.1, 1.01, 50):
-        with pytest.raises(UserError, match="valid"):
-            keep_count(density, 10)
 
 
 def test_kth_largest_is_the_sorted_one() -> None:

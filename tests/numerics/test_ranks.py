@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 
 import pytest
 import torch
@@ -199,9 +198,6 @@ def test_rank_rules() -> None:
     assert rank_for_density(1e-6, 768, 768) == 1
     for rank in range(1, 300):
         assert rank_for_density(rank * (3072 + 768) / (3072 * 768), 3072, 768) == rank
-    for density in (0.0, 1.5):
-        with pytest.raises(UserError, match="valid"):
-            rank_for_density(density, 10, 10)
 
 
 def test_rank_ratio() -> None:
@@ -210,6 +206,3 @@ def test_rank_ratio() -> None:
     assert rank_for_ratio(1.0, 5, 9) == 5
     assert rank_for_ratio(0.29, 100, 100) == 29  # 0.29 * 100 = 28.999999999999996
     assert rank_for_ratio(1e-6, 768, 768) == 1
-    for ratio in (0.0, 1.5, -0.1, math.nan):
-        with pytest.raises(UserError, match=f"rank_ratio {ratio} .*valid: above 0, at most 1"):
-            rank_for_ratio(ratio, 10, 10)

@@ -45,7 +45,6 @@ def test_cubic_is_the_formula(total: int, start: int, end: int, final: float) ->
         (dict(total=10, start=4, end=6, final=0.5), ["start=4", "end=6", "total=10", "at most 9"]),
         (dict(total=0, start=0, end=0, final=0.5), ["total=0", "at least 1"]),
         (dict(total=10, start=-1, end=0, final=0.5), ["start=-1", "0 or more"]),
-        (dict(total=10, start=0, end=0, final=-0.1), ["density -0.1", "0 to 1"]),
     ],
 )
 def test_cubic_refuses(arguments: dict[str, float], said: list[str]) -> None:
@@ -70,20 +69,12 @@ def test_decay_is_linear_to_half_of_the_steps(total: int, initial: float) -> Non
         assert (value == 0.0) == (initial == 0.0 or 2 * t >= total)
 
 
-def test_decay_refuses() -> None:
-    for total, initial in [(0, 0.5), (10, 1.5), (10, -0.1)]:
-        with pytest.raises(UserError):
-            linear_decay_to_zero(0, total, initial)
-
-
 def test_learning_rate_factor() -> None:
     assert [linear_warmup_decay(t, 10, 2) for t in range(12)] == pytest.approx(
         [0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0, 0]
     )
     assert linear_warmup_decay(0, 4, 0) == 1.0
     assert linear_warmup_decay(4, 4, 4) == 0.0
-    with pytest.raises(UserError, match="warmup=5 of total=4"):
-        linear_warmup_decay(0, 4, 5)
 
 
 def test_linear_to() -> None:
