@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lit_compress.methods.base import Method
-from lit_compress.numerics.importance import magnitude
 from lit_compress.stages.base import Stage
 from lit_compress.stages.unstructured import Score, Unstructured, UnstructuredPruning
 from lit_compress.utils.sharding import local
@@ -28,7 +27,7 @@ class MagnitudeScore(Score):
     def before_ranking(self, scores: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         """Copy |W| into the scores."""
         for score, weight in zip(scores, weights, strict=True):
-            local(score).copy_(magnitude(local(weight)))
+            local(score).copy_(local(weight).detach().float().abs())
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ backward pass computes the logits of a chunk again, so no tensor has the size of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 POSITIONS = 2048  # most positions of a chunk
@@ -40,11 +41,6 @@ class ChunkedLogits:
     def chunk(self, chunks: int) -> list[ChunkedLogits]:
         """Return equal parts of the batch, one after the other, as ``Tensor.chunk`` does."""
         return [replace(self, states=states) for states in self.states.chunk(chunks)]
-
-    def positions(self, example: int, number: int) -> Iterator[Tensor]:
-        """Yield the logits [at most number, vocabulary] of one example, from its first position on."""
-        for states in self.states[example].split(number):
-            yield self.layer(states)
 
 
 Logits = Tensor | ChunkedLogits
@@ -105,3 +101,64 @@ def position_losses(
     elif counted is not None and counted.device.type != "cpu":
         values = [each.where(counted.flatten(), 0.0) for each in values]
     return [each.view(shape) for each in values]
+
+
+def summed_linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function that is ``layer`` on states [n, in]; all its uses add to one gradient of the weight in place.
+
+    Autograd makes a gradient of the weight's size for every use and adds them up, which takes three such tensors at a
+    time. Over a large vocabulary each of them can be as large as the rest of the model.
+
+    Call it again for every forward. Layers that are no plain Linear that is trained, and a Linear with hooks, are
+    returned as they are.
+    """
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return layer
+    if type(layer.weight) is not nn.Parameter or not (layer.weight.requires_grad and torch.is_grad_enabled()):
+        return layer  # sharded, or not trained
+    total: list[Tensor] = []
+    weight, bias = _Sum.apply(layer.weight, total), layer.bias
+
+    def product(states: Tensor) -> Tensor:
+        outputs: Tensor = _Product.apply(states, weight, total)  # type: ignore[assignment]
+        return outputs if bias is None else outputs + bias.to(outputs.dtype)
+
+    return product
+
+
+class _Sum(torch.autograd.Function):
+    """The weight for all uses. Its backward runs after all uses' backwards, and returns their sum."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total = total
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: None) -> tuple[Tensor | None, None]:
+        return ctx.total.pop() if ctx.total else None, None
+
+
+class _Product(torch.autograd.Function):
+    """states [n, in] x weight [out, in]^T; the weight's gradient is added to ``total``."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.total = total
+        return F.linear(states, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        states, weight = ctx.saved_tensors
+        if not ctx.total:
+            ctx.total.append(torch.zeros_like(weight))
+        (total,) = ctx.total
+        left, right = gradient.T, states.to(gradient.dtype)
+        if total.dtype == gradient.dtype:
+            total.addmm_(left, right)
+        else:  # under autocast
+            total.add_(left @ right)
+        wanted = ctx.needs_input_grad[0]
+        return (gradient @ weight.to(gradient.dtype)).to(states.dtype) if wanted else None, None, None

@@ -21,11 +21,6 @@ GroupReduction = Literal["sum", "prod", "max", "last"]
 Weighting = Literal["scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none"]
 
 
-def magnitude(weight: Tensor) -> Tensor:
-    """Return |W| as float32, same shape (UP_zero: zeroth-order pruning, LPAF Sec. 2.2)."""
-    return weight.detach().float().abs()
-
-
 @torch.no_grad()
 def accumulate_first_order_(
     scores: Sequence[Tensor],
@@ -192,23 +187,18 @@ def row_importance(
     """
     assert scores.shape == weight.shape and weight.ndim == 2
     scores, mask = scores.double(), (weight != 0).double()
-    match weighting:
-        case "scores":
-            return (mask * scores.clamp_min(0)).sum(1)
-        case "scores_abs":
-            return scores.abs().sum(1)
-        case "scores_raw":
-            return scores.sum(1)
-        case "scores_all":
-            return scores.clamp_min(0).sum(1)
-        case "scores_shifted":
-            floor = torch.as_tensor(threshold, dtype=torch.float64, device=scores.device).clamp_max(0)
-            return (mask * (scores - floor)).sum(1)
-        case "mask":
-            return mask.sum(1)
-        case "none":
-            return torch.ones_like(scores[:, 0])
-    raise AssertionError(weighting)
+    if weighting == "none":
+        return torch.ones_like(scores[:, 0])
+    floor = torch.as_tensor(threshold, dtype=torch.float64, device=scores.device).clamp_max(0)
+    terms = {
+        "scores": lambda: mask * scores.clamp_min(0),
+        "scores_abs": lambda: scores.abs(),
+        "scores_raw": lambda: scores,
+        "scores_all": lambda: scores.clamp_min(0),
+        "scores_shifted": lambda: mask * (scores - floor),
+        "mask": lambda: mask,
+    }
+    return terms[weighting]().sum(1)
 
 
 @torch.no_grad()

@@ -121,7 +121,7 @@ def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
         uniform = torch.rand(shape[1:].numel(), 1, generator=generator, dtype=torch.float64)
         if isinstance(logits, ChunkedLogits):
-            chunks = logits.positions(row, POSITIONS)
+            chunks = map(logits.layer, logits.states[row].split(POSITIONS))
         else:
             chunks = iter(logits[row].reshape(-1, logits.shape[-1]).split(POSITIONS))
         drawn += [_drawn(*pair) for pair in zip(chunks, uniform.split(POSITIONS), strict=True)]

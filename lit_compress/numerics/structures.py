@@ -233,31 +233,15 @@ def cheapest_first(
     return taken
 
 
-@dataclass(frozen=True)
-class ConvexPath:
-    """A path in steps whose cost per price rises: the lower convex hull of another path; :func:`convex_path`.
-
-    Attributes:
-        costs: float64 [steps].
-        prices: float64 [steps], above 0.
-        ends: number of steps of the other path after each of these.
-    """
-
-    costs: Tensor
-    prices: Tensor
-    ends: tuple[int, ...]
-
-    def steps_until(self, count: int) -> int:
-        """Return how many steps of the other path the first ``count`` of these are."""
-        return self.ends[count - 1] if count else 0
-
-
-def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
+def convex_path(costs: Tensor, prices: Tensor) -> tuple[Tensor, Tensor, list[int]]:
     """Join steps of a path so that cost / price never falls; then the cheapest steps first is the best order.
 
     Args:
         costs: float64 [steps], each step's addition to the loss, not negative.
         prices: float64 [steps], each step's saving, above 0.
+
+    Returns:
+        Costs and prices of the joined steps, the lower convex hull; and the number of steps after 0, 1, ... of them.
     """
     cost, price = [0.0, *costs.cumsum(0).tolist()], [0.0, *prices.cumsum(0).tolist()]
     corners = [0]
@@ -268,11 +252,9 @@ def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
             corners.pop()
         corners.append(point)
     pairs = list(pairwise(corners))
-    return ConvexPath(
-        torch.tensor([cost[b] - cost[a] for a, b in pairs], dtype=torch.float64),
-        torch.tensor([price[b] - price[a] for a, b in pairs], dtype=torch.float64),
-        tuple(corners[1:]),
-    )
+    joined = ([values[b] - values[a] for a, b in pairs] for values in (cost, price))
+    costs, prices = (torch.tensor(values, dtype=torch.float64) for values in joined)
+    return costs, prices, corners
 
 
 def _slope(cost: Sequence[float], price: Sequence[float], a: int, b: int) -> float:

@@ -141,8 +141,8 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     costs = {name: unit.path.costs for name, unit in units.items()}
     saved = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
     hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
-    taken = cheapest_first({n: h.costs for n, h in hulls.items()}, {n: h.prices for n, h in hulls.items()}, saving)
-    steps = {name: hulls[name].steps_until(count) for name, count in taken.items()}
+    taken = cheapest_first({n: hull[0] for n, hull in hulls.items()}, {n: hull[1] for n, hull in hulls.items()}, saving)
+    steps = {name: hulls[name][2][count] for name, count in taken.items()}
     numbers = {name: int(units[name].path.sizes()[:count].sum()) for name, count in steps.items()}
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lit_compress.numerics.chunked_logits import ChunkedLogits
-from lit_compress.numerics.summed_linear import summed_linear
+from lit_compress.numerics.chunked_logits import ChunkedLogits, summed_linear
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:

@@ -108,30 +108,6 @@ class Lines:
         print(printable(f"{self.description}: {line}"), file=sys.stderr, flush=True)
 
 
-class Bar:
-    """Progress of work whose steps take unequal time: a bar with the time that is left, or :class:`Lines`."""
-
-    def __init__(self, description: str, total: float) -> None:
-        self._lines = Lines(description, total)
-        self._bar = tqdm(
-            total=total, desc=printable(description), leave=False, disable=not _first() or None, dynamic_ncols=True,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left",
-        )  # fmt: skip
-
-    def __enter__(self) -> Bar:
-        self._lines.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.__exit__()
-        self._bar.close()
-
-    def advance(self, amount: float) -> None:
-        """Move on by a part of the total."""
-        self._bar.update(amount)
-        self._lines.advance(amount)
-
-
 def spoken(seconds: float) -> str:
     """Return a time as people say it.
 

@@ -14,7 +14,6 @@ from lit_compress.numerics.importance import (
     accumulate_first_order_,
     accumulate_sensitivity_,
     fold_sensitivity_,
-    magnitude,
     row_importance,
     row_sensitivity,
     update_row_average_,
@@ -23,14 +22,6 @@ from lit_compress.numerics.importance import (
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def test_magnitude() -> None:
-    """Invariant 24: UP_zero ranks by |W|."""
-    weight = torch.tensor([[-3.0, 2.0], [0.0, -0.5]], dtype=torch.bfloat16, requires_grad=True)
-    score = magnitude(weight)
-    assert score.dtype == torch.float32 and not score.requires_grad
-    assert score.tolist() == [[3.0, 2.0], [0.0, 0.5]]
 
 
 @pytest.mark.parametrize("form", ["absolute", "signed"])

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from lit_compress.utils import progress
-from lit_compress.utils.progress import Bar, Lines, track
+from lit_compress.utils.progress import Lines, track
 
 
 class Clock:
@@ -106,14 +106,6 @@ def test_a_caller_that_takes_the_last_part_only_need_not_ask_for_more(clock, cap
         if number == 4:
             break
     assert capsys.readouterr().err.splitlines()[-1] == "compare: ended after 36 s"
-
-
-def test_a_bar_has_lines_too(clock, capsys):
-    with Bar("time", 100) as bar:
-        clock.now += 10
-        bar.advance(50)
-        clock.now += 10
-    assert capsys.readouterr().err.splitlines() == ["time: begins, about 20 s", "time: ended after 20 s"]
 
 
 def test_a_terminal_has_a_bar_and_no_lines(clock, capsys, monkeypatch):
