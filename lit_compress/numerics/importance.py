@@ -315,4 +315,5 @@ def reduce_group(scores: Sequence[Tensor], reduction: GroupReduction = "sum") ->
     """
     if reduction == "last":
         return scores[-1]
-    return {"sum": torch.sum, "prod": torch.prod, "max": torch.amax}[reduction](torch.stack(list(scores)), 0)
+    reduced: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax}
+    return reduced[reduction](torch.stack(list(scores)), 0)
