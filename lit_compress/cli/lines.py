@@ -24,6 +24,7 @@ from lit_compress.cli.words import (
     unknown,
 )  # fmt: skip
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.tables import print
 
 OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
 
