@@ -47,29 +47,23 @@ def soft(log_alpha: Tensor) -> Tensor:
 
 
 def kept_units(log_alpha: Tensor, least: int = 0, offset: float = 0.0) -> Tensor:
-    """Return how many units every group keeps: floor(sum P(z > 0) + 1/2); a single unit is kept iff P >= 1/2.
+    """Return how many units every group keeps, int64 [groups]: floor(sum P(z > 0) + 1/2), 1 of 1 iff P >= 1/2.
 
     Args:
         log_alpha: [groups, size].
         least: number of units that a group always keeps.
         offset: added to ``log_alpha``; moves all groups together.
-
-    Returns:
-        int64 [groups].
     """
     expected = (double(log_alpha) + (offset + SHIFT)).sigmoid().sum(1)
     return (expected + 0.5).floor().long().clamp(least, log_alpha.shape[1]).to(log_alpha.device)
 
 
 def keep_best(log_alpha: Tensor, kept: Tensor) -> Tensor:
-    """Return the mask of the units with the largest log_alpha in every group; of equal ones the first are kept.
+    """Return the mask, bool [groups, size], of the units with the largest log_alpha in every group, of equal the first.
 
     Args:
         log_alpha: [groups, size].
         kept: int64 [groups], number of units to keep.
-
-    Returns:
-        bool [groups, size], True = keep.
     """
     order = log_alpha.argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1) < kept[:, None]  # a unit's place in the order

@@ -164,7 +164,7 @@ def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[
 def row_importance(
     scores: Tensor, weight: Tensor, weighting: Weighting = "scores", threshold: Tensor | float = 0.0
 ) -> Tensor:
-    """Return the importance of every output row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without its scalar).
+    """Return the importance [out], float64, of every row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without scalar).
 
     With M = [W != 0]:
 
@@ -181,9 +181,6 @@ def row_importance(
         weight: [out, in], pruned entries exactly 0.
         weighting: one of the above.
         threshold: last pruning threshold; used by ``scores_shifted`` only.
-
-    Returns:
-        float64 [out].
     """
     assert scores.shape == weight.shape and weight.ndim == 2
     scores, mask = scores.double(), (weight != 0).double()
@@ -279,7 +276,7 @@ def update_row_average_(
 def unit_importance(
     weight: Tensor, gradient: Tensor, units: int, form: Taylor = "element1", squares: Tensor | None = None
 ) -> Tensor:
-    """Return the importance of every head or neuron by its rows of one matrix (LLM-Pruner Eqs. 3-5).
+    """Return the importance [units], float64, of heads or neurons by their rows of one matrix (LLM-Pruner Eqs. 3-5).
 
     With g the gradient of the loss and h the mean over the examples of the squares of theirs, the Fisher information's
     diagonal, which stands for the second derivatives:
@@ -294,9 +291,6 @@ def unit_importance(
         units: their number; each has as many rows, one after the other.
         form: one of the above.
         squares: h, same shape, for ``element2``.
-
-    Returns:
-        float64 [units].
     """
     change = weight.double() * gradient.double()
     if form == "element2":

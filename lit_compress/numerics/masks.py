@@ -261,16 +261,13 @@ def whole_rows(
 
 @torch.no_grad()
 def select_units(scores: Tensor, sizes: Sequence[int], added: Tensor, budget: int) -> Tensor:
-    """Choose units by falling score, as :func:`select_rows`, where a unit's cost depends on its rank in its group.
+    """Return the kept units, bool [units], as :func:`select_rows`; a unit's cost depends on its rank in its group.
 
     Args:
         scores: float32 [units], one group after the other.
         sizes: number of units of each group.
         added: int64 [units], not negative: cost of the best, second best, ... unit of each group.
         budget: largest sum of the costs; below 0 keeps nothing.
-
-    Returns:
-        bool [units], True = keep.
     """
     rows = constant(tuple(sizes), scores.device)
     group = torch.arange(len(rows), device=scores.device).repeat_interleave(rows, output_size=len(scores))

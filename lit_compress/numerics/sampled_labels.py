@@ -102,7 +102,7 @@ def fisher_losses(
 
 @torch.no_grad()
 def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
-    """Draw a class from every distribution softmax(logits), for at most ``POSITIONS`` of them at a time.
+    """Return classes, int64 [b, ...], drawn from every softmax(logits), at most ``POSITIONS`` of them at a time.
 
     The draw at a position of an example depends on the seed, the example's number, the position and the distribution,
     but not on the batch, its order or padding at the right.
@@ -111,9 +111,6 @@ def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
         logits: [b, ..., classes]; those over a vocabulary may be chunked.
         index: int [b], number of every example, not negative.
         seed: of the draws.
-
-    Returns:
-        int64 [b, ...].
     """
     shape = logits.states.shape[:-1] if isinstance(logits, ChunkedLogits) else logits.shape[:-1]
     drawn = []

@@ -51,15 +51,12 @@ def inverse_moment(inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "
 
 @torch.no_grad()
 def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor) -> Tensor:
-    """Return the cost of removing each group alone, after the update of the rest, equation (C).
+    """Return the cost [groups], float64, of removing each alone, after the update of the rest, equation (C).
 
     Args:
         weight: K^T W [out, in], with the root K of G; float64.
         inverse: H^-1 [in, in], float64.
         groups: int [groups, size], the inputs of every group; a head's inputs, or one neuron.
-
-    Returns:
-        float64 [groups].
     """
     if groups.shape[1] == 1:
         single = groups[:, 0]

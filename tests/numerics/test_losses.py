@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from moments import draw
 from torch import Tensor
 
 from lit_compress.numerics.losses import (
@@ -17,10 +18,6 @@ from lit_compress.numerics.losses import (
     matched_layers_loss,
     task_loss,
 )
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def softmax(row: list[float], temperature: float = 1.0) -> list[float]:
