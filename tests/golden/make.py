@@ -1,6 +1,6 @@
 """Golden files: what every tiny export of cases.py was, tensor by tensor.
 
-``python -m tests.golden.make`` writes contract.json, fit.json, factorize.json and by_block.json, and says which cases changed.
+``python -m tests.golden.make`` writes a file of every group of cases, and says which cases changed.
 ``--check`` compares and writes nothing. ``--tensors FOLDER`` keeps the exports, and with ``--check`` it compares with
 the exports kept there, so that a difference is exact. ``--only TEXT`` takes the cases whose names contain it.
 
