@@ -89,7 +89,7 @@ STEPS = ["--checkpoint_every", "3"]
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
 LEAN = ["--trainer.logger", "false"]  # of runs that look at neither curves nor figures
 # of the net that most methods begin with
-TEACHES = ["SVD", [*LEAN, "--model.retrain.epochs", "0"]]
+TEACHES = ("SVD", [*LEAN, "--model.retrain.epochs", "0"])
 
 
 def options(method: str, short_run: list[str], variant: str = "", density: float = 0.5) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 from golden import options
 from mistakes import fails
@@ -94,3 +96,6 @@ def changed(before, now):
 def test_the_catalogue_names_every_method():
     """It reads the source alone, so it is compared with what is imported."""
     assert set(catalogue.methods()) == set(methods.__all__) - {"Method"}
+    for name in catalogue.methods():
+        known = set(signature(getattr(methods, name)).parameters)
+        assert {option.split(".")[1] for option in catalogue.of_method(name)} == known - {"task"}

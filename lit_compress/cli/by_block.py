@@ -287,7 +287,7 @@ class _Work:
 
 
 def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
-    """Return what the method's stage does in one shot, after the checks; only shapes are read.
+    """Return the method's compression in one shot, after the checks; only shapes are read.
 
     Raises:
         UserError: it cannot go block by block.

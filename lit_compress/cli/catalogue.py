@@ -62,6 +62,10 @@ class _Class:
             if isinstance(base, ast.Name) and (found := find(self.module, base.id)) is not None:
                 yield from found.lineage()
 
+    def is_method(self) -> bool:
+        """Return whether the class is ``Method`` or derived from it."""
+        return any(kind.node.name == "Method" for kind in self.lineage())
+
     def own(self) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
         """Return type and default of the options that this class declares itself; a new default has no type."""
         function = self.node
@@ -88,7 +92,10 @@ class _Class:
         chosen: dict[str, Option] = {}
         defaults: dict[str, ast.expr] = {}
         meanings = {name: text for kind in reversed([*self.lineage()]) for name, text in kind.meanings.items()}
+        of_method = self.is_method()
         for kind in self.lineage():
+            if of_method and not kind.is_method():  # attributes of another base are no options (utils/fields.py)
+                continue
             for name, (hint, default) in kind.own().items():
                 if default is not None:
                     defaults.setdefault(name, default)
@@ -177,7 +184,7 @@ def methods() -> dict[str, str]:
     found = {name: find(module, name) for name, module in sorted(classes.items())}
     return {
         name: classes[name] for name, kind in found.items()
-        if kind and not classes[name].endswith("methods.base") and any(b.node.name == "Method" for b in kind.lineage())
+        if kind and not classes[name].endswith("methods.base") and kind.is_method()
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""``fit`` without its output, and what other commands share with it: budgets, trials, the choice of the teacher."""
+"""``fit`` without its output, shared with other commands: budgets, trials, the choice of the teacher."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def run_of(cli: CommandLine) -> Run:
 
 
 def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> dict[str, Any]:
-    """Settle everything about a run and begin it, or check that it may be continued; return what others need of it.
+    """Settle everything about a run and begin it, or check that it may be continued; return its parts.
 
     Args:
         cli: of the command.
@@ -236,7 +236,7 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
 
 
 def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
-    """Give stages what is not named as the run has it, which an earlier version chose otherwise."""
+    """Give stages the values of the run where an earlier version had other defaults."""
     for name, settings in stored.items():
         for option in ("labels", "removes"):
             if isinstance(settings, dict) and settings.get(option) and option in (init.get(name) or {}):

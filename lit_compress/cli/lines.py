@@ -41,7 +41,7 @@ def check_method(name: str) -> None:
 
 
 def check_line(line: Line) -> None:
-    """Refuse what can be seen to be wrong before anything heavy is imported: a name of an option, a config, a method.
+    """Refuse mistakes that show before anything heavy is imported: a name of an option, a config, a method.
 
     Raises:
         UserError: there is such a mistake.
@@ -112,7 +112,8 @@ def _print_help(line: Line) -> None:
     print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
     method = method_at_hand(line)
     if method is None and command in (*WHOLE, "factorize"):
-        print(f"\nmethods:\n  {', '.join(catalogue.methods())}\n  the options of one: --model LPAF --help\n")
+        names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")
+        print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
     _print_options({n: o for n, o in options.items() if n not in own and (command in WHOLE or is_read(command, n))})
     if command in WHOLE and line.help == "trainer":

@@ -1,4 +1,4 @@
-"""The command that lists what there is."""
+"""The command ``list``: methods, tasks, recipes, runs."""
 
 from __future__ import annotations
 

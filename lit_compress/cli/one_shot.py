@@ -120,7 +120,7 @@ def factorize_model(
 def _refined(
     dense: PreTrainedModel, net: PreTrainedModel, stage: CompressedStage, data: DataModule, steps: int
 ) -> dict[str, Any]:
-    """Refine the blocks of the compressed ``net`` in place; return what the report says."""
+    """Refine the blocks of the compressed ``net`` in place; return the report's entry."""
     kind = task_type(data.record)
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
@@ -140,7 +140,7 @@ def compressed(
 
 
 def compared_with_chance(model: str, data: DataModule, scores: dict[str, float]) -> dict[str, float]:
-    """Return what the report says of the best constant answer; warn if the dense model is not clearly better."""
+    """Return the report's entries on the best constant answer; warn if the dense model is not clearly better."""
     name, constant = data.record.metrics[0], constant_answer(data)
     if finding := constant.near(name, scores[f"val/{name}"]):
         warnings.warn(f"model: '{model}' knows hardly anything of this task: {finding}", stacklevel=2)

@@ -227,7 +227,7 @@ def choices_of(kind: str) -> list[str]:
 
 
 def plain(name: str) -> str:
-    """Return the name of an option without what only configs and lists need.
+    """Return the name of an option without the parts that only configs and lists need.
 
     >>> plain("model.init_args.density"), plain("trainer.callbacks+")
     ('model.density', 'trainer.callbacks')
@@ -302,7 +302,7 @@ def check_read(command: str, option: str) -> None:
 
 
 def unknown(key: str, method: str | None, own: Sequence[str]) -> str:
-    """Return what is said of an unknown option: the nearest one of the command, the method, the data and the Trainer.
+    """Return the message on an unknown option: the nearest one of the command, the method, the data and the Trainer.
 
     Args:
         key: the option.

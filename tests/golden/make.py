@@ -93,8 +93,9 @@ class Exports:
         if not (place := self.folder / "contract_runs").exists():
             write_bert(self._new("contract_runs/backbone"))
             write_sentences(self._new("contract_runs/data"))
-            line = run_options(TEACHES[0], short_options(place / "backbone", place / "data"))
-            self._run(["fit", *line, *TEACHES[1], "--run_dir", str(place / "teacher")])
+            teacher, more = TEACHES
+            line = run_options(teacher, short_options(place / "backbone", place / "data"))
+            self._run(["fit", *line, *more, "--run_dir", str(place / "teacher")])
         return short_options(place / "backbone", place / "data")
 
     def _make(self, group: str, name: str) -> Path:
@@ -102,7 +103,7 @@ class Exports:
         model, options = groups()[group][name]
         out = self.folder / group / name.replace(" ", "_")
         if group == "contract":
-            line = run_options(model, self._contract(), *options)
+            line = run_options(model, self._contract(), options[0])
             taught = [] if name == WHOLE else ["--model.teacher", f"{self.folder}/contract_runs/teacher/dense/net"]
             self._run(["fit", *line, *taught, *STEPS, *LEAN, "--run_dir", str(out)])
             return out / "export"
