@@ -227,7 +227,7 @@ def choices_of(kind: str) -> list[str]:
 
 
 def plain(name: str) -> str:
-    """Return the name of an option without the parts that only configs and lists need.
+    """Return the name of an option without the parts for configs and lists alone.
 
     >>> plain("model.init_args.density"), plain("trainer.callbacks+")
     ('model.density', 'trainer.callbacks')
