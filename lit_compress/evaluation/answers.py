@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lit_compress.data.batching import PaddedBatches
 from lit_compress.evaluation.chance import sign_test
+from lit_compress.evaluation.predict import pieces_by_row
 from lit_compress.tasks import KINDS, task_type
-from lit_compress.utils.devices import current_device, move, to_device
-from lit_compress.utils.progress import track
+from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,15 +34,16 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     """
     data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
-    if task.wants_vectors:
-        return []
-    if not most or not len(data.validation_rows[0]):
+    if task.wants_vectors or not most or not len(data.validation_rows[0]):
         return []
     rows = data.validation_rows[0]
     rows = rows.select(range(min(most, len(rows))))
     by_net = []
     for net, read in nets:
-        pieces = _pieces(net, read, len(rows))
+        inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
+        parts = [order[i : i + read.eval_rows] for i in range(0, len(order), read.eval_rows)]
+        pieces = pieces_by_row(net, read, (inputs[part] for part in parts), len(parts), len(rows), "answers")
+        move(net, "cpu")
         by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
     lines = []
     for number, row in enumerate(rows):
@@ -55,26 +54,8 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     return lines
 
 
-@torch.inference_mode()
-def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]]:
-    """Return for every row the pieces of its answer; the inputs are read from the shortest to the longest."""
-    task, kind, loader = data.record, task_type(data.record), data.val_dataloader()[0]
-    batches, numbers = _inputs(loader.dataset, rows)
-    device = current_device()
-    net = move(net, device).eval()
-    by_row: list[list[Any]] = [[] for _ in range(rows)]
-    parts = [numbers[i : i + data.eval_rows] for i in range(0, len(numbers), data.eval_rows)]
-    for part in track(parts, "answers", len(parts)):
-        batch = batches[part]
-        outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
-        for number, piece in kind.pieces(task, outputs, batch):
-            by_row[number].append(piece)
-    move(net, "cpu")
-    return by_row
-
-
 def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
-    """Return the inputs of the first rows, and their order."""
+    """Return the inputs of the first rows, and their order from the shortest to the longest."""
     encoded: Dataset = whole.encoded
     of = encoded["example"] if "example" in encoded.column_names else range(len(encoded))  # a row may be several
     chosen = encoded.select([number for number, row in enumerate(of) if row < rows])

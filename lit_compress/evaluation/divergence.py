@@ -1,4 +1,4 @@
-"""How far a compressed model's answers are from the dense model's: the loss that a second-order estimate predicts."""
+"""How far a compressed model's answers are from the dense model's: their divergence, and their order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lit_compress.evaluation.metrics import Correlation
+from lit_compress.numerics.losses import NUMBERS
 from lit_compress.tasks import task_type
 from lit_compress.tasks.divergence import summed_divergence
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from lit_compress.data.batching import ResumableLoader
@@ -50,3 +52,22 @@ def divergence(
     move(net, "cpu")
     move(dense, "cpu")
     return total / seen
+
+
+def same_order(net: nn.Module, other: nn.Module, data: DataModule) -> float | None:
+    """Return Spearman's correlation of two models' numbers for texts; None for tasks that do not give one number.
+
+    Args:
+        net, other: on the CPU, in evaluation mode.
+        data: at most :data:`ROWS` rows of its first dev split are read, as ``data.sample_dataloader`` draws them.
+    """
+    kind = task_type(data.record)
+    if kind.loss not in NUMBERS:
+        return None
+    score, loader = Correlation(["spearman"]), data.sample_dataloader(ROWS)
+    score.distributed_available_fn = lambda: False  # this process reads all rows, alone
+    for batch in track(loader, "compare", len(loader)):
+        with torch.inference_mode():
+            ours, theirs = (kind.outputs(each, batch, data.tokenizer) for each in (net, other))  # type: ignore[arg-type]
+        score.update(ours, theirs)
+    return float(score.compute()["spearman"])

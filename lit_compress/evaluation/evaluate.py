@@ -9,7 +9,7 @@ import torch
 
 from lit_compress.evaluation.chance import Constant
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
-from lit_compress.evaluation.metrics import Correlation, Matthews, bind, build_metrics
+from lit_compress.evaluation.metrics import COEFFICIENTS, bind, build_metrics
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
@@ -95,7 +95,7 @@ def constant_answer(data: DataModule) -> Constant:
 
 def _error_of_chance(metrics: MetricCollection, name: str, score: float, rows: int) -> float:
     """Return the standard error of a score of ``rows`` rows if the answers do not depend on the texts."""
-    if isinstance(metrics[name], Correlation | Matthews):  # a constant's is 0 in every sample, a random answer's is not
+    if name == "matthews" or name in COEFFICIENTS:  # a constant's is 0 in every sample, a random answer's is not
         return (max(rows, 2) - 1) ** -0.5
     bounds = intervals(metrics, {name: score}, rows)
     return standard_error(bounds[name]) if name in bounds else 0.0

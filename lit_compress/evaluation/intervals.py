@@ -7,21 +7,13 @@ again: as many rows with replacement, 1000 times, the middle 95 % of the scores 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
-
-from lit_compress.evaluation.confusion import CONFUSION_SCORES
-from lit_compress.evaluation.label_metrics import LabelScores, label_scores
-from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
-from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
-from lit_compress.evaluation.text_metrics import ROUGE, Rouge
-from lit_compress.evaluation.vector_metrics import TeacherCosine
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric, MetricCollection
+    from torchmetrics import MetricCollection
 
 DRAWS = 1000
 MOST_VALUES = 2 * 10**7  # of all draws; more rows are drawn less often
@@ -71,14 +63,14 @@ def bootstrap_mean(values: Tensor) -> Interval:
     return bootstrap(lambda numbers: float(values[numbers].mean()), len(values))
 
 
-def bootstrap_confusion(name: str, table: Tensor) -> Interval:
-    """Return the interval of a score of a table [true class, predicted class]: drawing rows draws its cells."""
+def bootstrap_table(score: Callable[[Tensor], Tensor], table: Tensor) -> Interval:
+    """Return the interval of a score [...] of tables [..., true class, predicted class]: drawing rows draws cells."""
     counts = table.double().flatten()
     rows = int(counts.sum())
     generator = torch.Generator().manual_seed(SEED)
     drawn = [torch.multinomial(counts, rows, replacement=True, generator=generator) for _ in range(_draws(rows))]
     tables = torch.stack([torch.bincount(cells, minlength=len(counts)) for cells in drawn])
-    return _middle(CONFUSION_SCORES[name](tables.double().view(-1, *table.shape)))
+    return _middle(score(tables.double().view(-1, *table.shape)))
 
 
 def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
@@ -91,40 +83,9 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
         values: of the metrics.
         rows: their number.
     """
-    bounds: dict[str, Interval] = {}
     if not rows:
-        return bounds
-    for name, value in values.items():
-        if name in FRACTIONS:
-            bounds[name] = wilson(value, rows)
-    for name, metric in metrics.items(keep_base=True):
-        bounds |= _drawn(name, metric)
+        return {}
+    bounds = {name: wilson(value, rows) for name, value in values.items() if name in FRACTIONS}
+    for metric in metrics.values():
+        bounds |= metric.intervals(values.keys() - bounds.keys())
     return {name: bounds[name] for name in values if name in bounds}
-
-
-def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
-    """Return the intervals of one metric that are drawn."""
-    if isinstance(metric, Correlation):
-        predictions, labels = (dim_zero_cat(v).cpu().double() for v in (metric.predictions, metric.labels))
-        return {name: bootstrap(lambda i: float(metric.score(predictions[i], labels[i])), len(labels))}
-    if isinstance(metric, Rouge):
-        scores = dim_zero_cat(metric.scores).cpu()
-        return {score: bootstrap_mean(scores[:, i]) for i, score in enumerate(ROUGE)}
-    if isinstance(metric, TeacherCosine):
-        return {name: bootstrap_mean(metric.values())}
-    if isinstance(metric, Ranking | Retrieval):
-        return {score: bootstrap_mean(values) for score, values in metric.values().items()}
-    if isinstance(metric, LabelScores):
-        predicted, true = metric.rows()
-        names = [name for name in label_scores(predicted, true) if name not in FRACTIONS]
-
-        def score_of(name: str) -> Callable[[Any], float]:
-            return lambda i: float(label_scores(predicted[i], true[i])[name])
-
-        return {name: bootstrap(score_of(name), len(true)) for name in names}
-    if isinstance(metric, F1):
-        cells = [dim_zero_cat(cell) for cell in (metric.tn, metric.fp, metric.fn, metric.tp)]
-        return {name: bootstrap_confusion(name, torch.stack(cells).cpu().view(2, 2))}
-    if isinstance(metric, Matthews | MacroF1):
-        return {name: bootstrap_confusion(name, metric.confmat.cpu())}
-    return {}

@@ -6,96 +6,192 @@ epochs would be accidental.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    BinaryF1Score,
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassMatthewsCorrCoef,
-)
+from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_compress.evaluation.confusion import macro_f1
-from lit_compress.evaluation.kept_rows import KeptRows
-from lit_compress.evaluation.label_metrics import LabelScores
-from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
+from lit_compress.evaluation.answer_scores import Answers
+from lit_compress.evaluation.intervals import Interval, bootstrap, bootstrap_table
+from lit_compress.evaluation.kept_rows import KeptRows, Score
+from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
-from lit_compress.evaluation.vector_metrics import TeacherCosine
 from lit_compress.tasks.records import Task
-from lit_compress.tasks.span_qa import Piece, as_pieces, merge, n_best
-from lit_compress.tasks.spans import best_threshold, exact_match, normalize, token_f1
 from lit_compress.tasks.tagging import entity_tags
 from lit_compress.utils.errors import UserError, nearest
 
 
-class F1(BinaryF1Score):
-    """F1 of class 1 of two classes; takes logits [batch, 2] and labels [batch]."""
+def accuracy(tables: Tensor) -> Tensor:
+    """Return the fraction of rows whose class is right, [...]."""
+    return _share(tables.diagonal(dim1=-2, dim2=-1).sum(-1), tables.sum((-2, -1)))
+
+
+def _f1(tables: Tensor) -> Tensor:
+    """Return F1 of every class, [..., classes]; NaN for classes that are neither true nor predicted anywhere."""
+    right = tables.diagonal(dim1=-2, dim2=-1)
+    seen = tables.sum(-1) + tables.sum(-2)
+    return torch.where(seen > 0, 2 * right / seen, torch.nan)
+
+
+def f1(tables: Tensor) -> Tensor:
+    """Return F1 of class 1 of two, [...]."""
+    return torch.nan_to_num(_f1(tables)[..., 1])
+
+
+def macro_f1(tables: Tensor) -> Tensor:
+    """Return the mean F1 of the classes that are seen, [...]."""
+    return torch.nan_to_num(_f1(tables).nanmean(-1))
+
+
+def matthews(tables: Tensor) -> Tensor:
+    """Return Matthews correlation as scikit-learn defines it, [...]; 0 if truth or predictions are constant."""
+    right, rows = tables.diagonal(dim1=-2, dim2=-1).sum(-1), tables.sum((-2, -1))
+    true, predicted = tables.sum(-1), tables.sum(-2)
+    product = right * rows - (true * predicted).sum(-1)
+    spread = (rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1))
+    return _share(product, spread.sqrt())
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part / whole, 0.0)
+
+
+# of tables [..., true class, predicted class]
+CONFUSION_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
+}  # fmt: skip
+
+
+class Confusion(Score):
+    """Scores that depend only on how often each class was taken for which: names of :data:`CONFUSION_SCORES`.
+
+    Takes logits [batch, classes] and labels [batch].
+    """
+
+    table: Tensor
+
+    def __init__(self, classes: int, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.add_state("table", default=torch.zeros(classes, classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
-        super().update(preds.argmax(dim=-1), target)
+        self.table += multiclass_confusion_matrix(preds, target, len(self.table))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores of all batches of all ranks by name."""
+        table = self.table.cpu().double()
+        return {name: CONFUSION_SCORES[name](table).float().to(self.device) for name in self.names}
+
+    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
+        """Return the intervals; drawing rows draws cells of the table."""
+        table = self.table.cpu()
+        return {name: bootstrap_table(CONFUSION_SCORES[name], table) for name in self.names if name in names}
 
 
-class Matthews(MulticlassMatthewsCorrCoef):
-    """Matthews correlation as scikit-learn defines it; takes logits [batch, classes] and labels [batch].
-
-    torchmetrics returns +-1 if predictions and labels are constant; that case is undefined and 0.0 here.
-    """
-
-    def compute(self) -> Tensor:
-        """Return the score of all batches of all ranks."""
-        constant = ((self.confmat > 0).any(dim=0).sum() < 2) | ((self.confmat > 0).any(dim=1).sum() < 2)
-        return torch.zeros((), device=self.confmat.device) if constant else super().compute()
-
-
-class MacroF1(MulticlassConfusionMatrix):
-    """F1, the mean over the classes that are seen; takes logits [batch, classes] and labels [batch]."""
-
-    higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the score of all batches of all ranks."""
-        return macro_f1(self.confmat.float())
+COEFFICIENTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
+    "pearson": (pearson_corrcoef,), "spearman": (spearman_corrcoef,),
+    "pearson_spearman": (pearson_corrcoef, spearman_corrcoef),
+}  # fmt: skip
 
 
 class Correlation(KeptRows):
-    """The mean of correlation coefficients; takes predictions [batch] or [batch, 1] and labels [batch].
+    """Means of correlation coefficients, by names of :data:`COEFFICIENTS`.
 
-    All values are kept, as Spearman's ranks cannot be computed from running sums.
+    Takes predictions [batch] or [batch, 1] and labels [batch]. All values are kept, as Spearman's ranks cannot be
+    computed from running sums.
     """
 
     predictions: list[Tensor]
     labels: list[Tensor]
 
-    def __init__(self, *coefficients: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
-        self.coefficients = coefficients
+        self.names = tuple(names)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
         self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float())
 
-    def compute(self) -> Tensor:
-        """Return the score of all batches of all ranks."""
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Return predictions and labels [rows] of all ranks, in float64: they may differ in the last digits only."""
         if not len(self.predictions):
-            return torch.zeros((), device=self.device)
-        predictions, labels = dim_zero_cat(self.predictions), dim_zero_cat(self.labels)
-        # float64 on the CPU (not every accelerator has it): predictions may differ in the last digits only
-        return self.score(predictions.cpu().double(), labels.cpu().double()).float().to(labels.device)
+            return torch.zeros(0), torch.zeros(0)
+        predictions, labels = (dim_zero_cat(some).cpu().double() for some in (self.predictions, self.labels))
+        return predictions, labels
 
-    def score(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean of the coefficients of some values [rows]; 0 if one side is constant."""
-        if not len(labels) or predictions.min() == predictions.max() or labels.min() == labels.max():
-            return torch.zeros((), dtype=predictions.dtype)
-        values = [coefficient(predictions, labels) for coefficient in self.coefficients]
-        return torch.nan_to_num(torch.stack(values).mean(), nan=0.0)
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores of all batches of all ranks by name."""
+        values = self.values()
+        return {name: _correlation(name, *values).float().to(self.device) for name in self.names}
+
+    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
+        """Return the intervals of the coefficients."""
+        ours, true = self.values()
+        return {
+            name: bootstrap(lambda i, name=name: float(_correlation(name, ours[i], true[i])), len(true))  # type: ignore[misc]
+            for name in self.names if name in names
+        }  # fmt: skip
+
+
+def _correlation(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of the coefficients of some values [rows]; 0 if one side is constant."""
+    if not len(labels) or predictions.min() == predictions.max() or labels.min() == labels.max():
+        return torch.zeros((), dtype=predictions.dtype)
+    values = [coefficient(predictions, labels) for coefficient in COEFFICIENTS[name]]
+    return torch.nan_to_num(torch.stack(values).mean(), nan=0.0)
+
+
+class LabelScores(KeptRows):
+    """F1 over all decisions, mean F1 of the labels that are seen, and the share of rows whose labels are all right.
+
+    A label is seen if some row has it, or is given it. Takes decisions and labels, int [batch, labels] of 0 and 1.
+    """
+
+    predicted: list[Tensor]
+    true: list[Tensor]
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add one batch."""
+        self.keep(preds.to(torch.uint8), target.to(torch.uint8))
+
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Return decisions and labels, bool [rows, labels], of all ranks, on the CPU."""
+        if not len(self.predicted):
+            return torch.zeros(0, 1, dtype=torch.bool), torch.zeros(0, 1, dtype=torch.bool)
+        predicted, true = (dim_zero_cat(values).bool().cpu() for values in (self.predicted, self.true))
+        return predicted, true
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return micro_f1, macro_f1 and subset_accuracy of all batches of all ranks; 0 without rows."""
+        return {name: value.float().to(self.device) for name, value in label_scores(*self.values()).items()}
+
+    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
+        """Return the intervals of both F1."""
+        predicted, true = self.values()
+        return {
+            name: bootstrap(lambda i, name=name: float(label_scores(predicted[i], true[i])[name]), len(true))  # type: ignore[misc]
+            for name in ("micro_f1", "macro_f1") if name in names
+        }  # fmt: skip
+
+
+def label_scores(predicted: Tensor, true: Tensor) -> dict[str, Tensor]:
+    """Return the scores of decisions and labels, bool [rows, labels]; undefined scores are 0."""
+    right = (predicted & true).sum(0).double()
+    seen = predicted.sum(0) + true.sum(0)
+    f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)
+    scores = {
+        "micro_f1": 2 * right.sum() / seen.sum(),
+        "macro_f1": f1.nanmean(),
+        "subset_accuracy": (predicted == true).all(1).double().mean(),
+    }
+    return {name: torch.nan_to_num(value, nan=0.0) for name, value in scores.items()}
 
 
 class Entities(KeptRows):
@@ -159,71 +255,6 @@ def entities(words: Sequence[tuple[int, tuple[str, str] | None]]) -> list[tuple[
     return spans
 
 
-class Answers(KeptRows):
-    """Exact match and F1 of answer spans as in SQuAD's evaluation, in [0, 1]; takes logits and windows of contexts.
-
-    If questions may have no answer, there are also both metrics for questions with and without an answer, and the best
-    values over all thresholds of "no answer" (``best_...``, with that threshold).
-
-    Attributes:
-        rows: the rows of the split, with texts and true answers; to be set before :meth:`compute`.
-    """
-
-    examples: list[Tensor]
-    places: list[Tensor]
-    scores: list[Tensor]
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task, self.rows = task, None
-
-    def update(self, preds: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
-        """Add the n-best answers of a batch."""
-        self.keep(example, *n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer))
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return the scores of all questions of all ranks."""
-        windows: dict[int, list[Piece]] = {}
-        if len(self.examples):
-            pieces = as_pieces(dim_zero_cat(self.places), dim_zero_cat(self.scores))
-            for example, piece in zip(dim_zero_cat(self.examples).tolist(), pieces, strict=True):
-                windows.setdefault(example, []).append(piece)
-        values = answer_scores(self.task, self.rows, windows)
-        return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
-
-
-def answer_scores(task: Task, rows: Any, windows: dict[int, list[Piece]]) -> dict[str, float]:
-    """Return the metrics of :class:`Answers`; ``windows`` has the answers in every window, by number of the row."""
-    threshold = task.spans.null_threshold
-    # per question: has it an answer; null score - span score; (exact match, F1) as answered, of the best span, of none
-    questions = []
-    for number, pieces in windows.items():
-        row = rows[number]
-        null, spans = merge(pieces, 1)
-        truths = [text for text in row[task.label]["text"] if threshold is None or normalize(text)]
-        text = row[task.text[1]][spans[0][1] : spans[0][2]] if spans else ""
-        margin = null - spans[0][0] if spans else math.inf
-        given = "" if threshold is not None and margin > threshold else text
-        of_given, of_text, of_none = (
-            (exact_match(answer, truths), token_f1(answer, truths)) for answer in (given, text, "")
-        )
-        questions.append((bool(truths), margin, of_given, of_text, of_none))
-    values = {}
-    for i, name in enumerate(("exact_match", "answer_f1")):
-        values[name] = _mean([given[i] for _, _, given, *_ in questions])
-        if threshold is None:
-            continue
-        for group, wanted in (("answerable", True), ("unanswerable", False)):
-            values[f"{name}_{group}"] = _mean([given[i] for has, _, given, *_ in questions if has is wanted])
-        margins = [(margin, best[i], none[i]) for _, margin, _, best, none in questions]
-        values[f"best_{name}"], values[f"best_{name}_threshold"] = best_threshold(margins)
-    return values
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
 def bind(metrics: MetricCollection, rows: Any) -> None:
     """Give the rows of a split to the metrics that need them."""
     for metric in metrics.values():
@@ -231,30 +262,33 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
             metric.rows = rows
 
 
-def _ranking(task: Task) -> Metric:
+def _ranking(task: Task) -> Score:
     return Ranking() if task.kind == "reranking" else Retrieval()
 
 
-METRICS: dict[str, Callable[[Task], Metric]] = {
-    "accuracy": lambda task: MulticlassAccuracy(task.num_labels, average="micro"),
-    "f1": lambda task: F1(),
-    "matthews": lambda task: Matthews(task.num_labels),
-    "pearson": lambda task: Correlation(pearson_corrcoef),
-    "spearman": lambda task: Correlation(spearman_corrcoef),
-    "pearson_spearman": lambda task: Correlation(pearson_corrcoef, spearman_corrcoef),
-    "macro_f1": lambda task: MacroF1(task.num_labels),
+def _confusion(task: Task) -> Score:
+    return Confusion(task.num_labels, [name for name in task.metrics if name in CONFUSION_SCORES])
+
+
+def _correlations(task: Task) -> Score:
+    return Correlation([name for name in task.metrics if name in COEFFICIENTS])
+
+
+def _entities(task: Task) -> Score:
+    return Entities(task.labels)
+
+
+METRICS: dict[str, Callable[[Task], Score]] = {
+    **dict.fromkeys(CONFUSION_SCORES, _confusion),
+    **dict.fromkeys(COEFFICIENTS, _correlations),
+    **dict.fromkeys(("entity_f1", "word_accuracy"), _entities),
+    **dict.fromkeys(("ndcg_at_10", "recall_at_10", "mrr_at_10"), _ranking),
+    **dict.fromkeys(("answer_f1", "exact_match"), Answers),
     "micro_f1": lambda task: LabelScores(),
-    "entity_f1": lambda task: Entities(task.labels),
     "rougeL": lambda task: Rouge(),
     "rougeLsum": lambda task: Rouge(),
     "perplexity": lambda task: Perplexity(),
     "teacher_cosine": lambda task: TeacherCosine(),
-    "ndcg_at_10": _ranking,
-    "recall_at_10": _ranking,
-    "mrr_at_10": _ranking,
-    "word_accuracy": lambda task: Entities(task.labels),
-    "answer_f1": Answers,
-    "exact_match": Answers,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
@@ -29,23 +31,38 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     Returns:
         The number of lines written to ``path``, which appears only when complete.
     """
-    device = current_device()
-    net = move(net, device).eval()
-    loader = data.predict_dataloader()
-    task, kind, texts = data.record, task_type(data.record), data.prediction_texts
-    by_row: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
-    for batch in track(loader, "predict", len(loader)):
-        with torch.inference_mode():
-            moved = to_device(batch, device)
-            outputs = kind.outputs(net, moved, data.tokenizer).cpu()
-        for number, piece in kind.pieces(task, outputs, batch):
-            by_row[number].append(piece)
+    loader, task, kind, texts = data.predict_dataloader(), data.record, task_type(data.record), data.prediction_texts
+    by_row = pieces_by_row(net, data, loader, len(loader), len(texts), "predict")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
             line = {**_shown(row), **kind.answer(task, row, by_row[number])}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return len(texts)
+
+
+@torch.inference_mode()
+def pieces_by_row(
+    net: PreTrainedModel, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, rows: int, what: str
+) -> list[list[Any]]:
+    """Return for every row the pieces of its answer.
+
+    Args:
+        net: on any device; moved to the one of this process.
+        data: of its task.
+        batches: ``count`` batches with all inputs of all rows, in any order.
+        count: their number.
+        rows: number of rows.
+        what: name of the progress bar.
+    """
+    device, kind = current_device(), task_type(data.record)
+    net = move(net, device).eval()
+    by_row: list[list[Any]] = [[] for _ in range(rows)]
+    for batch in track(batches, what, count):
+        outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
+        for number, piece in kind.pieces(data.record, outputs, batch):
+            by_row[number].append(piece)
+    return by_row
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

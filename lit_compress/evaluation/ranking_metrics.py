@@ -1,4 +1,4 @@
-"""Metrics of the order of documents, by vectors or by logits: correct over any number of batches and ranks.
+"""Metrics of vectors, and of the order of documents by vectors or by logits, over any batches and ranks.
 
 nDCG is the mean over all orders of documents with equal scores, as in scikit-learn. For recall and the reciprocal rank,
 documents with equal scores keep the order of the data.
@@ -11,13 +11,27 @@ from torch import Tensor
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall, retrieval_reciprocal_rank
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_compress.evaluation.kept_rows import KeptRows
+from lit_compress.evaluation.kept_rows import RowMeans
 
 TOP = 10
 NAMES = ("ndcg_at_10", "recall_at_10")
 
 
-class Retrieval(KeptRows):
+class TeacherCosine(RowMeans):
+    """The mean cosine of vectors of length 1 and those that a teacher gives the same texts."""
+
+    cosines: list[Tensor]
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add one batch: vectors [b, texts, width] and the teacher's [b, texts * width]."""
+        self.keep((preds * target.view(preds.shape).to(preds)).sum(-1).mean(1).float())
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the cosines [rows] of all rows of all ranks."""
+        return {"teacher_cosine": dim_zero_cat(self.cosines).cpu().double() if len(self.cosines) else torch.zeros(0)}
+
+
+class Retrieval(RowMeans):
     """How well queries find their documents among all documents of the split, by cosine: nDCG@10 and recall@10.
 
     A query that is in several rows has several documents. Equal texts are one query or one document, so that the
@@ -54,12 +68,8 @@ class Retrieval(KeptRows):
         recall = [retrieval_recall(_ranked(some), right, top_k=TOP) for some, right in pairs]
         return dict(zip(NAMES, (torch.stack(ndcg).double(), torch.stack(recall).double()), strict=True))
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the means over the queries; 0 without any."""
-        return _means(self.values(), self.device)
 
-
-class Ranking(KeptRows):
+class Ranking(RowMeans):
     """How well logits put the documents of every query in order: nDCG@10 and the reciprocal rank of the first relevant.
 
     Rows with the same query belong together. Queries none of whose documents is relevant are left out. For the
@@ -97,10 +107,6 @@ class Ranking(KeptRows):
                     by_metric["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
         return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in by_metric.items()}
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the means over the queries; 0 without any."""
-        return _means(self.values(), self.device)
-
 
 def _numbers(before: list[Tensor], batch: Tensor) -> Tensor:
     """Return the numbers of the rows of a batch that follows others, int [b]."""
@@ -129,12 +135,6 @@ def _ranked(scores: Tensor) -> Tensor:
     ranks = torch.empty_like(scores)
     ranks[scores.argsort(descending=True, stable=True)] = torch.arange(len(scores), 0, -1, dtype=scores.dtype)
     return ranks
-
-
-def _means(scores: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the mean of every score; 0 without any."""
-    means = {name: values.mean() if len(values) else torch.zeros(()) for name, values in scores.items()}
-    return {name: value.float().to(device) for name, value in means.items()}
 
 
 def _first(vectors: Tensor, numbers: Tensor, count: int) -> Tensor:

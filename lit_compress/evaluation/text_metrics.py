@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from lit_compress.evaluation.kept_rows import KeptRows
+from lit_compress.evaluation.kept_rows import KeptRows, RowMeans
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -22,7 +22,7 @@ def _scorer() -> Any:
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-class Rouge(KeptRows):
+class Rouge(RowMeans):
     """ROUGE-1, 2, L and Lsum of the package ``rouge_score``, with stemming: F, mean over the texts, 0 to 1.
 
     Lsum compares sentences, which are separated by line ends in predictions and references, as in CNN/DailyMail. No
@@ -37,11 +37,10 @@ class Rouge(KeptRows):
         rows = [[scores[name].fmeasure for name in ROUGE] for scores in by_text]
         self.keep(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
 
-    def compute(self) -> dict[str, Tensor]:
+    def values(self) -> dict[str, Tensor]:
         """Return rouge1, rouge2, rougeL and rougeLsum of all texts of all ranks."""
-        scores = dim_zero_cat(self.scores) if len(self.scores) else torch.zeros(0, len(ROUGE))
-        means = scores.cpu().double().sum(0) / max(1, len(scores))
-        return dict(zip(ROUGE, means.float().to(self.device), strict=True))
+        scores = dim_zero_cat(self.scores).cpu() if len(self.scores) else torch.zeros(0, len(ROUGE))
+        return dict(zip(ROUGE, scores.unbind(1), strict=True))
 
 
 class Perplexity(KeptRows):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lit_compress.tasks.base import Columns, TaskType, token_columns
-from lit_compress.tasks.spans import best_spans
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -179,6 +179,28 @@ class SpanQA(TaskType):
         return "For every token, how well it is the first (start_logits) and the last (end_logits) of the answer."
 
 
+def best_spans(logits: Tensor, allowed: Tensor, number: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the spans of highest score, start logit + end logit, best first.
+
+    Every span of at most ``longest`` tokens is a candidate, not only those between the best starts and best ends.
+
+    Args:
+        logits: [b, 2, tokens], start and end logits.
+        allowed: bool [b, tokens], tokens at which answers may begin and end.
+        number: largest number of spans.
+        longest: largest number of tokens of an answer.
+
+    Returns:
+        First tokens, last tokens (int) and scores (-inf: there is no such span), [b, number] each.
+    """
+    first, last = logits.masked_fill(~allowed[:, None], -torch.inf).unbind(1)
+    lasts = F.pad(last, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # [b, first, length - 1]
+    scores = (first[..., None] + lasts).flatten(1)
+    score, place = scores.topk(min(number, scores.shape[1]))
+    begin = place // longest
+    return begin, (begin + place % longest).clamp_max(allowed.shape[1] - 1), score
+
+
 def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int) -> tuple[Tensor, Tensor]:
     """Return the best spans of windows, in characters, and the scores of "no answer" and of these spans.
 
@@ -196,8 +218,8 @@ def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int
     first, last, score = best_spans(logits, end > 0, number, longest)
     places = torch.stack([begin.gather(1, first), end.gather(1, last)], dim=-1)
     missing = number - score.shape[1]  # a window may be shorter than the list
-    places = torch.nn.functional.pad(places, (0, 0, 0, missing))
-    score = torch.nn.functional.pad(score, (0, missing), value=-torch.inf)
+    places = F.pad(places, (0, 0, 0, missing))
+    score = F.pad(score, (0, missing), value=-torch.inf)
     return places, torch.cat([logits[:, :, 0].sum(1, keepdim=True), score], dim=1)
 
 

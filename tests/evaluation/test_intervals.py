@@ -7,9 +7,8 @@ import pytest
 import torch
 from torchmetrics.functional.classification import binary_f1_score, multiclass_f1_score, multiclass_matthews_corrcoef
 
-from lit_compress.evaluation.confusion import CONFUSION_SCORES
-from lit_compress.evaluation.intervals import bootstrap, bootstrap_confusion, bootstrap_mean, intervals, wilson
-from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.evaluation.intervals import bootstrap, bootstrap_mean, bootstrap_table, intervals, wilson
+from lit_compress.evaluation.metrics import CONFUSION_SCORES, build_metrics
 from lit_compress.tasks.records import TASKS
 
 
@@ -51,7 +50,7 @@ def test_scores_of_a_table_are_those_of_the_rows(name):
         "accuracy": lambda: (found == truth).float().mean(),
     }[name]()
     assert float(CONFUSION_SCORES[name](table[None])[0]) == pytest.approx(float(wanted), abs=1e-6)
-    low, high = bootstrap_confusion(name, table)
+    low, high = bootstrap_table(CONFUSION_SCORES[name], table)
     assert low < float(wanted) < high
 
 

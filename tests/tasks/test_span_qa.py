@@ -20,7 +20,7 @@ from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.tasks import KINDS, inputs_of
 from lit_compress.tasks.records import get_task
-from lit_compress.tasks.span_qa import merge
+from lit_compress.tasks.span_qa import best_spans, merge
 
 V1, V2, KIND = get_task("squad"), get_task("squad_v2"), KINDS["span_qa"]
 CONTEXT = "the film is not so great but  the cast is fine and the plot is a story of wit and charm"
@@ -271,3 +271,23 @@ def test_every_gold_answer_of_the_dev_set_is_found(shared):
         assert text in row["context"][begin:end]
         same += text == row["context"][begin:end]
     assert len(found) > 1400 and same > 0.99 * len(found)
+
+
+@pytest.mark.parametrize(("number", "longest"), [(1, 1), (4, 3), (20, 30), (500, 5)])
+def test_best_spans_are_those_of_a_loop(number, longest):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 2, 12, generator=generator)
+    allowed = torch.rand(3, 12, generator=generator) > 0.3
+    allowed[2] = False
+    allowed[2, 4] = True
+    begin, end, score = best_spans(logits, allowed, number, longest)
+    for row in range(3):
+        spans = [
+            (float(logits[row, 0, i] + logits[row, 1, j]), i, j)
+            for i in range(12)
+            for j in range(i, min(12, i + longest))
+            if allowed[row, i] and allowed[row, j]
+        ]
+        expected = sorted(spans, reverse=True)[:number]
+        found = list(zip(score[row].tolist(), begin[row].tolist(), end[row].tolist(), strict=True))
+        assert [span for span in found if span[0] > -torch.inf] == expected

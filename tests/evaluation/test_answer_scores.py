@@ -1,34 +1,13 @@
-"""Spans against naive loops, scores against torchmetrics and a plain evaluation in the words of the official one."""
+"""Scores of answers against torchmetrics and a plain evaluation in the words of the official one."""
 
 import random
 import re
 import string
 
 import pytest
-import torch
 from torchmetrics.functional.text import squad
 
-from lit_compress.tasks.spans import best_spans, best_threshold, exact_match, normalize, token_f1
-
-
-@pytest.mark.parametrize(("number", "longest"), [(1, 1), (4, 3), (20, 30), (500, 5)])
-def test_best_spans_are_those_of_a_loop(number, longest):
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 2, 12, generator=generator)
-    allowed = torch.rand(3, 12, generator=generator) > 0.3
-    allowed[2] = False
-    allowed[2, 4] = True
-    begin, end, score = best_spans(logits, allowed, number, longest)
-    for row in range(3):
-        spans = [
-            (float(logits[row, 0, i] + logits[row, 1, j]), i, j)
-            for i in range(12)
-            for j in range(i, min(12, i + longest))
-            if allowed[row, i] and allowed[row, j]
-        ]
-        expected = sorted(spans, reverse=True)[:number]
-        found = list(zip(score[row].tolist(), begin[row].tolist(), end[row].tolist(), strict=True))
-        assert [span for span in found if span[0] > -torch.inf] == expected
+from lit_compress.evaluation.answer_scores import best_threshold, exact_match, normalize, token_f1
 
 
 def official_normalize(s):
