@@ -234,12 +234,8 @@ class Estimates:
 
     def divergences(self, net: Any, batches: Sequence[dict[str, Tensor]], expected: Sequence[Any]) -> list[float]:
         """Return the divergence of each example's answer from the dense model's."""
-        from lit_compress.tasks.divergence import summed_divergence
-
         return [
-            summed_divergence(
-                self.kind, ours[i : i + 1], theirs[i : i + 1], {k: v[i : i + 1] for k, v in batch.items()}
-            )
+            self.kind.divergence(ours[i : i + 1], theirs[i : i + 1], {k: v[i : i + 1] for k, v in batch.items()})
             for ours, theirs, batch in zip(self.logits(net, batches), expected, batches, strict=True)
             for i in range(len(theirs))
         ]

@@ -12,7 +12,6 @@ import torch
 from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
-from lit_compress.tasks.divergence import summed_divergence
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def divergences(
                 continue
             theirs = kind.logits(kind.run(net, rows), rows)
             for i, other in enumerate(smaller):
-                total[i] += summed_divergence(kind, kind.logits(kind.run(other, rows), rows), theirs, rows)
+                total[i] += kind.divergence(kind.logits(kind.run(other, rows), rows), theirs, rows)
             total[-1] += len(rows["index"])
     if reduce is not None:
         total = total.to(net.device, torch.float32)

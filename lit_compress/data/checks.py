@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
 from lit_compress.tasks import task_type
-from lit_compress.tasks.classification import UNLABELLED
+from lit_compress.tasks.base import UNLABELLED
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.cache import build_once, cache_folder, short_hash

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
 
-MOST = {"summarization": 50, "language_modelling": 0}  # rows: a text is written word by word
-USUAL = 2000
 EXAMPLES = 40
 MOST_CLASSES = 12  # of a table that one can read
 
@@ -33,11 +31,11 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
         nets: each with the data as its own tokenizer reads it; models share it only if they have the same tokens.
     """
     data = nets[0][1]
-    task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
-    if task.wants_vectors or not most or not len(data.validation_rows[0]):
+    task, kind = data.record, task_type(data.record)
+    if task.wants_vectors or not kind.answered or not len(data.validation_rows[0]):
         return []
     rows = data.validation_rows[0]
-    rows = rows.select(range(min(most, len(rows))))
+    rows = rows.select(range(min(kind.answered, len(rows))))
     by_net = []
     for net, read in nets:
         inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
@@ -87,7 +85,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
         other = wrong + right + [line for line in other if line["given"] not in (line["before"], line["after"])]
         summary |= {"became_wrong": len(wrong), "became_right": len(right)}
         summary["p_value"] = sign_test(len(wrong), len(right))
-    if kind == "classification" and 1 < len(labels) <= MOST_CLASSES:
+    if KINDS[kind].classes and KINDS[kind].one_label and 1 < len(labels) <= MOST_CLASSES:
         summary["confusion"] = {
             "labels": list(labels),
             **{key: _table(shown, key, labels) for key in ("before", "after")},

@@ -10,7 +10,6 @@ import torch
 from lit_compress.evaluation.metrics import Correlation
 from lit_compress.numerics.losses import NUMBERS
 from lit_compress.tasks import task_type
-from lit_compress.tasks.divergence import summed_divergence
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
@@ -47,7 +46,7 @@ def divergence(
         batch = to_device(batch, device)
         with torch.inference_mode():
             ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
-            total += summed_divergence(kind, ours, theirs, batch)
+            total += kind.divergence(ours, theirs, batch)
         seen += len(theirs)
     move(net, "cpu")
     move(dense, "cpu")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.numerics.pooling import POOLINGS
+from lit_compress.tasks import task_type
 from lit_compress.tasks.sentences import LEGACY_KEYS, SETTINGS, read_dense
 from lit_compress.utils.files import write_json
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def write_sentences(folder: Path, config: PreTrainedConfig, data: DataModule) -> None:
     """Write the files of a model that gives vectors into its folder; nothing for other types of task."""
-    if data.record.kind == "embedding":
+    if task_type(data.record).pools:
         write_sentence_files(folder, config.hidden_size, data.deployed_length, data.record.pooling)
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import task_loss
+from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
+from lit_compress.numerics.losses import distillation_loss, task_loss, token_divergences
 from lit_compress.tasks.output_layer import run_to_output_layer
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import escaped
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lit_compress.numerics.losses import LossKind
     from lit_compress.tasks.records import Task
 
+UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
 IGNORED = -100  # label of positions that enter no loss and no metric
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -51,6 +53,8 @@ class TaskType:
         auto_class: the class of transformers that makes a model with the right head.
         suffix: end of the names of such models' classes, or several.
         pipeline: name of the type on the hub.
+        stored: how labels are stored: name of an Arrow type, [one] for lists of it, {name: one} for groups.
+        scores: the metrics of a user's own task.
         library: that opens exports, as the hub calls it.
         loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``relevance``
             for logits [b, 1] and numbers from 0 to 1, ``vectors``.
@@ -64,6 +68,8 @@ class TaskType:
         classes: True if the labels are classes with names.
         recognised: True if the columns of a data set in memory are recognised by their usual names.
         headless: True if its models have no head of a task, so that they may be fine-tuned for another.
+        own_head: True if its models' heads are the same for every task.
+        secret: True if a label of -1 is none, as in the hub's test splits.
         own_columns: True if every class may have a column of its own, with a 0 or 1.
         problem: the ``problem_type`` of configurations whose head has one, by which transformers chooses its loss.
         one_label: True if an example has one distribution, or number.
@@ -73,6 +79,7 @@ class TaskType:
         pools: True if the outputs are vectors, made of the states of tokens as ``task.pooling`` says.
         reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
         over_vocabulary: True if the classes are the tokens of a vocabulary; their logits are then computed in chunks.
+        answered: largest number of rows whose answers are shown in reports: a text is written word by word.
         length, max_length: usual and largest length of inputs in tokens, for the user's own task.
     """
 
@@ -80,6 +87,8 @@ class TaskType:
     auto_class: str
     suffix: str | tuple[str, ...]
     pipeline: str
+    stored: Any = "int64"
+    scores: tuple[str, ...] = ()
     library = "transformers"
     loss: LossKind = "classification"
     words = False
@@ -90,7 +99,7 @@ class TaskType:
     columns: tuple[str, ...] = ("text",)
     label = "label"
     texts = (1, 1)
-    classes = own_columns = recognised = headless = False
+    classes = own_columns = recognised = headless = own_head = secret = False
     problem: str | None = None
     one_label = False
     lists = False
@@ -99,6 +108,7 @@ class TaskType:
     pools = False
     reads_labels = False
     over_vocabulary = False
+    answered = 2000
     length = 32
     max_length = 128
 
@@ -124,7 +134,7 @@ class TaskType:
 
     def label_type(self) -> pa.DataType:
         """Return the Arrow type of the labels that :meth:`label_of` returns."""
-        raise NotImplementedError
+        return _arrow(self.stored)
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Check the label of ``row`` and return it as it is stored; error messages begin with ``where``.
@@ -159,21 +169,17 @@ class TaskType:
         """
         return [label]
 
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the metrics of a user's own task; the first decides which epoch is best."""
-        raise NotImplementedError
-
     def metrics_of(self, task: Task) -> tuple[str, ...]:
-        """Return the metrics of a user's own task, whose record lacks only them.
+        """Return the metrics of a user's own task, whose record lacks only them; the first decides which epoch is best.
 
         Raises:
             UserError: its columns do not go together.
         """
-        return self.metrics(task.labels)
+        return self.scores
 
     def is_unlabelled(self, label: Any) -> bool:
-        """Return whether a label marks a row whose true label is secret."""
-        return False
+        """Return whether a label marks a row whose true label is secret, as a number or as text."""
+        return self.secret and label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
 
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
@@ -205,6 +211,8 @@ class TaskType:
 
     def head(self, task: Task) -> dict[str, Any]:
         """Return the settings of the model's configuration that depend on the task."""
+        if self.own_head:
+            return {}
         settings: dict[str, Any] = {"num_labels": task.num_labels}
         if task.labels:
             settings["id2label"] = dict(enumerate(task.labels))
@@ -268,7 +276,7 @@ class TaskType:
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
-        return None
+        return batch["labels"] != IGNORED if self.over_vocabulary else None
 
     def counts(self, batch: dict[str, Tensor]) -> Tensor:
         """Return how much a batch counts in the means of the losses, [4]: samples, tokens of both masks, rows."""
@@ -306,6 +314,27 @@ class TaskType:
         """Return the mean task loss of a batch from its :meth:`outputs`; None if they have none."""
         return task_loss(outputs, batch["labels"], self.loss)
 
+    def divergence(self, ours: Logits, theirs: Logits, batch: dict[str, Tensor]) -> float:
+        """Return the sum over the b examples of KL(theirs || ours), summed over the distributions of an example.
+
+        For regression and vectors, half the squared difference; see
+        :func:`~lit_compress.evaluation.divergence.divergence`.
+
+        Args:
+            ours: logits [b, ..., classes] of one model, as :meth:`logits` returns them.
+            theirs: logits of the other, of the same shape.
+            batch: the examples.
+        """
+        if isinstance(ours, ChunkedLogits):
+            assert isinstance(theirs, ChunkedLogits)
+            return float(token_divergences(ours, theirs, self.counted(batch)).sum())
+        assert isinstance(theirs, Tensor)
+        if self.loss != "classification":
+            return 0.5 * float((ours.float() - theirs.float()).square().sum())
+        counted = self.counted(batch)
+        mean = float(distillation_loss(ours, theirs, self.loss, temperature=1.0, counted=counted))
+        return mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
+
     def check_answers(self) -> None:
         """Refuse to predict, before a model is loaded, if a row has no answer.
 
@@ -342,3 +371,12 @@ def token_columns(tokens: Any) -> Columns:
     columns["length"] = [len(ids) for ids in tokens["input_ids"]]
     columns["truncated"] = [bool(encoding.overflowing) for encoding in tokens.encodings]
     return columns
+
+
+def _arrow(stored: Any) -> pa.DataType:
+    """Return the Arrow type that :attr:`TaskType.stored` describes."""
+    import pyarrow as pa
+
+    if isinstance(stored, dict):
+        return pa.struct([(name, _arrow(one)) for name, one in stored.items()])
+    return pa.list_(_arrow(stored[0])) if isinstance(stored, list) else pa.type_for_alias(stored)

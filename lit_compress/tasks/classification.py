@@ -12,16 +12,7 @@ from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lit_compress.tasks.records import Task
-
-UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
-
-
-def is_secret(label: Any) -> bool:
-    """Return whether a label is the hub's mark for a secret one, as a number or as text."""
-    return label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
 
 
 def class_number(task: Task, where: str, label: Any) -> int:
@@ -92,15 +83,10 @@ class Classification(TaskType):
     auto_class = "AutoModelForSequenceClassification"
     suffix = "ForSequenceClassification"
     pipeline = "text-classification"
+    scores: tuple[str, ...] = ("accuracy", "macro_f1")
     problem: str | None = "single_label_classification"
     texts = (1, 2)
-    classes = one_label = recognised = True
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of class numbers."""
-        import pyarrow as pa
-
-        return pa.int64()
+    classes = one_label = recognised = secret = True
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> int:
         """Return the class number."""
@@ -122,14 +108,6 @@ class Classification(TaskType):
         if isinstance(label, str) and list_in(where, label) is not None:
             raise UserError(f"{where} is {label!r:.60}, a list; kind multi_label reads lists")
         return [label]
-
-    def is_unlabelled(self, label: Any) -> bool:
-        """Return whether the label is -1."""
-        return is_secret(label)
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return accuracy, and F1 averaged over the classes."""
-        return "accuracy", "macro_f1"
 
     def constants(self, task: Task) -> list[Tensor]:
         """Return, for every class, logits that choose it."""

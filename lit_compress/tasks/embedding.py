@@ -27,7 +27,6 @@ from lit_compress.tasks.sentences import STATES, VECTORS, Pooling, VectorMaker
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -54,12 +53,13 @@ class Embedding(TaskType):
     suffix = "Model"
     pipeline = "sentence-similarity"
     library = "sentence-transformers"
+    stored = "float32"
     loss: LossKind = "vectors"
     results = (STATES,)
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
-    pools = headless = True
+    pools = headless = own_head = secret = True
 
     def __init__(self, pooling: Pooling = _USUAL) -> None:
         self.pooling = pooling
@@ -78,17 +78,9 @@ class Embedding(TaskType):
         """Return the task whose rows are one text that gets its teacher's vector."""
         return replace(task, text=task.text[:1], label="")
 
-    def label_type(self) -> pa.DataType:
-        """Return the type of scores."""
-        return Regression().label_type()
-
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the score of a pair."""
         return Regression().label_of(task, where, row)
-
-    def is_unlabelled(self, label: Any) -> bool:
-        """Return whether the score is -1."""
-        return Regression().is_unlabelled(label)
 
     def metrics_of(self, task: Task) -> tuple[str, ...]:
         """Return how near texts are to the teacher's, the rank correlation of scored pairs, or how queries find.
@@ -125,10 +117,6 @@ class Embedding(TaskType):
                 list(map(number_of, texts)) for texts in zip(*(batch[n] for n in task.text), strict=True)
             ]
         return columns
-
-    def head(self, task: Task) -> dict[str, Any]:
-        """Return {}: there is no head."""
-        return {}
 
     def fits(self, config: PreTrainedConfig) -> bool:
         """Return whether the model's last states belong to the texts that it reads."""

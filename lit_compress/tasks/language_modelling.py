@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.numerics.losses import token_losses
-from lit_compress.tasks.base import IGNORED, Columns, TaskType
+from lit_compress.tasks.base import Columns, TaskType
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,24 +31,17 @@ class LanguageModelling(TaskType):
     auto_class = "AutoModelForCausalLM"
     suffix = ("ForCausalLM", "LMHeadModel")  # GPT-2's name is older
     pipeline = "text-generation"
+    stored = "string"  # the text is its own label
+    scores = ("perplexity",)
+    answered = 0
     label = "text"
-    per_token = one_text = reads_labels = over_vocabulary = headless = True
+    per_token = one_text = reads_labels = over_vocabulary = headless = own_head = True
     cuts_ends = False
     length = max_length = 512
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of text, which is its own label."""
-        import pyarrow as pa
-
-        return pa.string()
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
         """Return the text."""
         return row[task.label]
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the perplexity."""
-        return ("perplexity",)
 
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
@@ -68,17 +60,9 @@ class LanguageModelling(TaskType):
             "truncated": [False] * len(blocks),
         }  # fmt: skip
 
-    def head(self, task: Task) -> dict[str, Any]:
-        """Return {}: the head is the backbone's own, for every task."""
-        return {}
-
     def predicted_tokens(self, task: Task, max_length: int) -> int:
         """Return the length of a block."""
         return max_length
-
-    def counted(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return which tokens have a next token."""
-        return batch["labels"] != IGNORED
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
@@ -91,11 +75,6 @@ class LanguageModelling(TaskType):
     def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return the mean over the counted tokens."""
         return outputs[self.counted(batch)].mean()
-
-    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Any]]:
-        """Refuse predictions: a language model has none for a row."""
-        self.check_answers()
-        return []
 
     def check_answers(self) -> None:
         """Refuse: a language model gives a perplexity."""

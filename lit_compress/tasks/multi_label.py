@@ -20,7 +20,6 @@ from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedTokenizerBase
 
@@ -34,15 +33,11 @@ class MultiLabel(Classification):
 
     name = "multi_label"
     problem = "multi_label_classification"
-    one_label = False
+    stored: Any = ["int64"]
+    scores = ("micro_f1",)
+    one_label = secret = False
     own_columns = True
     label = "labels"
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of lists of class numbers."""
-        import pyarrow as pa
-
-        return pa.list_(pa.int64())
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Return the class numbers of a row, in order."""
@@ -71,14 +66,6 @@ class MultiLabel(Classification):
     def shown(self, task: Task, label: Any) -> Any:
         """Return the names of the labels."""
         return [task.labels[number] for number in label]
-
-    def is_unlabelled(self, label: Any) -> bool:
-        """Return False: a list has no mark for secret labels."""
-        return False
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return F1 over all decisions."""
-        return ("micro_f1",)
 
     def head(self, task: Task) -> dict[str, Any]:
         """Return the settings of the configuration: labels, and that each has a sigmoid of its own."""

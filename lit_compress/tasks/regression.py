@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from lit_compress.tasks.base import TaskType
-from lit_compress.tasks.classification import is_secret
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lit_compress.numerics.losses import LossKind
     from lit_compress.tasks.records import Task
 
@@ -26,15 +23,11 @@ class Regression(TaskType):
     auto_class = "AutoModelForSequenceClassification"
     suffix = "ForSequenceClassification"
     pipeline = "text-classification"
+    stored = "float32"
+    scores: tuple[str, ...] = ("pearson_spearman", "pearson", "spearman")
     loss: LossKind = "regression"
-    one_label = recognised = True
+    one_label = recognised = secret = True
     texts = (1, 2)
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of scores."""
-        import pyarrow as pa
-
-        return pa.float32()
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the number."""
@@ -48,14 +41,6 @@ class Regression(TaskType):
         if not math.isfinite(number):
             raise UserError(f"{where}: label {label!r:.60} is not a finite number; task '{task.name}' is a regression")
         return number
-
-    def is_unlabelled(self, label: Any) -> bool:
-        """Return whether the label is -1."""
-        return is_secret(label)
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the correlations."""
-        return "pearson_spearman", "pearson", "spearman"
 
     def constants(self, task: Task) -> list[Tensor]:
         """Return one number for all rows, whose correlation is 0."""

@@ -36,6 +36,7 @@ class Reranking(Regression):
 
     name = "reranking"
     pipeline = "text-ranking"
+    scores = ("ndcg_at_10", "mrr_at_10")
     library = "sentence-transformers"
     loss: LossKind = "relevance"
     columns = ("query", "document")
@@ -49,10 +50,6 @@ class Reranking(Regression):
         if not (0 <= number <= 1 or self.is_unlabelled(number)):
             raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
         return number
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the scores of the order."""
-        return "ndcg_at_10", "mrr_at_10"
 
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int

@@ -22,7 +22,6 @@ from lit_compress.tasks.base import Columns, TaskType, token_columns
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedTokenizerBase
 
@@ -45,10 +44,12 @@ class SpanQA(TaskType):
     auto_class = "AutoModelForQuestionAnswering"
     suffix = "ForQuestionAnswering"
     pipeline = "question-answering"
+    stored: Any = {"text": ["string"], "answer_start": ["int64"]}
+    scores = ("answer_f1", "exact_match")
     results = ("start_logits", "end_logits")
     per_token = True
     extras = ("id", "answer_start")
-    needs_rows = True
+    needs_rows = own_head = True
     cuts_ends = False
     columns = ("question", "context")
     label = "answers"
@@ -76,12 +77,6 @@ class SpanQA(TaskType):
                 raise UserError(
                     f"{where} article {number}: not as SQuAD is nested ({type(error).__name__}: {error})"
                 ) from error
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of answers: lists of texts and of their first characters."""
-        import pyarrow as pa
-
-        return pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int64()))])
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> dict[str, list[Any]]:
         """Return the answers' texts and first characters, ``{"text": [...], "answer_start": [...]}``, as on the hub.
@@ -132,14 +127,6 @@ class SpanQA(TaskType):
                 for i, begins, ends in zip(sources, columns["begin"], columns["end"], strict=True)
             ]
         return columns
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return F1 of words and exact match."""
-        return "answer_f1", "exact_match"
-
-    def head(self, task: Task) -> dict[str, Any]:
-        """Return {}: the head has start and end logits for every task."""
-        return {}
 
     def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
         """Return start and end logits, [b, 2, tokens]."""

@@ -20,7 +20,6 @@ from lit_compress.utils.progress import note
 from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -44,17 +43,14 @@ class Summarization(TaskType):
     auto_class = "AutoModelForSeq2SeqLM"
     suffix = "ForConditionalGeneration"
     pipeline = "summarization"
+    stored = "string"
+    scores = ("rougeL",)
+    answered = 50
     columns = ("document",)
     label = "summary"
     length = max_length = 256
-    reads_labels = over_vocabulary = True
+    reads_labels = over_vocabulary = own_head = True
     cuts_ends = False
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of texts."""
-        import pyarrow as pa
-
-        return pa.string()
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
         """Return the reference text."""
@@ -62,10 +58,6 @@ class Summarization(TaskType):
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where}: '{task.label}' is {text!r:.60}; give text")
         return text
-
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return ROUGE."""
-        return ("rougeL",)
 
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
@@ -77,10 +69,6 @@ class Summarization(TaskType):
             targets = tokenizer(text_target=texts, truncation=True, max_length=task.writing.target_length)
             columns["labels"], columns["reference"] = targets["input_ids"], as_bytes(texts)
         return columns
-
-    def head(self, task: Task) -> dict[str, Any]:
-        """Return {}: the head is the backbone's own, for every task."""
-        return {}
 
     def configure(self, net: PreTrainedModel, task: Task) -> None:
         """Set the beams, the length penalty and the longest text that options ask for, or that the model leaves open.
@@ -127,10 +115,6 @@ class Summarization(TaskType):
     def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return masks of the real tokens of texts and of reference texts."""
         return batch["attention_mask"], self.counted(batch)
-
-    def counted(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the mask of the reference texts' tokens."""
-        return batch["labels"] != IGNORED
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the texts that the model generates, as bytes [b, n]."""

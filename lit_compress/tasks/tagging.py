@@ -19,7 +19,6 @@ from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedTokenizerBase
 
@@ -37,17 +36,12 @@ class Tagging(TaskType):
     auto_class = "AutoModelForTokenClassification"
     suffix = "ForTokenClassification"
     pipeline = "token-classification"
+    stored: Any = ["int64"]
     words = True
     per_token = True
     columns = ("tokens",)
     label = "tags"
     classes = True
-
-    def label_type(self) -> pa.DataType:
-        """Return the type of lists of class numbers."""
-        import pyarrow as pa
-
-        return pa.list_(pa.int64())
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> list[int]:
         """Return the class number of every word."""
@@ -119,9 +113,9 @@ class Tagging(TaskType):
         """Return the names of the classes."""
         return [task.labels[number] for number in label]
 
-    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def metrics_of(self, task: Task) -> tuple[str, ...]:
         """Return F1 of entities if the labels are tags of entities, see :func:`entity_tags`, else accuracy of words."""
-        return ("word_accuracy",) if entity_tags(labels) is None else ("entity_f1",)
+        return ("word_accuracy",) if entity_tags(task.labels) is None else ("entity_f1",)
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
         """Return which tokens are the first of a word."""

@@ -28,7 +28,7 @@ from lit_compress.utils.errors import UserError
 
 NAMES = ("toxic", "insult", "threat")
 KIND = KINDS["multi_label"]
-TASK = Task("custom", "multi_label", ("text",), NAMES, KIND.metrics(NAMES), None, label="labels")
+TASK = Task("custom", "multi_label", ("text",), NAMES, KIND.scores, None, label="labels")
 ASKED = ["--data.task", "custom", "--data.custom.kind", "multi_label"]
 
 
