@@ -134,10 +134,6 @@ class Summarization(TaskType):
         """Return the generated text under the name of the label column."""
         return {task.label: as_texts(pieces[0][None])[0]}
 
-    def example(self, task: Task) -> str:
-        """Return a text."""
-        return repr(f"a {task.text[0]}")
-
     def meaning(self, task: Task) -> str:
         """Return how to generate a text."""
         return (

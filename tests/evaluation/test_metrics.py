@@ -1,4 +1,4 @@
-"""Metrics against scipy and scikit-learn, over batches, ranks and degenerate inputs."""
+"""Metrics against scipy and scikit-learn, over batches and degenerate inputs."""
 
 from dataclasses import replace
 
@@ -81,22 +81,3 @@ def test_reset_forgets():
 def test_an_unknown_metric_is_one_line():
     with pytest.raises(UserError, match=r"^task 'sst2': unknown metric 'acuracy'; did you mean 'accuracy'\?$"):
         build_metrics(replace(get_task("sst2"), metrics=("acuracy",)))
-
-
-def _rank(rank, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    generator = torch.Generator().manual_seed(2)
-    labels = torch.rand(31, generator=generator)
-    predicted = labels + torch.rand(31, generator=generator)
-    metrics = build_metrics(get_task("stsb"))
-    mine = slice(0, 20) if rank == 0 else slice(20, 31)  # uneven shares
-    metrics.update(predicted[mine], labels[mine])
-    values = {name: value.item() for name, value in metrics.compute().items()}
-    expected = stats.pearsonr(predicted, labels)[0], stats.spearmanr(predicted, labels)[0]
-    assert (values["pearson"], values["spearman"]) == pytest.approx(expected, abs=1e-5)
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_give_the_score_of_the_whole(tmp_path):
-    torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="fork")

@@ -301,19 +301,6 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
     assert torch.allclose(torch.tensor([line["vector"] for line in lines]), vectors, atol=1e-6)
 
 
-def test_sentence_transformers_gives_the_same_vectors(export, place):
-    import sentence_transformers as library
-
-    lines = [json.loads(line) for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
-    found = library.SentenceTransformer(str(export), trust_remote_code=True, device="cpu").encode(
-        [line["text"] for line in lines]
-    )
-    data = DataModule("custom", str(export), str(place / "texts"), custom=TEXTS)
-    data.teacher = str(export)
-    [batch] = list(data.val_dataloader()[0])
-    assert torch.allclose(torch.tensor(found)[batch["index"]], batch["labels"], atol=1e-5)
-
-
 def test_a_model_of_sentence_transformers_says_how_it_pools(tmp_path, place):
     write_sentence_files(tmp_path, 32, 20, Pooling("cls", normalize=False))
     assert pooling_of(str(tmp_path)) == Pooling("cls", normalize=False, max_length=20)
@@ -322,16 +309,3 @@ def test_a_model_of_sentence_transformers_says_how_it_pools(tmp_path, place):
         assert data.record.pooling == Pooling(found, normalize=False, max_length=20)
     method = SecondOrder(task="stsb_embedding", backbone=str(place / "model"))
     assert not method.retrain.reads_labels(method.kind)
-
-
-@pytest.mark.slow
-def test_a_fit_learns_the_vectors_of_texts(place, capsys):
-    run = place / "run"
-    main(["fit", "--model", "SecondOrder", "--model.density", "0.25", "--model.backbone", str(place / "model"),
-          "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
-          "--model.retrain.epochs", "3", "--trainer.logger", "false",
-          "--model.retrain.learning_rate", "3e-3", "--data.batch_size", "8",
-          "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--run_dir", str(run)])  # fmt: skip
-    report = json.loads((run / "report.json").read_text())
-    assert report["compressed"]["metric"] > report["compressed"]["initial"]
-    assert json.loads((run / "stages.json").read_text())[0]["teacher"] == str(place / "model")

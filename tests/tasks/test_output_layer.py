@@ -181,6 +181,7 @@ def test_training_with_distillation(large):
     assert VOCABULARY < largest() <= CHUNK
 
 
+@pytest.mark.parametrize("large", ["llama"], indirect=True)
 @pytest.mark.parametrize("form", ["concat", "sequential"])
 def test_lpaf(form, large):
     """Two forwards, both with distillation, and their consistency."""

@@ -57,14 +57,15 @@ def _scores(rows):
     return gain / most, 0 if first is None else 1 / (first + 1)
 
 
-def test_the_order_is_scored_as_loops_do():
+@pytest.mark.parametrize("shift", [0.0, -5.0, 5.0])
+def test_the_order_is_scored_as_loops_do(shift):
     """However rows are batched. One query has no relevant document, one only a little relevant one."""
     rng, rows = random.Random(0), []
     for query in range(8):
         for _ in range(rng.randint(2, 30)):
             relevance = rng.choice([0.0, 0.0, 0.25, 0.5, 1.0]) if query < 6 else 0.0
-            rows.append((query, rng.gauss(0, 1), relevance))
-    rows.append((6, 0.1, 0.25))
+            rows.append((query, rng.gauss(shift, 1), relevance))
+    rows.append((6, shift, 0.25))
     wanted = [_scores([row[1:] for row in rows if row[0] == query]) for query in range(7)]
     ndcg, mrr = (sum(each) / 7 for each in zip(*wanted, strict=True))
     for _ in range(2):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from safetensors.torch import save_file
-from test_two_processes import CASES, FAR, _row
 from tiny import WORDS, write_backbone
 
 from lit_compress.data.datamodule import DataModule
@@ -30,29 +29,66 @@ from lit_compress.stages.distillation import Distillation
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.sharding import whole
 
-KINDS = {"classification": ("sst2", None, {}), "regression": ("stsb", None, {}), **CASES}
+TAGS = {word: tag for word, tag in zip(WORDS, ["B-PER", "I-PER", "O", "B-LOC", "O"] * 5, strict=False)}
+
+# kind -> task, backbone, what else its data module is told
+KINDS = {
+    "classification": ("sst2", None, {}),
+    "regression": ("stsb", None, {}),
+    "tagging": ("conll2003", None, {"max_length": 9}),
+    "span_qa": ("squad", None, {"max_length": 18, "stride": 3}),
+    "summarization": ("xsum", "bart", {"target_length": 6, "num_beams": 2}),
+    "language_modelling": ("plain_text", "llama", {"max_length": 16}),
+    "embedding": ("stsb_embedding", None, {}),
+    "reranking": ("wiki_qa", None, {}),
+    "multi_label": ("go_emotions", None, {}),
+}
+
+# weights far from 0: what is written hangs on what was read
+FAR = {"bart": {"init_std": 0.5}, "llama": {"initializer_range": 0.2}}
+
+
+def row(kind, rng):
+    """Return a row of any kind of task; words are in a text once."""
+    if kind in ("classification", "regression"):
+        text, other = (" ".join(rng.sample(WORDS, rng.randint(1, 15))) for _ in range(2))
+        label = rng.randint(0, 1) if kind == "classification" else 5 * rng.random()
+        return {"sentence": text, "sentence1": text, "sentence2": other, "label": label}
+    words = rng.sample(WORDS, rng.randint(4, 18))
+    text = " ".join(words)
+    if kind == "tagging":
+        return {"tokens": words, "ner_tags": [TAGS[word] for word in words]}
+    if kind == "span_qa":
+        answer = " ".join(words[-3:-1])
+        return {"question": words[-3], "context": text, "answers": answer}
+    if kind == "embedding":
+        return {"sentence1": text, "sentence2": " ".join(rng.sample(WORDS, 3)), "label": rng.random()}
+    if kind == "reranking":
+        return {"question": rng.choice(WORDS[:3]), "answer": text, "label": rng.randint(0, 1)}
+    if kind == "multi_label":
+        return {"text": text, "labels": [number for number, word in enumerate(WORDS[:20]) if word in words]}
+    if kind == "summarization":
+        return {"document": text, "summary": " ".join(words[::-1])}
+    return {"text": text}
+
+
 RETRAIN = Factorized(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
 ROWS = 22  # steps of 8 rows: the last one is smaller
 
 
 class KeepGradients(Callback):
-    """Keep the gradients of every step."""
+    """Keep the gradients of every step, and the dev metrics."""
 
     def __init__(self):
-        self.steps = []
+        self.steps, self.scores = [], {}
+
+    def on_validation_end(self, trainer, pl_module):
+        values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        self.scores = {name: value for name, value in values.items() if name != "val/loss"}  # a mean over batches
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         parameters = sorted((n, p) for n, p in pl_module.named_parameters() if p.grad is not None)
         self.steps.append(torch.cat([whole(p.grad).flatten() for _, p in parameters]))
-
-
-def row(kind, rng):
-    """Return a row of any kind of task, of up to 18 words."""
-    if kind in ("classification", "regression"):
-        text, other = (" ".join(rng.sample(WORDS, rng.randint(1, 15))) for _ in range(2))
-        label = rng.randint(0, 1) if kind == "classification" else 5 * rng.random()
-        return {"sentence": text, "sentence1": text, "sentence2": other, "label": label}
-    return _row(kind, rng)
 
 
 def made(kind, folder):
@@ -60,8 +96,8 @@ def made(kind, folder):
     task, family, _ = KINDS[kind]
     rng, data = random.Random(0), folder / "data"
     data.mkdir()
-    for split in ("train", "validation"):
-        lines = [json.dumps({"id": f"{split}{i}", **row(kind, rng)}) for i in range(ROWS)]
+    for split, rows in (("train", ROWS), ("validation", 13)):
+        lines = [json.dumps({"id": f"{split}{i}", **row(kind, rng)}) for i in range(rows)]
         (data / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     family = family or "bert"
     settings = {**FAR.get(family, {"initializer_range": 0.2}), "max_position_embeddings": 256}
@@ -78,7 +114,7 @@ def made(kind, folder):
 
 
 def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, name="retrain", **trainer):
-    """Fit one epoch of retraining with a teacher, and return the gradients of its steps."""
+    """Fit one epoch of retraining with a teacher, and return the gradients of its steps; else the dev metrics."""
     task, _, settings = KINDS[kind]
     method = method or SVD(
         task=task, backbone=backbone, density=0.5, retrain=RETRAIN,
@@ -86,7 +122,7 @@ def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, na
     )  # fmt: skip
     stage = next(stage for stage in method.stages() if stage.name == name)
     method.prepare(stage, 7, folder / "dense", folder / "teacher")
-    module = DataModule(task, backbone, data, batch_size=batch_size, seed=7, **settings)
+    module = DataModule(task, backbone, data, batch_size=batch_size, eval_batch_size=3, seed=7, **settings)
     module.accumulate = accumulate
     keep = KeepGradients()
     options = {
@@ -95,7 +131,7 @@ def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, na
         "num_sanity_val_steps": 0, "limit_val_batches": 0, "default_root_dir": folder,
     }  # fmt: skip
     Trainer(**options | trainer, callbacks=[keep]).fit(method, module)
-    return keep.steps
+    return keep.scores or keep.steps
 
 
 def assert_same(steps, others):
@@ -146,26 +182,33 @@ def test_what_a_method_draws_or_adds_is_of_the_step(name, tmp_path):
 ACROSS = {"tagging": "ddp", "summarization": "ddp", "regression": "fsdp2"}
 
 
+SCORED = {"limit_train_batches": 1, "limit_val_batches": 1.0}
+
+
 def rank_steps(rank, folder):
-    """Fit every kind of :data:`ACROSS` on two processes, and keep the gradients of rank 0."""
+    """Fit every kind on two processes; keep the gradients and dev metrics of rank 0."""
     os.environ |= {name: str(value) for name, value in processes.torchrun(rank, 2, 1).items()}
-    for kind, strategy in ACROSS.items():
-        place = Path(folder) / kind
-        for size in (4, 2):
-            steps = fitted(
-                place, kind, str(place / "backbone"), str(place / "data"), size, 4 // size, devices=2, strategy=strategy
-            )
-            if rank == 0:
-                torch.save(steps, place / f"{size}.pt")
+    for kind in KINDS:
+        place, strategy = Path(folder) / kind, ACROSS.get(kind, "ddp")
+        paths = place, kind, str(place / "backbone"), str(place / "data")
+        found = [fitted(*paths, 4, 1, devices=2, strategy=strategy, **SCORED)]
+        found += [fitted(*paths, n, 4 // n, devices=2, strategy=strategy) for n in (4, 2) if kind in ACROSS]
+        if rank == 0:
+            torch.save(found, place / "found.pt")
 
 
 @pytest.mark.slow
 def test_two_processes_make_the_step_of_one(tmp_path):
+    """Every dev example is scored once, whatever the number of inputs of a row, though ranks fill up batches."""
     alone = {}
-    for kind in ACROSS:
-        (tmp_path / kind).mkdir()
-        alone[kind] = fitted(tmp_path / kind, kind, *made(kind, tmp_path / kind), 8, 1)
+    for kind in KINDS:
+        (place := tmp_path / kind).mkdir()
+        paths = made(kind, place)
+        alone[kind] = [fitted(place, kind, *paths, 8, 1, **SCORED)]
+        alone[kind] += [fitted(place, kind, *paths, 8, 1)] * 2 if kind in ACROSS else []
     processes.on_ranks(rank_steps, tmp_path)
-    for kind, steps in alone.items():
-        for size in (4, 2):
-            assert_same(steps, torch.load(tmp_path / kind / f"{size}.pt"))
+    for kind, (scores, *steps) in alone.items():
+        found, *others = torch.load(tmp_path / kind / "found.pt")
+        assert found == pytest.approx(scores, rel=1e-5, abs=1e-5) and any(scores.values()), kind
+        for some, other in zip(steps, others, strict=True):
+            assert_same(some, other)
