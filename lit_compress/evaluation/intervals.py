@@ -87,5 +87,5 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
         return {}
     bounds = {name: wilson(value, rows) for name, value in values.items() if name in FRACTIONS}
     for metric in metrics.values():
-        bounds |= metric.intervals(values.keys() - bounds.keys())
+        bounds |= metric.intervals(values.keys() - bounds.keys())  # type: ignore[operator]
     return {name: bounds[name] for name in values if name in bounds}

@@ -114,7 +114,7 @@ class Summarization(TaskType):
 
     def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return masks of the real tokens of texts and of reference texts."""
-        return batch["attention_mask"], self.counted(batch)
+        return batch["attention_mask"], batch["labels"] != IGNORED
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the texts that the model generates, as bytes [b, n]."""
