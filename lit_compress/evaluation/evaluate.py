@@ -44,10 +44,8 @@ def evaluate(
     values: dict[str, float] = {}
     kind = task_type(data.record)
     for (prefix, loader), texts, available in zip(splits, rows, data.available(stage), strict=True):
-        metrics = build_metrics(data.record)
+        metrics = build_metrics(data.record, alone=True)
         bind(metrics, texts)
-        for metric in metrics.values():
-            metric.distributed_available_fn = lambda: False  # this process evaluates all rows, alone
         for batch in track(loader, "evaluate", len(loader)):
             with torch.inference_mode():
                 moved = to_device(batch, device)
@@ -83,9 +81,7 @@ def constant_answer(data: DataModule) -> Constant:
     if constants := kind.constants(record):
         labels = torch.cat([batch["labels"] for batch in data.val_dataloader()[0]])
     for outputs in constants:
-        metrics = build_metrics(record)
-        for metric in metrics.values():
-            metric.distributed_available_fn = lambda: False
+        metrics = build_metrics(record, alone=True)
         kind.observe(metrics, outputs.expand(len(labels), *outputs.shape[1:]), {"labels": labels})
         score = float(metrics.compute()[name])
         if score > best.score or not best.error:

@@ -297,11 +297,16 @@ def higher_is_better(task: Task) -> bool:
     return bool(METRICS[task.metrics[0]](task).higher_is_better)
 
 
-def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
+def build_metrics(task: Task, prefix: str = "", alone: bool = False) -> MetricCollection:
     """Return the metrics of ``task``; keys are ``prefix`` + the names of the metrics and of other values they compute.
 
     The type of the task calls the collection in ``observe``, with logits [batch, num_labels] (or predictions [batch]
     for regression) and labels [batch] where a row has one label.
+
+    Args:
+        task: its record.
+        prefix: of the keys.
+        alone: this process sees all rows, whatever others do.
 
     Raises:
         UserError: the task's record names a metric that does not exist.
@@ -312,4 +317,7 @@ def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
     # One metric may compute several of the names. No compute groups: torchmetrics forms them by comparing states,
     # which may be equal by accident.
     kinds = {METRICS[name]: name for name in reversed(task.metrics)}
-    return MetricCollection({name: kind(task) for kind, name in kinds.items()}, prefix=prefix, compute_groups=False)
+    metrics = {name: kind(task) for kind, name in kinds.items()}
+    for metric in metrics.values() if alone else ():
+        metric.distributed_available_fn = lambda: False
+    return MetricCollection(dict(metrics), prefix=prefix, compute_groups=False)

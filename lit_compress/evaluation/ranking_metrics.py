@@ -42,15 +42,15 @@ class Retrieval(RowMeans):
     texts: list[Tensor]
     rows: list[Tensor]
 
-    def update(self, preds: Tensor, target: Tensor, index: Tensor | None = None) -> None:
+    def update(self, preds: Tensor, target: Tensor, index: Tensor) -> None:
         """Add one batch.
 
         Args:
             preds: vectors [b, texts, width] of queries, their documents and others.
             target: int [b, texts], the same number for equal texts.
-            index: int [b], the rows' numbers in the data; None: rows come in order.
+            index: int [b], the rows' numbers in the data.
         """
-        self.keep(preds.float(), target, _numbers(self.rows, target) if index is None else index)
+        self.keep(preds.float(), target, index)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
@@ -81,17 +81,16 @@ class Ranking(RowMeans):
     queries: list[Tensor]
     rows: list[Tensor]
 
-    def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor | None = None) -> None:
+    def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor) -> None:
         """Add one batch.
 
         Args:
             preds: logits [b] or [b, 1].
             target: relevances [b] from 0 to 1.
             queries: int [b], the same number for equal queries.
-            index: int [b], the rows' numbers in the data; None: rows come in order.
+            index: int [b], the rows' numbers in the data.
         """
-        numbers = _numbers(self.rows, queries) if index is None else index
-        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), numbers)
+        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), index)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
@@ -106,12 +105,6 @@ class Ranking(RowMeans):
                     by_metric["ndcg_at_10"].append(retrieval_normalized_dcg(scores, wanted, top_k=TOP))
                     by_metric["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
         return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in by_metric.items()}
-
-
-def _numbers(before: list[Tensor], batch: Tensor) -> Tensor:
-    """Return the numbers of the rows of a batch that follows others, int [b]."""
-    first = sum(map(len, before))
-    return torch.arange(first, first + len(batch), device=batch.device)
 
 
 def _in_order(rows: list[Tensor], *states: list[Tensor]) -> list[Tensor]:

@@ -18,7 +18,9 @@ def test_cosines_below_zero_find_documents():
     query = torch.tensor([1.0, 0.0])
     first, second = torch.tensor([-0.1, 0.995]), torch.tensor([-0.9, 0.436])
     metric = Retrieval()
-    metric.update(normalize(torch.stack([query, first, second]), dim=-1)[None], torch.tensor([[1, 2, 3]]))
+    metric.update(
+        normalize(torch.stack([query, first, second]), dim=-1)[None], torch.tensor([[1, 2, 3]]), torch.arange(1)
+    )
     assert {name: float(value) for name, value in metric.compute().items()} == {"ndcg_at_10": 1.0, "recall_at_10": 1.0}
 
 
@@ -45,5 +47,5 @@ def test_equal_scores_keep_the_order_of_the_data_however_rows_are_batched():
 def test_ndcg_of_equal_scores_is_the_mean_over_their_orders():
     """A net whose scores are all the same has no perfect order, even if the relevant document is the first row."""
     metric = Ranking()
-    metric.update(torch.zeros(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))
+    metric.update(torch.zeros(4), torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), torch.arange(4))
     assert float(metric.compute()["ndcg_at_10"]) == _mean([1 / math.log2(place + 1) for place in range(1, 5)])

@@ -16,7 +16,6 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import changed_inputs, token_counts
 from lit_compress.data.sources import Place
 from lit_compress.data.targets import pooling_of
-from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.export.sentences import write_sentence_files
 from lit_compress.methods import SecondOrder
@@ -27,7 +26,6 @@ from lit_compress.numerics.losses import consistency_loss, distillation_loss, ta
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
 from lit_compress.stages.weighting import Weighted
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.embedding import Embedding
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError
@@ -122,7 +120,7 @@ def test_retrieval_is_that_of_loops_however_rows_are_batched(tmp_path):
     for order in (torch.arange(15), torch.randperm(15)):
         metrics = build_metrics(custom_task(DOCUMENTS, Place(str(tmp_path))))
         for part in order.split(4):
-            metrics.update(rows[part], numbers[part])
+            metrics.update(rows[part], numbers[part], index=part)
         found = metrics.compute()
         assert list(found) == ["ndcg_at_10", "recall_at_10"]
         for name, values in zip(found, zip(*scores, strict=True), strict=True):
@@ -145,26 +143,15 @@ def _batch(first, second=None):
     return batch
 
 
-OF_STATES = {  # of a text's states [tokens, width]
-    "mean": lambda states: states.mean(0),
-    "cls": lambda states: states[0],
-    "lasttoken": lambda states: states[-1],
-    "max+cls": lambda states: torch.cat([states.max(0).values, states[0]]),
-    "weightedmean": lambda states: sum((i + 1) * state for i, state in enumerate(states)),
-    "mean_sqrt_len_tokens+max": lambda states: torch.cat([states.sum(0) / len(states) ** 0.5, states.max(0).values]),
-}
-
-
-@pytest.mark.parametrize("pooled", OF_STATES)
-def test_vectors_of_pairs_are_those_of_single_texts(pooled):
+def test_vectors_of_pairs_are_those_of_single_texts():
+    """The mean of their states; tests/tasks/test_sentences.py has the other ways."""
     net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
     first, second = [[5, 6, 7, 8], [9, 10]], [[11], [12, 13, 14, 15, 16]]
-    batch, kind = _batch(first, second), Embedding(Pooling(pooled))
-    found = kind.logits(net(**kind.inputs(net, batch)), batch)
+    batch = _batch(first, second)
+    found = KIND.logits(net(**KIND.inputs(net, batch)), batch)
     for row in range(2):
         for text, ids in enumerate((first[row], second[row])):
-            states = net(torch.tensor([ids])).last_hidden_state[0]
-            vector = OF_STATES[pooled](states)
+            vector = net(torch.tensor([ids])).last_hidden_state[0].mean(0)
             assert torch.allclose(found[row, text], vector / vector.norm(), atol=1e-12)
 
 
@@ -257,17 +244,6 @@ def test_tokens_of_all_texts_of_a_row_count(place):
     counts = token_counts(data.train_tokens(), 100)
     assert int(counts[5:].sum()) == words and int(counts[:5].sum()) == 4 * len(rows)  # [CLS] and [SEP] of every text
     assert changed_inputs(data.train_tokens(), data.train_tokens(), range(100)) == 0
-
-
-def test_divergence_is_one_minus_the_cosine(place):
-    data = DataModule("custom", str(place / "model"), str(place / "texts"), custom=TEXTS)
-    dense = load_finetuned(str(place / "model"), data.record)
-    net = make_net("bert", "stsb_embedding", seed=1, dropout=0.0).eval()
-    metrics = build_metrics(data.record)
-    for batch in data.val_dataloader()[0]:
-        with torch.no_grad():
-            KIND.observe(metrics, KIND.outputs(net, batch, data.tokenizer), batch)
-    assert divergence(net, dense, data) == pytest.approx(1 - float(metrics.compute()["teacher_cosine"]), abs=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What every kind has to give: a head, losses whose Fisher sums are those of single rows, scores."""
+"""What every kind has to give: a head, losses whose Fisher sums are those of single rows."""
 
 from dataclasses import replace
 
@@ -7,7 +7,6 @@ import torch
 from in_memory import estimate_fisher
 from tiny import make_batch, make_net
 
-from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.sites import find_sites
@@ -107,34 +106,6 @@ def test_fisher_of_a_batch_is_that_of_single_rows(kind):
     for name, value in sums.items():
         assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14)
         assert value.sum() > 0
-
-
-ROWS = [{"question": "q", "context": "good film", "answers": {"text": [text]}} for text in ("good", "film", "bad")]
-
-
-def _shown(task, windows):
-    """Show windows (row, token that both logits name) of "good film" to the metrics of a QA task."""
-    metrics = build_metrics(task)
-    bind(metrics, ROWS)
-    logits = torch.zeros(len(windows), 2, 3)
-    for i, (_, token) in enumerate(windows):
-        logits[i, :, token] = 3.0 + i
-    begin, end = (torch.tensor([ends]).expand(len(windows), -1) for ends in ([0, 0, 5], [0, 4, 9]))
-    metrics.update(logits, torch.tensor([row for row, _ in windows]), begin, end)
-    return metrics
-
-
-def test_a_threshold_decides_for_no_answer():
-    """Of two questions with answers, one is above the threshold; a true "no answer" is none of the words."""
-    rows = [*ROWS[:2], {**ROWS[2], "answers": {"text": []}}]
-    for threshold, exact in ((-100.0, 1 / 3), (100.0, 2 / 3)):
-        task = replace(get_task("squad_v2"), spans=replace(get_task("squad_v2").spans, null_threshold=threshold))
-        metrics = _shown(task, [(0, 1), (1, 2), (2, 1)])
-        bind(metrics, rows)
-        values = metrics.compute()
-        assert values["exact_match"] == pytest.approx(exact)
-        assert values["exact_match_unanswerable"] == float(threshold < 0)
-        assert values["best_exact_match"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(

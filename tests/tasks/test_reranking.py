@@ -73,7 +73,7 @@ def test_the_order_is_scored_as_loops_do(shift):
         metrics = build_metrics(get_task("wiki_qa"))
         for start in range(0, len(rows), 5):
             queries, logits, relevance = (torch.tensor(column) for column in zip(*rows[start : start + 5], strict=True))
-            metrics.update(logits[:, None], relevance, queries + 2**62)
+            metrics.update(logits[:, None], relevance, queries + 2**62, index=start + torch.arange(len(logits)))
         found = {name: float(value) for name, value in metrics.compute().items()}
         assert found == {"ndcg_at_10": pytest.approx(ndcg, rel=1e-5), "mrr_at_10": pytest.approx(mrr, rel=1e-5)}
     low, high = intervals(metrics, found, len(rows))["ndcg_at_10"]
@@ -129,7 +129,7 @@ def test_an_export_puts_documents_in_order(export, place):
     rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()]
     metrics.update(
         torch.tensor([line["score"] for line in lines]), torch.tensor([row["label"] for row in rows]),
-        torch.tensor([WORDS.index(row["query"]) for row in rows]),
+        torch.tensor([WORDS.index(row["query"]) for row in rows]), index=torch.arange(len(rows)),
     )  # fmt: skip
     assert float(metrics.compute()["ndcg_at_10"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
 

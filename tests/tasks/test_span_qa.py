@@ -174,11 +174,11 @@ def _scored(task, rows, encoded, logits, batch_size=3):
 def test_scores_are_those_of_a_plain_evaluation(shared, tmp_path, task):
     """Random logits that often hit: n-best over windows, threshold, exact match and F1 on real questions, once more."""
     file = shared / "data" / task.name / "validation.parquet"
-    rows = Dataset.from_parquet(str(file), cache_dir=str(tmp_path)).shuffle(seed=0).select(range(60))
+    rows = Dataset.from_parquet(str(file), cache_dir=str(tmp_path)).shuffle(seed=0).select(range(30))
     rows = rows.select_columns(["id", *task.text, "answers"])
     tokenizer = load_tokenizer(str(shared / "models" / "minilm-l6-h384"), task)
     encoded = encode(rows, tokenizer, task, 160)
-    assert len(encoded) > 90
+    assert len(encoded) > 40
     logits = torch.randn(len(encoded), 2, 160, generator=torch.Generator().manual_seed(0))
     for window, row in enumerate(encoded.to_list()):
         if sum(row["labels"]) or row["example"] % 3:
@@ -195,7 +195,7 @@ def test_scores_are_those_of_a_plain_evaluation(shared, tmp_path, task):
                 if row["end"][i] and row["end"][j] and score > best.get(example, (-torch.inf,))[0]:
                     best[example] = (score, rows[example]["context"][row["begin"][i] : row["end"][j]])
     exact, f1, predictions = [], [], []
-    for example in range(60):
+    for example in range(30):
         golds = rows[example]["answers"]["text"] or [""]
         text = best[example][1]
         if task is V2 and null[example] - best[example][0] > 0:
@@ -203,8 +203,8 @@ def test_scores_are_those_of_a_plain_evaluation(shared, tmp_path, task):
         predictions.append({"prediction_text": text, "id": rows[example]["id"]})
         exact.append(exact_match(text, golds))
         f1.append(token_f1(text, golds))
-    assert found["exact_match"] == pytest.approx(sum(exact) / 60) and 0.1 < found["exact_match"] < 0.95
-    assert found["answer_f1"] == pytest.approx(sum(f1) / 60)
+    assert found["exact_match"] == pytest.approx(sum(exact) / 30) and 0.1 < found["exact_match"] < 0.95
+    assert found["answer_f1"] == pytest.approx(sum(f1) / 30)
     if task is V1:
         assert found.keys() == {"exact_match", "answer_f1"}
         values = reference(predictions, [{"answers": r["answers"], "id": r["id"]} for r in rows])
@@ -255,11 +255,12 @@ def test_drawn_questions_are_scored_by_their_own_answers(tiny_backbone, tmp_path
 
 def test_every_gold_answer_of_the_dev_set_is_found(shared):
     """The labels of some window give back the first answer (its words: a label may end inside a number)."""
-    data = DataModule("squad", str(shared / "models" / "minilm-l6-h384"), str(shared / "data" / "squad"))
+    folder = str(shared / "data" / "squad")
+    data = DataModule("squad", str(shared / "models" / "minilm-l6-h384"), folder, validation_examples=1500)
     data.setup("validate")
     split = data._split("validation")
     found = {}
-    for row in split.encoded.select(range(0, len(split.encoded), 7)):
+    for row in split.encoded:
         first, last = row["labels"]
         if first:
             found[row["example"]] = (row["begin"][first], row["end"][last])
@@ -269,7 +270,7 @@ def test_every_gold_answer_of_the_dev_set_is_found(shared):
         text = row["answers"]["text"][0]
         assert text in row["context"][begin:end]
         same += text == row["context"][begin:end]
-    assert len(found) > 1400 and same > 0.99 * len(found)
+    assert len(found) > 1450 and same > 0.99 * len(found)
 
 
 @pytest.mark.parametrize(("number", "longest"), [(1, 1), (4, 3), (20, 30), (500, 5)])
