@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.kept_rows import KeptRows
 from lit_compress.tasks.records import Task
@@ -50,9 +49,9 @@ class Answers(KeptRows):
     def compute(self) -> dict[str, Tensor]:
         """Return the scores of all questions of all ranks."""
         windows: dict[int, list[Piece]] = {}
-        if len(self.examples):
-            pieces = as_pieces(dim_zero_cat(self.places), dim_zero_cat(self.scores))
-            for example, piece in zip(dim_zero_cat(self.examples).tolist(), pieces, strict=True):
+        if states := self.kept():
+            examples, places, scores = states
+            for example, piece in zip(examples.tolist(), as_pieces(places, scores), strict=True):
                 windows.setdefault(example, []).append(piece)
         values = answer_scores(self.task, self.rows, windows)
         return {name: torch.tensor(value, device=self.device) for name, value in values.items()}

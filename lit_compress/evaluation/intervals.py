@@ -51,16 +51,11 @@ def _middle(scores: Tensor) -> Interval:
     return low, high
 
 
-def bootstrap(score: Callable[[Tensor], float], rows: int) -> Interval:
-    """Return the interval of ``score(numbers of rows)``."""
+def bootstrap(scores: Callable[[Tensor], Mapping[str, Tensor]], rows: int) -> dict[str, Interval]:
+    """Return the intervals of ``scores(numbers of rows)`` by name."""
     generator = torch.Generator().manual_seed(SEED)
-    drawn = (torch.randint(rows, (rows,), generator=generator) for _ in range(_draws(rows)))
-    return _middle(torch.tensor([score(numbers) for numbers in drawn]))
-
-
-def bootstrap_mean(values: Tensor) -> Interval:
-    """Return the interval of the mean of ``values`` [rows]."""
-    return bootstrap(lambda numbers: float(values[numbers].mean()), len(values))
+    drawn = [scores(torch.randint(rows, (rows,), generator=generator)) for _ in range(_draws(rows))]
+    return {name: _middle(torch.stack([some[name] for some in drawn]).float()) for name in drawn[0]}
 
 
 def bootstrap_table(score: Callable[[Tensor], Tensor], table: Tensor) -> Interval:
@@ -87,5 +82,5 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
         return {}
     bounds = {name: wilson(value, rows) for name, value in values.items() if name in FRACTIONS}
     for metric in metrics.values():
-        bounds |= metric.intervals(values.keys() - bounds.keys())  # type: ignore[operator]
+        bounds = metric.intervals(values.keys() - bounds.keys()) | bounds  # type: ignore[operator]
     return {name: bounds[name] for name in values if name in bounds}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
-from lit_compress.evaluation.intervals import Interval, bootstrap_mean
+from lit_compress.evaluation.intervals import Interval, bootstrap
 
 
 class Score(Metric):
@@ -19,7 +20,7 @@ class Score(Metric):
     higher_is_better = True
 
     def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the drawn intervals of those of its ``names`` that have one; it has seen some rows."""
+        """Return the drawn intervals of its scores, those called ``names`` at least, if they have one."""
         return {}
 
 
@@ -36,19 +37,32 @@ class KeptRows(Score):
         for name, value in zip(inspect.get_annotations(type(self)), batch, strict=True):
             getattr(self, name).append(value)
 
+    def kept(self) -> list[Tensor]:
+        """Return the states of all ranks, [rows, ...] each, on the CPU; [] without rows."""
+        states = [getattr(self, name) for name in inspect.get_annotations(type(self))]
+        return [dim_zero_cat(state).cpu() for state in states] if len(states[0]) else []
 
-class RowMeans(KeptRows):
-    """Means over the rows, texts or queries, each of which has scores of its own."""
 
-    def values(self) -> dict[str, Tensor]:
-        """Return the scores [rows] by name, of all ranks, on the CPU."""
-        raise NotImplementedError
+class RowScores(KeptRows):
+    """Scores of values that every row has, which all have intervals; ``names`` are theirs."""
+
+    names: Sequence[str]
+
+    def values(self) -> list[Tensor]:
+        """Return the values [rows, ...] of all ranks, on the CPU; [] without rows."""
+        return self.kept()
+
+    def scores(self, *values: Tensor) -> dict[str, Tensor]:
+        """Return the scores of some rows by name: the means of values [rows, names], if nothing else is said."""
+        return dict(zip(self.names, values[0].double().mean(0), strict=True))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the means by name; 0 without rows."""
-        means = {name: some.double().mean() if len(some) else torch.zeros(()) for name, some in self.values().items()}
-        return {name: mean.float().to(self.device) for name, mean in means.items()}
+        """Return the scores of all rows by name; 0 without rows."""
+        values = self.values()
+        scores = self.scores(*values) if values else dict.fromkeys(self.names, torch.zeros(()))
+        return {name: score.float().to(self.device) for name, score in scores.items()}
 
     def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the intervals of the means."""
-        return {name: bootstrap_mean(some) for name, some in self.values().items() if name in names}
+        """Return the intervals of all scores, of other rows than these."""
+        values = self.values()
+        return bootstrap(lambda rows: self.scores(*(some[rows] for some in values)), len(values[0])) if values else {}

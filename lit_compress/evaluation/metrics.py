@@ -14,11 +14,10 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import multiclass_confusion_matrix
-from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.answer_scores import Answers
-from lit_compress.evaluation.intervals import Interval, bootstrap, bootstrap_table
-from lit_compress.evaluation.kept_rows import KeptRows, Score
+from lit_compress.evaluation.intervals import Interval, bootstrap_table
+from lit_compress.evaluation.kept_rows import KeptRows, RowScores, Score
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
 from lit_compress.tasks.records import Task
@@ -101,7 +100,7 @@ COEFFICIENTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
 }  # fmt: skip
 
 
-class Correlation(KeptRows):
+class Correlation(RowScores):
     """Means of correlation coefficients, by names of :data:`COEFFICIENTS`.
 
     Takes predictions [batch] or [batch, 1] and labels [batch]. All values are kept, as Spearman's ranks cannot be
@@ -119,41 +118,27 @@ class Correlation(KeptRows):
         """Add one batch."""
         self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float())
 
-    def values(self) -> tuple[Tensor, Tensor]:
-        """Return predictions and labels [rows] of all ranks, in float64: they may differ in the last digits only."""
-        if not len(self.predictions):
-            return torch.zeros(0), torch.zeros(0)
-        predictions, labels = (dim_zero_cat(some).cpu().double() for some in (self.predictions, self.labels))
-        return predictions, labels
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return the scores of all batches of all ranks by name."""
-        values = self.values()
-        return {name: _correlation(name, *values).float().to(self.device) for name in self.names}
-
-    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the intervals of the coefficients."""
-        ours, true = self.values()
-        return {
-            name: bootstrap(lambda i, name=name: float(_correlation(name, ours[i], true[i])), len(true))  # type: ignore[misc]
-            for name in self.names if name in names
-        }  # fmt: skip
+    def scores(self, *values: Tensor) -> dict[str, Tensor]:
+        """Return the coefficients of some rows, from float64: predictions may differ in the last digits only."""
+        predictions, labels = (some.double() for some in values)
+        return {name: _correlation(name, predictions, labels) for name in self.names}
 
 
 def _correlation(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of the coefficients of some values [rows]; 0 if one side is constant."""
-    if not len(labels) or predictions.min() == predictions.max() or labels.min() == labels.max():
+    if predictions.min() == predictions.max() or labels.min() == labels.max():
         return torch.zeros((), dtype=predictions.dtype)
     values = [coefficient(predictions, labels) for coefficient in COEFFICIENTS[name]]
     return torch.nan_to_num(torch.stack(values).mean(), nan=0.0)
 
 
-class LabelScores(KeptRows):
+class LabelScores(RowScores):
     """F1 over all decisions, mean F1 of the labels that are seen, and the share of rows whose labels are all right.
 
     A label is seen if some row has it, or is given it. Takes decisions and labels, int [batch, labels] of 0 and 1.
     """
 
+    names = ("micro_f1", "macro_f1", "subset_accuracy")
     predicted: list[Tensor]
     true: list[Tensor]
 
@@ -161,37 +146,14 @@ class LabelScores(KeptRows):
         """Add one batch."""
         self.keep(preds.to(torch.uint8), target.to(torch.uint8))
 
-    def values(self) -> tuple[Tensor, Tensor]:
-        """Return decisions and labels, bool [rows, labels], of all ranks, on the CPU."""
-        if not len(self.predicted):
-            return torch.zeros(0, 1, dtype=torch.bool), torch.zeros(0, 1, dtype=torch.bool)
-        predicted, true = (dim_zero_cat(values).bool().cpu() for values in (self.predicted, self.true))
-        return predicted, true
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return micro_f1, macro_f1 and subset_accuracy of all batches of all ranks; 0 without rows."""
-        return {name: value.float().to(self.device) for name, value in label_scores(*self.values()).items()}
-
-    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the intervals of both F1."""
-        predicted, true = self.values()
-        return {
-            name: bootstrap(lambda i, name=name: float(label_scores(predicted[i], true[i])[name]), len(true))  # type: ignore[misc]
-            for name in ("micro_f1", "macro_f1") if name in names
-        }  # fmt: skip
-
-
-def label_scores(predicted: Tensor, true: Tensor) -> dict[str, Tensor]:
-    """Return the scores of decisions and labels, bool [rows, labels]; undefined scores are 0."""
-    right = (predicted & true).sum(0).double()
-    seen = predicted.sum(0) + true.sum(0)
-    f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)
-    scores = {
-        "micro_f1": 2 * right.sum() / seen.sum(),
-        "macro_f1": f1.nanmean(),
-        "subset_accuracy": (predicted == true).all(1).double().mean(),
-    }
-    return {name: torch.nan_to_num(value, nan=0.0) for name, value in scores.items()}
+    def scores(self, *values: Tensor) -> dict[str, Tensor]:
+        """Return micro_f1, macro_f1 and subset_accuracy of some rows; undefined scores are 0."""
+        predicted, true = (some.bool() for some in values)
+        right = (predicted & true).sum(0).double()
+        seen = predicted.sum(0) + true.sum(0)
+        f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)
+        found = 2 * right.sum() / seen.sum(), f1.nanmean(), (predicted == true).all(1).double().mean()
+        return {name: torch.nan_to_num(value, nan=0.0) for name, value in zip(self.names, found, strict=True)}
 
 
 class Entities(KeptRows):
@@ -214,8 +176,7 @@ class Entities(KeptRows):
 
     def compute(self) -> dict[str, Tensor]:
         """Return word_accuracy and, of tags of entities, entity_f1, entity_precision, entity_recall of all ranks."""
-        words = dim_zero_cat(self.words) if len(self.words) else torch.zeros(0, 4, dtype=torch.long)
-        rows = sorted(words.tolist())  # by row, then by word
+        rows = sorted(row for words in self.kept() for row in words.tolist())  # by row, then by word
         values = {}
         if self.tags is not None:
             tags = [self.tags.get(name) for name in self.names]
@@ -267,11 +228,11 @@ def _ranking(task: Task) -> Score:
 
 
 def _confusion(task: Task) -> Score:
-    return Confusion(task.num_labels, [name for name in task.metrics if name in CONFUSION_SCORES])
+    return Confusion(task.num_labels, sorted(CONFUSION_SCORES.keys() & task.metrics))
 
 
 def _correlations(task: Task) -> Score:
-    return Correlation([name for name in task.metrics if name in COEFFICIENTS])
+    return Correlation(sorted(COEFFICIENTS.keys() & task.metrics))
 
 
 def _entities(task: Task) -> Score:

@@ -9,35 +9,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall, retrieval_reciprocal_rank
-from torchmetrics.utilities import dim_zero_cat
 
-from lit_compress.evaluation.kept_rows import RowMeans
+from lit_compress.evaluation.kept_rows import RowScores
 
 TOP = 10
-NAMES = ("ndcg_at_10", "recall_at_10")
 
 
-class TeacherCosine(RowMeans):
+class TeacherCosine(RowScores):
     """The mean cosine of vectors of length 1 and those that a teacher gives the same texts."""
 
+    names = ("teacher_cosine",)
     cosines: list[Tensor]
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch: vectors [b, texts, width] and the teacher's [b, texts * width]."""
-        self.keep((preds * target.view(preds.shape).to(preds)).sum(-1).mean(1).float())
-
-    def values(self) -> dict[str, Tensor]:
-        """Return the cosines [rows] of all rows of all ranks."""
-        return {"teacher_cosine": dim_zero_cat(self.cosines).cpu().double() if len(self.cosines) else torch.zeros(0)}
+        self.keep((preds * target.view(preds.shape).to(preds)).sum(-1).mean(1, keepdim=True).float())
 
 
-class Retrieval(RowMeans):
+class Retrieval(RowScores):
     """How well queries find their documents among all documents of the split, by cosine: nDCG@10 and recall@10.
 
     A query that is in several rows has several documents. Equal texts are one query or one document, so that the
     documents are all different texts of the split, those that are none of any query included.
     """
 
+    names = ("ndcg_at_10", "recall_at_10")
     vectors: list[Tensor]
     texts: list[Tensor]
     rows: list[Tensor]
@@ -52,11 +48,11 @@ class Retrieval(RowMeans):
         """
         self.keep(preds.float(), target, index)
 
-    def values(self) -> dict[str, Tensor]:
-        """Return the scores [queries] by name, of all queries of all ranks."""
-        if not len(self.vectors):
-            return dict.fromkeys(NAMES, torch.zeros(0))
-        vectors, texts = _in_order(self.rows, self.vectors, self.texts)
+    def values(self) -> list[Tensor]:
+        """Return the scores [queries, names] of all queries of all ranks."""
+        if not (states := self.kept()):
+            return []
+        vectors, texts = _in_order(*states)
         queries, asks = texts[:, 0].unique(return_inverse=True)
         there = _by_appearance(texts[:, 1:])
         scores = _first(vectors[:, 0], asks, len(queries))
@@ -66,16 +62,17 @@ class Retrieval(RowMeans):
         pairs = list(zip(scores, wanted, strict=True))
         ndcg = [retrieval_normalized_dcg(some, right, top_k=TOP) for some, right in pairs]
         recall = [retrieval_recall(_ranked(some), right, top_k=TOP) for some, right in pairs]
-        return dict(zip(NAMES, (torch.stack(ndcg).double(), torch.stack(recall).double()), strict=True))
+        return [torch.stack([torch.stack(ndcg), torch.stack(recall)], 1)]
 
 
-class Ranking(RowMeans):
+class Ranking(RowScores):
     """How well logits put the documents of every query in order: nDCG@10 and the reciprocal rank of the first relevant.
 
     Rows with the same query belong together. Queries none of whose documents is relevant are left out. For the
     reciprocal rank a document is relevant from 0.5 on; it is 0 if none of these is among the first ten.
     """
 
+    names = ("ndcg_at_10", "mrr_at_10")
     logits: list[Tensor]
     relevance: list[Tensor]
     queries: list[Tensor]
@@ -92,25 +89,25 @@ class Ranking(RowMeans):
         """
         self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), index)
 
-    def values(self) -> dict[str, Tensor]:
-        """Return the scores [queries] by name, of all queries of all ranks."""
-        by_metric: dict[str, list[Tensor]] = {"ndcg_at_10": [], "mrr_at_10": []}
-        if len(self.logits):
-            logits, relevance, queries = _in_order(self.rows, self.logits, self.relevance, self.queries)
-            order = queries.argsort(stable=True)
-            sizes = queries[order].unique_consecutive(return_counts=True)[1].tolist()
-            for rows in order.split(sizes):
-                scores, wanted = logits[rows], relevance[rows]
-                if wanted.any():
-                    by_metric["ndcg_at_10"].append(retrieval_normalized_dcg(scores, wanted, top_k=TOP))
-                    by_metric["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
-        return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in by_metric.items()}
+    def values(self) -> list[Tensor]:
+        """Return the scores [queries, names] of all queries of all ranks."""
+        if not (states := self.kept()):
+            return []
+        logits, relevance, queries = _in_order(*states)
+        order, found = queries.argsort(stable=True), []
+        sizes = queries[order].unique_consecutive(return_counts=True)[1].tolist()
+        for rows in order.split(sizes):
+            scores, wanted = logits[rows], relevance[rows]
+            if wanted.any():
+                first = retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP)
+                found.append(torch.stack([retrieval_normalized_dcg(scores, wanted, top_k=TOP), first]))
+        return [torch.stack(found)] if found else []
 
 
-def _in_order(rows: list[Tensor], *states: list[Tensor]) -> list[Tensor]:
-    """Return states in the order of the data, on the CPU."""
-    order = dim_zero_cat(rows).cpu().argsort(stable=True)
-    return [dim_zero_cat(state).cpu()[order] for state in states]
+def _in_order(*states: Tensor) -> list[Tensor]:
+    """Return states in the order of the data, by the last one, the numbers of their rows."""
+    order = states[-1].argsort(stable=True)
+    return [state[order] for state in states[:-1]]
 
 
 def _by_appearance(texts: Tensor) -> Tensor:

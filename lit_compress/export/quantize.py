@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.divergence import same_order
+from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
