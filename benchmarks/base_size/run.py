@@ -224,7 +224,9 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
 
 def collected(task: str, plan: Plan, commit: str | None) -> dict[str, Any]:
     """Return the result of a task: a row for every finished run, and what failed or is missing."""
-    found, out = plan.gathered(), plan.place.out
+    out = plan.place.out
+    out.mkdir(parents=True, exist_ok=True)
+    found = plan.gathered()
     rows = []
     for cell in found["cells"]:
         if cell["status"] == "done":

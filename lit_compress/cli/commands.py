@@ -1,6 +1,6 @@
 """The commands. A command is a function: its parameters are its own options, its docstring is its help.
 
-``line`` has the other options: those of ``fit`` that the command reads (words.py).
+``line`` has the other options, which are ``fit``'s: each command reads some (words.py).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _add_shared(parser: LightningArgumentParser) -> None:
 def _whole_first(typehint: Any) -> Any:
     """Return a union with int before float. Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
 
-    typing keeps one order for ``Optional[Union[int, float]]``: that of the library which made such a type first.
+    typing keeps one order for ``Optional[Union[int, float]]``: the library that made such a type first decides.
     """
     kinds = list(get_args(typehint))
     if get_origin(typehint) is not Union or not {int, float} <= set(kinds):

@@ -159,7 +159,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default_task(head: dict[str, Any], table: dict[str, Any]) -> str | None:
-    """Return the task of a recipe if no task is given: that of the head, or of the only row; else None."""
+    """Return the task of a recipe if no task is given: the task of the head or of the only row; else None."""
     data = head.get("data")
     if isinstance(data, dict) and data.get("task"):
         return str(data["task"])

@@ -1,7 +1,7 @@
 """The words of a command line: options by name and their values, checked before anything heavy is imported.
 
-A command's own options are the parameters of its function in commands.py; the others are those of ``fit``, of which
-every command reads some. A mistyped option ends here, and so does ``--help``.
+A command's own options are the parameters of its function in commands.py. Every command also reads some options of
+``fit``. A mistyped option ends here, and so does ``--help``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def test_usual_names_are_recognised_and_numbers_are_the_classes_of_the_model():
     found = chosen({"sentence": ["a", "b"], "label": [0, 1], "id": ["1", "2"]})
     assert (found.kind, tuple(found.text), found.label) == ("classification", ("sentence",), "label")
     assert found.labels == ["negative", "positive"]
-    assert found.options()["data.custom.text"] == '["sentence"]'
+    assert found.options()["data.custom.text"] == ["sentence"]
     assert chosen({"text": ["a"], "labels": [2]}, UNNAMED).labels == ["0", "1", "2"]
     assert chosen({"text": ["a"], "labels": [2]}, UNNAMED, trained=False).labels is None
     pair = chosen({"premise": ["a"], "hypothesis": ["b"], "idx": [1], "label": [0]})

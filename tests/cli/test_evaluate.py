@@ -137,7 +137,6 @@ def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
     pieces = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"]
     assert pieces["max_length"] == 64  # a longer text ends there, also for who reads the file alone
-    assert "--round_to 8 is for models with narrow" in fails(capsys, "export", run, tmp_path / "x", "--round_to", "8")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
     assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")

@@ -68,7 +68,7 @@ def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
 )
 def test_zeros_take_what_they_take(stored, words, run):
     report = json.loads((run / "report.json").read_text())
-    report |= {"merged": report["merged"] | {"matrices": []}, "round_to": None}
+    report |= {"merged": report["merged"] | {"matrices": []}}
     report["compressed"] |= {"density": 0.25, "stored": stored}
     text = card(report, get_task("sst2"), factors=False)
     assert "stored as zeros" in text and words in text
@@ -76,7 +76,7 @@ def test_zeros_take_what_they_take(stored, words, run):
 
 PROGRAM = {"format": "onnx", "file": "model.onnx", "inputs": ["input_ids"], "outputs": ["logits"], "difference": 1e-6}
 FULL = {
-    "round_to": 8, "license": "mit", "dtype": "float16", "by_block": {},
+    "license": "mit", "dtype": "float16", "by_block": {},
     "vocabulary": {"rows": 1234, "of": 30522, "inputs": 3, "changed": 0},
     "embeddings": {"form": "int8", "bytes": 12345, "of": 99999, "error": 0.0123},
     "program": PROGRAM | {"dtype": "int8", "examples": 64, "metric": 0.8125, "interval": [0.7, 0.9],
@@ -93,7 +93,7 @@ def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
     assert "\n# backbone0 on sst2, compressed by SVD to " in text and ModelCard(text).data.base_model == "backbone0"
     assert text.endswith("except this card.\n") and not re.search(r"[{}]{2}|{%|%}|\n\n\n", text)
     if changes is FULL:
-        said = ("multiples of 8", "1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",
+        said = ("1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",
                 "`decode.onnx` and `encode.onnx` write", "index.json` hold their")  # fmt: skip
         assert all(words in text for words in said) and ModelCard(text).data.license == "mit"
 
