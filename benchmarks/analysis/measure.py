@@ -117,6 +117,9 @@ def of_several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule
 def of_one(kind: str, method: FWSVD, data: DataModule, weightings: Sequence[str], ratios: Sequence[float]) -> TableRows:
     """Return the rows of an analysis of the method's backbone."""
     settings = [weighting_of(label, method.retrain) for label in weightings]
+    for ratio in ratios:
+        if not 0.0 < ratio <= 1.0:
+            raise UserError(f"rank_ratio {ratio} is not a fraction of the full rank; valid: above 0, at most 1")
     net, key = load_model(method.backbone, method), f"val/{data.record.metrics[0]}"
     by_label = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))
 

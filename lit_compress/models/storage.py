@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
-from lit_compress.models.shapes import empty_parameters
+from lit_compress.models.shapes import empty_parameters, without_values
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
@@ -48,6 +48,23 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     net.load_state_dict(copies, assign=True)
     for name, first in aliases.items():
         replace(net, name, net.get_parameter(first))
+
+
+def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse a file whose tensors do not match the model, before memory is taken for either.
+
+    Raises:
+        UserError: names the first tensor that is missing, of another shape or unknown.
+    """
+    aliases = tied(net)
+    own = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    for name, shape in own.items():
+        if name not in shapes and name not in aliases:
+            raise UserError(f"Missing key: the file has no tensor '{name}'")
+        if shapes.get(name, shape) != shape:
+            raise UserError(f"'{name}' has the shape {list(shapes[name])} in the file and {list(shape)} by the sizes")
+    if strange := sorted(shapes.keys() - own.keys()):
+        raise UserError(f"its file has a tensor '{strange[0]}' for which the model has no place")
 
 
 def save_net(net: PreTrainedModel, folder: Path) -> None:
@@ -87,10 +104,14 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         check_counts(f"'{folder}'", folder)
         config = config_of(folder)
         structure = json_of(folder / "structure.json")
+        shapes = net_shapes(folder)
+        dense = without_values(lambda: empty_net(config))
+        check_structure(structure, dense, shapes)
+        with torch.device("meta"):
+            _check_shapes(rebuild(dense, structure), shapes)
         with empty_parameters():
             net = empty_net(config)
             net.tie_weights()  # which the initialization does
-            check_structure(structure, net, net_shapes(folder))
             rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)

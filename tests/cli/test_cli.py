@@ -207,7 +207,7 @@ def test_help_is_fast_to_import_and_complete(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--help"])
     out = capsys.readouterr().out
-    assert "--data.path" in out and "Folder of the run" in out and "--trainer.precision" not in out
+    assert "--data.path" in out and "folder of the run" in out and "--trainer.precision" not in out
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--help", "trainer", "--config", "lpaf_sst2.yaml"])
     out = capsys.readouterr().out
