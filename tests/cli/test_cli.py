@@ -267,10 +267,9 @@ def test_a_whole_number_is_no_fraction(given, kind):
     assert type(parser.parse_args([f"--most={given}"]).most) is kind
 
 
-def test_a_limit_of_batches_counts_the_steps_of_a_plan():
-    words = ("plan", "--config", "quickstart.yaml", "--trainer.limit_train_batches", "2")
-    made = subprocess.run([sys.executable, "-m", "lit_compress", *words], capture_output=True, text=True, check=True)
-    assert "dense 3 epochs = 6 steps, prune 1 epochs = 2 steps, retrain 1 epochs = 2 steps" in made.stdout
+def test_a_limit_of_batches_counts_the_steps_of_a_plan(short_run, capsys):
+    main(["plan", "--model", "LPAF", *short_run, "--trainer.limit_train_batches", "2"])
+    assert "dense 2 epochs = 4 steps, prune 3 epochs = 6 steps, retrain 2 epochs = 4 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("own", "used"), [(None, "64"), ("500", "500")])
