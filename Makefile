@@ -36,8 +36,9 @@ quickstart: $(READY)
 	@echo "Next: $(BIN)/python -m lit_compress report runs/quickstart (a page), then your own model:"
 	@echo "  $(BIN)/python -m lit_compress fit --model.backbone MODEL --data.path FILE.csv --data.custom.text COLUMN --data.custom.label COLUMN"
 
+# all tests; with FAST=1 without whole runs, several processes and other devices (marked slow)
 test: $(TESTED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(FAST),-m "not slow")
 
 lint: $(TESTED)
 	$(BIN)/ruff check .
