@@ -15,7 +15,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
       [--ckpt_path last]
                          run every stage of a method and export the result; `last` continues a stopped run
   plan --config NAME.yaml [--model.budget size=20MB]
-                         print the widths, ranks, sizes and times of a fit, without training
+                         print the widths, ranks and sizes of a fit, without training
   compare --config NAME.yaml [--out DIR] [--workers N] [--list] [--index N]
                          compare methods, budgets and seeds with the same teachers and steps; a rerun continues
   evaluate TARGET [--split test]
@@ -29,7 +29,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
                          list the methods, tasks, recipes or runs
   verify RUN             repeat a run's export and metric, and compare them with its record
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
-                         time a model and its dense model in the runtimes of this machine: tables and figure
+                         time a model and its dense model in the runtimes of this machine
   clean RUN              delete checkpoints of finished stages, and leftovers of killed processes
   factorize MODEL OUT --data.task NAME|--data.path FILE [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          compress a fine-tuned model without training, and export it

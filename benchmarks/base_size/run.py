@@ -149,7 +149,7 @@ def planned(options: Any, task: str) -> Plan:
         *(["--updates", options.updates] if options.updates else []),
         *(["--hold_out", options.hold_out] if options.hold_out else []),
     ]  # fmt: skip
-    plan, _ = plan_of([str(word) for word in words], None)
+    plan, _ = plan_of([str(word) for word in words])
     return plan
 
 

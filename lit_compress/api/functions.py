@@ -14,11 +14,12 @@ from lit_compress.api.columns import Columns
 from lit_compress.api.compressed import with_export
 from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
 from lit_compress.api.session import undisturbed
-from lit_compress.cli.compare import OWN, plan_of, run_plan
+from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import check_line, one_shot_method
 from lit_compress.cli.options import parameters_of
+from lit_compress.cli.parsers import OWN
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
@@ -246,7 +247,7 @@ def compare(
             options["trainer.accelerator"] = str(device)
         words += words_of({name: value for name, value in (given | options).items() if value is not None})
         words += ["--config", str(config), *(["--out", str(out)] if out else [])]
-        plan, _ = plan_of(words, compare.__doc__)
+        plan, _ = plan_of(words)
         page = run_plan(plan, workers)
         return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)
 

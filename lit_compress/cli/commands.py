@@ -71,7 +71,7 @@ def plan(line: Line) -> None:
 
 def compare(line: Line) -> None:
     """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them."""
-    compare_command(list(line.args), compare.__doc__)
+    compare_command(list(line.args))
 
 
 def clean(run: str) -> None:

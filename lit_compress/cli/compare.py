@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_compress.cli.options import CommandLine, method_class, parameters_of
-from lit_compress.cli.parsers import Parser, silence_libraries
-from lit_compress.cli.recipes import method_at_hand, resolve_comparison, shipped_comparisons
+from lit_compress.cli.parsers import OWN, comparison_words, options_in, silence_libraries
+from lit_compress.cli.recipes import method_at_hand, resolve_comparison
 from lit_compress.cli.words import take_apart
 from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
@@ -43,17 +43,6 @@ from lit_compress.utils.files import check_folder, json_of
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, screen_table
 
-# keys of the config that the command line may replace
-OWN = (
-    ("methods", str, "make only the runs of these of the config's methods"),
-    ("budgets", str, "densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's"),
-    ("seeds", int, "seeds in place of the config's"),
-    ("learning_rates", float, "learning rates in place of the config's"),
-    ("updates", int, "training steps after the teacher, overrides the config"),
-    ("hold_out", int, "training rows that choose learning rates and epochs in place of the config's"),
-)
-SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -80,10 +69,10 @@ class Plan:
         return gather(self.place, self.cells, asdict(self.comparison), self.command, self.task)
 
 
-def compare_command(args: list[str], doc: str | None) -> None:
+def compare_command(args: list[str]) -> None:
     """Plan a comparison, and list its runs, make one, or make all."""
     silence_libraries()
-    plan, given = plan_of(args, doc)
+    plan, given = plan_of(args)
     if given.list:
         for job in (*plan.teachers, *plan.jobs):
             print(job.command)
@@ -96,26 +85,13 @@ def compare_command(args: list[str], doc: str | None) -> None:
             run_plan(plan, given.workers)
 
 
-def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]:
+def plan_of(args: list[str]) -> tuple[Plan, argparse.Namespace]:
     """Return the plan of a comparison, and its notes.
 
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    parser = Parser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
-    parser.add_argument("--config", required=True, metavar="NAME.yaml", help="a path, or a shipped comparison: "
-                        + ", ".join(shipped_comparisons()))  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="folder to write (default runs/NAME)")
-    parser.add_argument("--list", action="store_true", help="print all runs as commands, one a line, and make none")
-    parser.add_argument("--index", type=int, metavar="N",
-                        help="make only the run of line N of --list, from 0, and the teacher it needs")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at one time (default 1)")
-    for name, kind, meaning in OWN:
-        parser.add_argument(f"--{name}", type=kind, nargs="+" if name in SEVERAL else None, metavar="X", help=meaning)
-    parser.epilog = "Options of fit apply to all runs, e.g. --data.path DIR, --model.backbone DIR."
-    given, rest = parser.parse_known_args(args)
-    if given.workers < 1:
-        raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")
+    given, rest = comparison_words(args)
     own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
     options = options_in(rest)
     file, values, remark = resolve_comparison(given.config, options.get("data.task"))
@@ -145,29 +121,6 @@ def _whole(args: Sequence[str]) -> list[str]:
         elif word != "--list" and not word.startswith("--index="):
             left_out.append(word)
     return left_out
-
-
-def options_in(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of fit among ``words``, by name.
-
-    Raises:
-        UserError: a word is no option, or an option has no value.
-    """
-    options, left = {}, iter(words)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            raise UserError(f"'{word}' has no option before it; see --help")
-        if word == "--trust_remote_code":
-            value = "true"
-        elif not equals and (value := next(left, "")) == "":
-            raise UserError(f"{name[2:]}: the value is missing")
-        if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every", "trust_remote_code"):
-            own = [row[0] for row in OWN]
-            known = ["config", "out", "list", "index", "workers", *own, "data.path", "model.backbone"]
-            raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")
-        options[name[2:]] = value
-    return options
 
 
 def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:

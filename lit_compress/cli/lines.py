@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import PACKAGE, Option
+from lit_compress.cli.parsers import comparison_words, options_in
 from lit_compress.cli.recipes import check_config, merged_configs, method_at_hand
 from lit_compress.cli.words import (
     FUNCTIONS,
@@ -62,6 +63,7 @@ def read_line(command: str, args: Sequence[str]) -> Line:
         SystemExit: ``--help`` was given, and was printed.
     """
     if command == "compare":  # it has a parser of its own
+        options_in(comparison_words(args)[1])
         return Line(command, args=args)
     line = take_apart(command, args)
     if line.help is not None:

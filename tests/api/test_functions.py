@@ -162,7 +162,7 @@ def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path
     """Its words are those of the command; the runs themselves are tested there."""
     got = []
 
-    def plan_of(words, doc):
+    def plan_of(words):
         got.extend([words, yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())])
         return SimpleNamespace(place=SimpleNamespace(out=tmp_path)), None
 

@@ -195,6 +195,19 @@ def test_callbacks_whose_defaults_are_no_plain_values_are_written(given, tiny_ba
     assert timer["init_args"]["interval"] == "step"
 
 
+def test_a_help_text_or_a_mistake_imports_nothing_heavy():
+    code = """import sys
+from lit_compress.__main__ import COMMANDS, main
+for words in [*([name, "--help"] for name in COMMANDS), ["fit", "--model.densty", "1"], ["compare", "--seed", "1"]]:
+    try:
+        main(words)
+    except SystemExit as stop:
+        assert stop.code == (0 if words[-1] == "--help" else 2), words
+print({"torch", "transformers", "lightning"} & set(sys.modules))"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith("set()")
+
+
 @pytest.mark.slow
 def test_help_is_fast_to_import_and_complete(capsys):
     """`--help` of the package imports nothing heavy; that of a command documents every option."""
