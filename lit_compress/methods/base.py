@@ -327,7 +327,9 @@ class Method(MicroBatches, Checkpointed, Fields):
         outputs, batch = outputs[real], {name: column[real] for name, column in batch.items()}
         self.kind.observe(self.val_metrics[dataloader_idx], outputs, batch)
         if not dataloader_idx and (loss := self.kind.dev_loss(outputs, batch)) is not None:
-            self.dev_loss.update(loss if len(outputs) else 0.0, len(outputs))  # on every rank, also without real rows
+            counted = self.kind.counted(batch)
+            count = len(outputs) if counted is None else int(counted.sum())
+            self.dev_loss.update(loss if count else 0.0, count)  # on every rank, also without real rows
 
     def on_validation_epoch_end(self) -> None:
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.

@@ -84,7 +84,7 @@ class KeepGradients(Callback):
 
     def on_validation_end(self, trainer, pl_module):
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        self.scores = {name: value for name, value in values.items() if name != "val/loss"}  # a mean over batches
+        self.scores = values
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         parameters = sorted((n, p) for n, p in pl_module.named_parameters() if p.grad is not None)
