@@ -211,10 +211,13 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     Args:
         target: as of evaluate.
         line: further options, which override the config that the model was made with, e.g. --data.path DIR.
-        output: JSON lines to write; default predictions.jsonl in the model's folder, or here for a name on the hub.
+        output: JSON lines to write; default predictions.jsonl in the folder of the run or the model, or here for a name
+            on the hub.
     """
     found = find_target(target, "predict")
-    path = Path(output).expanduser() if output else found.place / "predictions.jsonl"
+    of_run = found.folder.name == "export" and found.folder.parent == Path(target).expanduser()  # it is shipped
+    place = found.folder.parent if of_run else found.place
+    path = Path(output).expanduser() if output else place / "predictions.jsonl"
     check_file("--output", path)
     parts = open_target(found, line)
     task_type(parts.data.record).check_answers()

@@ -37,7 +37,7 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     add("   before training", "{:.4f}", lambda e: e["initial"], "")
     add("density", "{:.4f}", lambda e: e["density"], "")
     for key, label in (("kept", "   kept by the method"), ("stored", "   counting stored zeros")):
-        if any(entry.get(key, entry["density"]) != entry["density"] for entry in stages.values()):
+        if any(f"{entry.get(key, entry['density']):.4f}" != f"{entry['density']:.4f}" for entry in stages.values()):
             add(label, "{:.4f}", lambda e, key=key: e.get(key, e["density"]), "")  # type: ignore[misc]
     add("parameters", "{:,}", lambda e: e["params"]["total"])
     add("   without embeddings", "{:,}", lambda e: e["params"]["non_embedding"])

@@ -124,6 +124,8 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
         raise _refusal(asked, kind, "is not a share in (0, 1]")
     if kind in ("params", "size") and number < 1:
         raise _refusal(asked, kind, "is below 1")
+    if kind == "size" and not unit and number < 1000:
+        raise UserError(f"model.budget: '{asked}' has no unit and would be bytes; nearest: size={value}MB")
     if kind == "speedup" and number < 1:
         raise _refusal(asked, kind, "is below 1, slower than the dense model")
     if zeros_of and kind != "density":

@@ -357,7 +357,9 @@ def _impossible(budget: Budget, method: Method, kept: Outline, made: Outline, mo
     if choices.embeddings or tables != whole:
         return UserError(f"{text} as they are exported; nearest: a larger one")
     other = "" if name == "SecondOrder" else "--model SecondOrder "
-    return UserError(f"{text}, which keep their size; {other}--model.scope all makes them smaller")
+    wide = kind == "size" and choices.dtype not in ("bfloat16", "float16")
+    half = ", and 16 bits a value, e.g. --export.dtype bfloat16, all of it" if wide else ""
+    return UserError(f"{text}, which keep their size; {other}--model.scope all makes them smaller{half}")
 
 
 def _of_tables(outline: Outline, kind: BudgetKind) -> int:
