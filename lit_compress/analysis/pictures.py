@@ -41,7 +41,7 @@ def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     markers. The others get free looks.
 
     >>> looks(["SVD, no training", "SVD"])["SVD"]
-    {'color': '#6b40b5', 'marker': '^'}
+    {'color': '#7a4a3a', 'marker': 'D'}
     """
     labels = list(dict.fromkeys(labels))
     known = {_letters(name): number for number, name in enumerate(METHODS)}
