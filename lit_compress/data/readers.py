@@ -241,18 +241,22 @@ def _checked(where: str, file: Path, form: Form) -> str:
         first, more = lines.readline(2**20), lines.read(2**16)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
-    if form.encoding and _was_utf8(first + more, form.encoding):
+    if form.encoding and _was_utf8(first + more, form.encoding, len(more) == 2**16):
         raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
     return first
 
 
-def _was_utf8(text: str, encoding: str) -> bool:
+def _was_utf8(text: str, encoding: str, cut: bool) -> bool:
     """Return whether a text that was read in an encoding of one byte a character is UTF-8 by its bytes."""
-    letters = b"".join(bytes([byte]) for byte in range(128, 256)).decode(encoding, errors="ignore")
+    letters = bytes(range(128, 256)).decode(encoding, errors="ignore")
+    content = text.encode(encoding, errors="ignore") if len(letters) > 64 else b""
     try:
-        return len(letters) > 64 and not text.isascii() and bool(text.encode(encoding).decode("utf-8"))
-    except UnicodeError as error:  # the last character may be cut
-        return isinstance(error, UnicodeDecodeError) and error.start > len(error.object) - 4
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not cut or error.reason != "unexpected end of data":
+            return False
+        content = content[: error.start]
+    return not content.isascii()
 
 
 def _read_separated(usual: str) -> Reader:

@@ -26,7 +26,6 @@ Kind = Literal["model", "dataset"]
 CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parquet files of data sets with a script
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 # configurations, tokenizers, code, which runs only if it is trusted, the card
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
@@ -52,11 +51,6 @@ _resolved: dict[tuple[str, ...], Snapshot] = {}
 def is_name(text: str) -> bool:
     """Return whether ``text`` can only be a name on the hub, with or without ``@REVISION``: no such file is here."""
     return _NAME.fullmatch(text) is not None and not text.startswith(".") and not Path(text).expanduser().exists()
-
-
-def is_commit(revision: str) -> bool:
-    """Return whether a revision is a whole commit, which never changes."""
-    return _COMMIT.fullmatch(revision) is not None
 
 
 def split_name(option: str, text: str, revision: str | None = None) -> tuple[str, str | None]:

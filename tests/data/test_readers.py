@@ -177,6 +177,12 @@ def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
     assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
 
 
+@pytest.mark.parametrize("text", ["caf\u00e9", "\u00e9t\u00e9 \u00e9", "\u00c3\u00a9t\u00e9"])
+def test_a_last_letter_of_one_byte_is_no_utf8(tmp_path, text):
+    content = f"label,sentence\n1,a\n0,{text}".encode("latin-1")
+    assert read("sst2", tmp_path, "train.csv", content, encoding="latin-1")["sentence"][1] == text
+
+
 def test_utf8_is_not_read_as_another_encoding(tmp_path):
     content = "sentence,label\ncaf\u00e9 \u2713,1\n".encode()
     with pytest.raises(UserError, match="is UTF-8, not latin-1; leave --data"):
