@@ -294,7 +294,7 @@ def report_of(run: Path) -> dict[str, Any]:
     if data.get("teacher"):
         data["teacher"] = "dense"
     init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
-    report["config"].pop("run_dir")
+    report["config"].pop("run_dir", None)  # in runs of 0.2
     return report
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import processes
 import pytest
+import torch
 
 from benchmarks import timing
-from benchmarks.device import gpu, gpu_forms, gpu_tables, step_times
+from benchmarks.device import gpu, gpu_forms, gpu_tables, packed, step_times
 
 TINY = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
@@ -23,7 +26,7 @@ def measure(results: Path, *words: str) -> None:
     timing.SHAPES = timing.SHAPES | {timing.BERT_BASE: TINY}
     gpu_forms.STEP = 8
     gpu.BATCHES, gpu.LENGTHS, gpu.ROUNDS, gpu.MEMORY_SHAPE = (1,), (4, 8), 2, (1, 4)
-    gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.SHAPES = 4, 2, (timing.BERT_BASE,)
+    gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.PACKED_BATCH, gpu.SHAPES = 4, 2, 4, (timing.BERT_BASE,)
     gpu.TRAINED, gpu.WORDS, gpu.TEXTS, step_times.SKIPPED = (16, 2), 6, 64, 0
     gpu.FIRST, gpu.METHODS = (
         ("dense", gpu.LABELS, "Theseus"),
@@ -36,7 +39,7 @@ def measure(results: Path, *words: str) -> None:
 
 @pytest.mark.slow
 def test_the_whole_path_on_the_second_device(tmp_path):
-    processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
+    processes.on_second_device(measure, tmp_path, "--only", "answers", "mixed", "training")
     (file,) = tmp_path.iterdir()
     found = json.loads(file.read_text())
     times = [row for row in found["answers"] if "times" in row]
@@ -53,6 +56,7 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     assert "Not measured: training Theseus: SystemExit" in said
     processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
     again = json.loads(file.read_text())
+    assert [row["way"] for row in found["mixed"][0]["mixed"]].count("packed, eager") == 2
     assert again["answers"] == found["answers"] and again["training"][:3] == found["training"][:3]
     assert {row["method"] for row in again["training"]} == {row["method"] for row in found["training"]}
     assert len(again["training"]) == len(found["training"]), "only what failed is tried again"
@@ -72,6 +76,20 @@ def test_what_takes_too_long_is_killed():
     with pytest.raises(TimeoutError):
         gpu.apart(time.sleep, 60, seconds=1)
     assert time.monotonic() - begin < 50
+
+
+def test_packed_texts_have_the_answers_of_padded_ones():
+    dense = timing.random_bert(timing.MINILM, **TINY).eval()
+    lengths = np.array([3, 8, 5])
+    row = {name: torch.as_tensor(value) for name, value in packed.packed(lengths, 12).items()}
+    assert row["input_ids"].shape == (1, 24) and row["starts"].tolist() == [0, 3, 11, 16, 24]
+    with torch.inference_mode():
+        alone = [
+            dense(input_ids=row["input_ids"][:, begin:end]).logits
+            for begin, end in itertools.pairwise(row["starts"].tolist())
+        ]
+        found = packed.Packed(dense, 12)(**row)["logits"]
+    torch.testing.assert_close(found, torch.cat(alone))
 
 
 def test_free_forms_have_the_weights_of_even_ones():

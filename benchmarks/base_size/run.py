@@ -1,14 +1,14 @@
 """Every method on a base-size encoder: the comparisons of many tasks at once on one GPU, within a time limit.
 
     python -m benchmarks.base_size.run --backbone DIR --data DIR --minutes 7 [--device cuda] [--workers 14]
-        [--tasks stsb ...] [--seeds 1 ...] [--exports DIR]
+        [--tasks stsb ...] [--seeds 1 ...] [--exports DIR] [--config FILE] [--times]
 
-Makes the runs of base_size.yaml, as ``compare`` does, --workers at a time, the most valuable first, until --minutes are
-over; the same command continues. A run that fails stops no other. Runs are forks of this process, which spares their
-imports; it touches no GPU itself. Not made, for they take CPU time: milliseconds, and the check of an export by another
-process. Matrices are decomposed by their Gram matrices, as large ones always are. SecondOrder's measurements of a
-teacher serve all its densities. --exports gets the teacher and two compressed models of the first task
-(benchmarks/base_size/coding.py).
+Makes the runs of base_size.yaml, or of another --config of ``compare``, --workers at a time, the most valuable first,
+until --minutes are over; the same command continues. A run that fails stops no other. Runs are forks of this process,
+which spares their imports; it touches no GPU itself. Not made, for they take CPU time: milliseconds (but with --times),
+and the check of an export by another process. Matrices are decomposed by their Gram matrices, as large ones always are.
+SecondOrder's measurements of a teacher serve all its densities. --exports gets the teacher and two compressed models of
+the first task (benchmarks/base_size/coding.py).
 Writes benchmarks/base_size/results/<task>.json.
 """
 
@@ -95,7 +95,8 @@ def be_quick() -> None:
             entry["latency_ms"] = {"median": None, "p10": None, "p90": None, "batch": 1, "length": 0, "threads": 1}
         return {"rounds": 0, "spread": None, "steady": False, "speedup": None}
 
-    vars(report)["add_latency"] = none
+    if "TIMES" not in os.environ:
+        vars(report)["add_latency"] = none
     vars(folder)["check_export"] = lambda net, place: None
     vars(decompose)["GRAM_FROM"] = 0  # of a matrix of 768 columns three times as fast; large singular values are exact
     vars(fitting)["log_report"] = lambda *_: None  # TensorBoard takes no missing times
@@ -142,10 +143,11 @@ class Maker(workers.Worker):
 def planned(options: Any, task: str) -> Plan:
     """Return the plan of a task's comparison; tokenizes its data."""
     words: list[object] = [
-        "--config", CONFIG, "--out", (options.work / task).absolute(), "--data.task", task, "--data.path",
-        (options.data / task).absolute(), "--model.backbone", options.backbone.absolute(), "--trainer.precision",
-        options.precision, "--trainer.accelerator", options.device, "--trainer.logger", "false", "--checkpoint_every",
-        10**9, "--seeds", *options.seeds, *(["--methods", *options.only] if options.only else []),
+        "--config", options.config.absolute(), "--out", (options.work / task).absolute(), "--data.task", task,
+        "--data.path", (options.data / task).absolute(), "--model.backbone", options.backbone.absolute(),
+        "--trainer.precision", options.precision, "--trainer.accelerator", options.device, "--trainer.logger", "false",
+        "--checkpoint_every", 10**9, "--seeds", *options.seeds,
+        *(["--methods", *options.only] if options.only else []),
         *(["--updates", options.updates] if options.updates else []),
         *(["--hold_out", options.hold_out] if options.hold_out else []),
     ]  # fmt: skip
@@ -288,12 +290,15 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=1e6, help="of everything, the end included")
     parser.add_argument("--workers", type=int, default=14, help="runs at one time")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="of compare")
+    parser.add_argument("--times", action="store_true", help="time the models on the CPU, too")
     parser.add_argument("--exports", type=Path, help="folder for the coded teacher and models of the first task")
     parser.add_argument("--updates", type=int, help="as compare's, to try the script")
     parser.add_argument("--hold_out", type=int, help="as compare's, to try the script")
     parser.add_argument("--commit", help="of this copy of the code, if it is no checkout")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": str(options.threads), "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"TIMES": ""} if options.times else {}
     if options.list:
         for task in options.tasks:
             plan = planned(options, task)

@@ -1,13 +1,13 @@
 """What compression gives on this machine's accelerator: answers, training steps and the command `factorize`.
 
-    python -m benchmarks.device.gpu [--minutes 5] [--device cuda] [--only answers compiled training factorize]
+    python -m benchmarks.device.gpu [--minutes 5] [--device cuda] [--only answers mixed compiled training factorize]
 
 Needs nothing but the tree: BERTs of random weights, whose speed is that of any weights. *Answers*: dense models and
-their compressed forms (gpu_forms.py) in bfloat16, in turns, eager and as CUDA graphs, over batches and lengths, and 512
-texts of mixed lengths. *Compiled*: the same after `torch.compile` of the blocks. *Training*: every method's steps by
-`fit` in bf16-mixed, 32 texts of 128 tokens, each next to dense fine-tuning. *factorize*: seconds and memory of the
-command. It ends after --minutes, writes what is there after every row, and prints the tables last. Parts and methods
-that a result has are not measured again.
+their compressed forms (gpu_forms.py) in bfloat16, in turns, eager and as CUDA graphs, over batches and lengths.
+*Mixed*: 512 texts of mixed lengths, padded and packed (packed.py). *Compiled*: answers after `torch.compile` of the
+blocks. *Training*: every method's steps by `fit` in bf16-mixed, 32 texts of 128 tokens, each next to dense fine-tuning.
+*factorize*: seconds and memory of the command. It ends after --minutes, writes what is there after every row, and
+prints the tables last. Rows that a result has are not measured again.
 Writes benchmarks/device/results/gpu/<card>.json.
 """
 
@@ -33,7 +33,13 @@ from benchmarks.device.run import METHODS
 from lit_compress.utils.errors import UserError
 
 SCRIPT = "device/gpu"
-SHARES = {"answers": 0.5, "compiled": 0.72, "training": 0.9, "factorize": 1.0}  # of the time, when a part must be over
+SHARES = {
+    "answers": 0.45,
+    "mixed": 0.5,
+    "compiled": 0.72,
+    "training": 0.9,
+    "factorize": 1.0,
+}  # of the time, when a part must be over
 BATCHES: tuple[int, ...] = (1, 32, 128)
 LENGTHS: tuple[int, ...] = (32, 128, 384)
 ROUNDS = 10
@@ -41,7 +47,7 @@ SHAPES: tuple[str, ...] = (timing.BERT_BASE, timing.MINILM)
 MEMORY_SHAPE = (32, 128)
 COMPILED_AT = ((1, 128), (32, 128), (128, 128))
 COMPILED = ("dense", "even, multiples of 64, 0.10", "components, 0.10")
-MIXED_TEXTS, MIXED_BATCH, MIXED_STEP = 512, 32, 64
+MIXED_TEXTS, MIXED_BATCH, MIXED_STEP, PACKED_STEP, PACKED_BATCH = 512, 32, 64, 512, 128
 TEXTS = 768  # of training: 24 steps an epoch
 LABELS = "LPAF, labels alone"  # no teacher
 FIRST: tuple[str, ...] = (
@@ -53,7 +59,7 @@ FIRST: tuple[str, ...] = (
     "CoFi",
     "SP3",
 )  # then the others, while there is time
-Keep = Callable[[str, dict[str, Any]], None]
+Row = Callable[[dict[str, Any]], None]  # keeps a row of a part
 
 
 def main() -> None:
@@ -69,22 +75,24 @@ def main() -> None:
     for part in options.only:
         end = begin + 60 * options.minutes * SHARES[part]
         result[part] = [row for row in result.get(part, []) if "failed" not in row]
-        if result[part] and part != "training":
-            continue
 
         def keep(part: str, row: dict[str, Any]) -> None:
             result[part].append(row)
             common.write(options, result["name"], result)
 
         try:
-            done = {row["method"] for row in result[part]} if part == "training" else set()
-            PARTS[part](device, end, partial(keep, part), *([done] if done else []))
+            PARTS[part](device, end, partial(keep, part), {key(row) for row in result[part]})
         except Exception as error:  # a part that fails must not cost the others
             keep(part, failed(error))
         print(f"{part}: {len(result[part])} rows, {time.monotonic() - begin:.0f} s", flush=True)
     from benchmarks.device.gpu_tables import tables
 
     print("\n".join(tables(result)))
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return which row of its part this is."""
+    return tuple(row.get(name) for name in ("shape", "form", "batch", "length", "method"))
 
 
 def failed(error: BaseException) -> dict[str, Any]:
@@ -112,28 +120,42 @@ def apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
 # ------------------------------------------------------------------------------------------------- answers
 
 
-def answers(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -> None:
+def answers(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
     """Time the forms of BERT-base, then of MiniLM's shape, at every batch and length, the cheapest first."""
     from benchmarks.device.gpu_forms import forms
     from lit_compress.export.runtimes import placed
 
     for shape in SHAPES:
+        pairs = sorted(((batch, length) for batch in BATCHES for length in LENGTHS), key=lambda pair: pair[0] * pair[1])
+        pairs = [pair for pair in pairs if key({"shape": shape, "batch": pair[0], "length": pair[1]}) not in done]
+        if not pairs:
+            continue
         nets = forms(shape)
         runs = _runners(nets, device, ("eager", "graphs"))
         for name, net in nets.items():
-            keep({"shape": shape, "form": name, **_size(net, nets["dense"], device)})
-        pairs = sorted(((batch, length) for batch in BATCHES for length in LENGTHS), key=lambda pair: pair[0] * pair[1])
+            if key({"shape": shape, "form": name}) not in done:
+                keep({"shape": shape, "form": name, **_size(net, nets["dense"], device)})
         for batch, length in pairs:
             if time.monotonic() > end:
                 return
             inputs = placed(_inputs(batch, length), device)
             keep({"shape": shape, "batch": batch, "length": length, "times": _times(runs, inputs, device)})
-        few = {key: run for key, run in runs.items() if key[0] in COMPILED}
-        keep({"shape": shape, "mixed": _mixed(few, device)})
 
 
-def compiled(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -> None:
+def mixed(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
+    """Time 512 texts of mixed lengths: padded, sorted by length, and packed without padding."""
+    from benchmarks.device.gpu_forms import forms
+
+    for shape in SHAPES:
+        if key({"shape": shape}) not in done and time.monotonic() < end:
+            nets = {name: net for name, net in forms(shape, COMPILED).items() if name in COMPILED}
+            keep({"shape": shape, "mixed": _mixed(nets, device)})
+
+
+def compiled(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
     """Compile the blocks of some forms of BERT-base, and time them next to CUDA graphs of the eager forward."""
+    if done:
+        return
     from benchmarks.device.gpu_forms import forms
     from lit_compress.export.runtimes import placed
 
@@ -207,17 +229,20 @@ def _size(net: Any, dense: Any, device: str) -> dict[str, Any]:
     return {"density": density, "weights_mb": weights / 1e6, "peak_mb": peak / 1e6}
 
 
-def _mixed(runs: dict[tuple[str, str], Any], device: str) -> list[dict[str, Any]]:
-    """Return texts a second of 512 texts of mixed lengths: in any order, by length, by length as graphs."""
+def _mixed(nets: dict[str, Any], device: str) -> list[dict[str, Any]]:
+    """Return texts a second of 512 texts of mixed lengths: in any order, by length, and without padding."""
+    import copy
+
     import numpy as np
 
+    from benchmarks.device.packed import Packed, packed
     from lit_compress.export.runtimes import placed
     from lit_compress.utils.timing import in_turns
 
     drawn = np.random.default_rng(0).lognormal(4.0, 0.7, MIXED_TEXTS)
     lengths = drawn.clip(8, max(LENGTHS)).astype(int)
 
-    def batches(order: Any, step: int) -> list[dict[str, Any]]:
+    def padded(order: Any, step: int) -> list[dict[str, Any]]:
         made = []
         for part in np.split(order, MIXED_TEXTS // MIXED_BATCH):
             longest = -(-int(part.max()) // step) * step
@@ -226,15 +251,27 @@ def _mixed(runs: dict[tuple[str, str], Any], device: str) -> list[dict[str, Any]
             made.append(placed(given, device))
         return made
 
+    def rows(batch: int, step: int) -> list[dict[str, Any]]:
+        parts = np.split(lengths, MIXED_TEXTS // batch)
+        return [
+            {name: torch.as_tensor(value, device=device) for name, value in packed(part, step).items()}
+            for part in parts
+        ]
+
+    ends = {form: Packed(copy.deepcopy(net), max(max(LENGTHS), PACKED_STEP)) for form, net in nets.items()}
+    runs = {False: _runners(nets, device, ("eager", "graphs")), True: _runners(ends, device, ("eager", "graphs"))}
     ways = {
-        "any order, eager": ("eager", batches(lengths, 1)),
-        "by length, eager": ("eager", batches(np.sort(lengths), 1)),
-        "by length, graphs": ("graphs", batches(np.sort(lengths), MIXED_STEP)),
+        "any order, eager": (False, "eager", padded(lengths, 1)),
+        "by length, eager": (False, "eager", padded(np.sort(lengths), 1)),
+        "by length, graphs": (False, "graphs", padded(np.sort(lengths), MIXED_STEP)),
+        "packed, eager": (True, "eager", rows(MIXED_BATCH, 1)),
+        f"packed, {PACKED_BATCH} texts, eager": (True, "eager", rows(PACKED_BATCH, 1)),
+        f"packed, {PACKED_BATCH} texts, graphs": (True, "graphs", rows(PACKED_BATCH, PACKED_STEP)),
     }
     calls = {
-        (form, name): partial(lambda run, given: [run(batch) for batch in given], runs[form, way], given)
-        for name, (way, given) in ways.items()
-        for form, of in runs
+        (form, name): partial(lambda run, given: [run(batch) for batch in given], run, given)
+        for name, (ends_meet, way, given) in ways.items()
+        for (form, of), run in runs[ends_meet].items()
         if of == way
     }
     times = in_turns(list(calls.values()), 3, warm_up=1, device=device)
@@ -247,14 +284,14 @@ def _mixed(runs: dict[tuple[str, str], Any], device: str) -> list[dict[str, Any]
 # ------------------------------------------------------------------------------------------------- training
 
 
-def training(device: str, end: float, keep: Callable[[dict[str, Any]], None], done: Collection[str] = ()) -> None:
+def training(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
     """Run a short `fit` of every method but those ``done``, in a process of its own; keep what its steps took."""
     from benchmarks.scaling.run import write_inputs
 
     width, layers = TRAINED
     with tempfile.TemporaryDirectory() as work:
         write_inputs(Path(work), width, layers, (WORDS, WORDS), TEXTS)
-        for method in dict.fromkeys(name for name in (*FIRST, *METHODS) if name not in done):
+        for method in dict.fromkeys(name for name in (*FIRST, *METHODS) if key({"method": name}) not in done):
             if (left := end - time.monotonic()) < 5:
                 return
             try:
@@ -295,8 +332,10 @@ def steps(method: str, device: str, work: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------- factorize
 
 
-def factorize(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -> None:
+def factorize(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
     """Time the command for BERT-base, calibration by K-FAC and all checks included."""
+    if done:
+        return
     from argparse import Namespace
 
     from benchmarks.speed.one_shot import measure
@@ -308,7 +347,7 @@ def factorize(device: str, end: float, keep: Callable[[dict[str, Any]], None]) -
     keep(apart(measure, options, timing.BERT_BASE, {}, seconds=left))
 
 
-PARTS = {"answers": answers, "compiled": compiled, "training": training, "factorize": factorize}
+PARTS = {"answers": answers, "mixed": mixed, "compiled": compiled, "training": training, "factorize": factorize}
 
 if __name__ == "__main__":
     main()

@@ -32,7 +32,7 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
         for way in dict.fromkeys(time["way"] for row in own for time in row.get("times", ())):
             yield f"{shape}, {way}: ms of the dense model, and how many times as fast the others are (texts x tokens)\n"
             yield _speeds(own, way)
-        yield from _mixed(own)
+        yield from _mixed([row for row in result.get("mixed", []) if row.get("shape") == shape])
     if rows := [row for row in result.get("compiled", []) if "failed" not in row]:
         yield f"{rows[0]['shape']}, blocks by torch.compile, then CUDA graphs: ms, and times the dense model's speed in the same way\n"
         yield _compiled(rows)
@@ -48,7 +48,7 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
     for row in result.get("factorize", []):
         if "seconds" in row:
             yield f"`factorize` of BERT-base's shape, all checks included: {row['seconds']:.0f} s, {row['peak_mib']:,.0f} MiB of the host.\n"
-    for part in ("answers", "compiled", "training", "factorize"):
+    for part in ("answers", "mixed", "compiled", "training", "factorize"):
         for row in result.get(part, []):
             if "failed" in row:
                 yield f"Not measured: {part} {row.get('method', '')}: {row['failed']}\n"
@@ -84,12 +84,11 @@ def shown(gain: dict[str, float]) -> str:
 
 def _mixed(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
-        if "mixed" in row:
-            ways = list(dict.fromkeys(each["way"] for each in row["mixed"]))
-            of = {(each["form"], each["way"]): each["texts_a_second"] for each in row["mixed"]}
-            forms = dict.fromkeys(each["form"] for each in row["mixed"])
-            yield f"{row['shape']}, 512 texts of 8 to 384 tokens in batches of 32: texts a second\n"
-            yield table(["form", *ways], [[form, *(f"{of[form, way]:,.0f}" for way in ways)] for form in forms])
+        ways = list(dict.fromkeys(each["way"] for each in row["mixed"]))
+        of = {(each["form"], each["way"]): each["texts_a_second"] for each in row["mixed"]}
+        forms = dict.fromkeys(each["form"] for each in row["mixed"])
+        yield f"{row['shape']}, 512 texts of 8 to 384 tokens in batches of 32; *packed*: without padding: texts a second\n"
+        yield table(["form", *ways], [[form, *(f"{of[form, way]:,.0f}" for way in ways)] for form in forms])
 
 
 def _compiled(rows: list[dict[str, Any]]) -> str:
