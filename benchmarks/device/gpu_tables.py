@@ -41,7 +41,7 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
         dense = next((row for row in rows if row["method"] == "dense"), rows[0])
         yield table(
             ["method", "stage", "ms", "x dense", "peak MB", "x dense"],
-            [[row["method"], row["stage"], f"{row['ms']:.1f}", f"{row['ms'] / dense['ms']:.2f}",
+            [[row["method"], row["stage"], f"{row['ms']:.1f}", f"{row['ms'] / row['dense_ms']:.2f}",
               f"{row['peak_mb']:,.0f}", f"{row['peak_mb'] / dense['peak_mb']:.2f}"]
              for row in rows],
         )  # fmt: skip

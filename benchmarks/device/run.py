@@ -42,7 +42,7 @@ METHODS: dict[str, list[str]] = {
     "BlockMovement": [*PRUNE, *RETRAIN, "--model.prune.block", "8"],
     "CoFi": GATES,
     "CoFiLoSparse": [*GATES, "--model.prune.interval", "4"],
-    "SP3": [*PRUNE, "--model.prune.tokens", "100"],
+    "SP3": [*PRUNE, "--model.prune.tokens", "1000"],
     "FLOP": PRUNE,
     "Theseus": ["--model.replace.epochs", "2"],
     "LLMPruner": PRUNE,
