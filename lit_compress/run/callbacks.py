@@ -167,7 +167,7 @@ def _finite(optimizer: Optimizer, device: torch.device) -> bool:
 class EpochLines(Callback):
     """Print one line for every finished epoch, which stays in the terminal and in a log.
 
-    If the output is a file, longer trainings and validations also say when they begin and how long they will take.
+    If the output is a file, longer trainings and validations also say how much is left, and how long they took.
 
     Args:
         title: e.g. ``LPAF 2/3 prune``.

@@ -63,7 +63,7 @@ def test_float_labels_stay_floats(tokenizer):
 
 def test_the_second_time_is_read_from_disk(rows, tokenizer, backbone, tmp_path, monkeypatch):
     first = encode(rows, tokenizer, SST2, 32)
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [
+    assert [entry.name for entry in (tmp_path / "cache").glob("encoded-*")] == [
         f"encoded-{encoding_key(rows, tokenizer, SST2, 32)}"
     ]
     monkeypatch.setattr(Dataset, "map", None)
@@ -130,5 +130,5 @@ def test_a_killed_run_leaves_no_cache(rows, tokenizer, tmp_path, monkeypatch):
         patched.setattr(Dataset, "save_to_disk", die)
         with pytest.raises(KeyboardInterrupt):
             encode(rows, tokenizer, SST2, 32)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("encoded-*")) == []
     assert len(encode(rows, tokenizer, SST2, 32)) == 2

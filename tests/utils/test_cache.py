@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_it_is_written_once(entry):
     folder, fill = entry
     (folder / "more").write_text("datasets puts files of its own beside them")
     assert build_once(folder, fill) == folder and fill.calls == 1
-    assert not [path for path in folder.parent.iterdir() if path != folder]
+    assert {path.name for path in folder.parent.iterdir()} == {"entry", ".locks"}
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -73,37 +74,25 @@ def test_an_entry_of_an_earlier_version_is_made_again_silently(entry, capsys):
     assert fill.calls == 2 and not capsys.readouterr().err
 
 
-def test_of_two_builders_one_wins_and_nothing_is_left(tmp_path):
-    target = tmp_path / "made"
+def test_of_two_builders_the_second_waits_for_the_first(tmp_path):
+    fill, begun = Fill(), threading.Barrier(2)
 
-    def lose(folder):
-        build_once(target, lambda other: (other / "first").touch())  # the other process, meanwhile
-        (folder / "second").touch()
+    def build():
+        begun.wait()
+        return build_once(tmp_path / "made", fill)
 
-    assert build_once(target, lose) == target
-    assert {entry.name for entry in target.iterdir()} == {"first", "manifest.json"}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
+    with ThreadPoolExecutor(2) as pool:
+        assert [one.result() for one in [pool.submit(build), pool.submit(build)]] == [tmp_path / "made"] * 2
+    assert fill.calls == 1 and {entry.name for entry in tmp_path.iterdir()} == {"made", ".locks"}
 
 
 def test_a_failed_build_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
         build_once(tmp_path / "made", lambda _: (_ for _ in ()).throw(RuntimeError))
-    assert list(tmp_path.iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == [".locks"]
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^LIT_COMPRESS_CACHE: cannot write to"):
         build_once(tmp_path / "file" / "made", lambda _: None)
-
-
-def test_what_a_killed_process_left_goes_after_a_day(entry, tmp_path):
-    folder, fill = entry
-    old, young, other = (folder.parent / name for name in (".entry-old", ".entry-young", ".another-old"))
-    for path in (old, young, other):
-        path.mkdir()
-    for path in (old, other):
-        os.utime(path, (1e9, 1e9))
-    shutil.rmtree(folder)
-    build_once(folder, fill)
-    assert sorted(path.name for path in folder.parent.glob(".*")) == [".another-old", ".entry-young"]
