@@ -85,7 +85,8 @@ def choose_columns(
     if KINDS[kind].own_columns and not isinstance(label, str):
         head = (_head_names(config) if trained else None) or []
         order = head if set(head) == set(label or head) and set(head) <= set(names) else None
-        return replace(given, kind=kind, text=given.text or _texts(rows, label), labels=given.labels or order)
+        text = given.text or _texts(rows, label or order)
+        return replace(given, kind=kind, text=text, label=label or order, labels=given.labels or order)
     label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
     chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
     if not KINDS[kind].classes or given.labels or not isinstance(label, str):

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Collection, Iterator
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lit_compress.data.checks import IDS, Source, no_rows
-from lit_compress.data.readers import Row
+from lit_compress.data.checks import Source, no_rows
 from lit_compress.data.sources import Place, sources_at
 from lit_compress.tasks import KINDS, TaskType
-from lit_compress.tasks.classification import Classification, fraction_line, label_name, whole_number
-from lit_compress.tasks.multi_label import flag, is_missing
+from lit_compress.tasks.classification import fraction_line, label_name, whole_number
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -59,8 +54,6 @@ def custom_task(settings: Custom, place: Place) -> Task:
     )  # fmt: skip
     labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
     numbered = True
-    if settings.label is None and (kind.own_columns or (isinstance(kind, Classification) and not labels)):
-        draft = replace(draft, label_columns=find_columns(draft, place, labels))
     if draft.label_columns:
         labels = labels or tuple(name.strip() for name in draft.label_columns)
         if {*labels} != {name.strip() for name in draft.label_columns}:
@@ -99,57 +92,6 @@ def checked_columns(kind: TaskType, names: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def find_columns(task: Task, place: Place, labels: Collection[str]) -> tuple[str, ...]:
-    """Return the columns of 0 and 1 of a file without a label column, one for each label.
-
-    They are the classes where these are known; else all columns but texts and ids.
-
-    Args:
-        task: has the names of the other columns.
-        place: of the rows.
-        labels: names of the classes; () if they are not known.
-
-    Returns:
-        Their names, in order; () if there are none, or the file has a label column.
-
-    Raises:
-        UserError: only some of the columns have no other values, or ``task`` cannot have several labels.
-    """
-
-    def read(columns: list[str]) -> tuple[str, list[str], Iterator[Row]] | None:
-        """Return the name of a source, the names of its columns, and its rows, which have ``columns``."""
-        sources = sources_at(replace(task, label_columns=tuple(columns)), place, ["train"])
-        if (source := sources.get("train", next(iter(sources.values()), None))) is None:
-            return None
-        table = source.read()
-        first = list(islice(table.rows, 1))
-        return source.where, table.names or list(*first), chain(first, table.rows)
-
-    if (first := read([])) is None or task.label in first[1]:
-        return ()
-    where, names, _ = first
-    if labels:
-        return tuple(labels) if set(labels) <= set(names) else ()
-    others = [name for name in names if name not in (*task.text, *IDS)]
-    flags = dict.fromkeys(others, False)  # whether a 0 or 1 was seen; a column with another value is left out
-    for row in (read(others) or first)[2]:
-        for name, value in ((name, row.get(name)) for name in list(flags)):
-            if flag(value) is None and not is_missing(value):
-                del flags[name]
-            else:
-                flags[name] |= not is_missing(value)
-    columns = tuple(name for name, seen in flags.items() if seen)
-    if len(columns) < 2:
-        return ()
-    option = f"--data.custom.label {shlex.quote(json.dumps(columns, ensure_ascii=False))}"
-    if not KINDS[task.kind].own_columns:
-        option = f"--data.custom.kind {_OWN_COLUMNS} {option}"
-    elif len(columns) == len(others):
-        note(f"{where}: the labels are the columns {', '.join(columns)}, of 0 and 1")
-        return columns
-    raise UserError(f"{where} has no column '{task.label}'; if columns of 0 and 1 are the labels, give {option:.500}")
-
-
 # ---------------------------------------------------------------- labels in one column
 
 
@@ -183,18 +125,19 @@ def _note_case(where: str, labels: list[str]) -> None:
 def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
     """Read all rows for :func:`find_labels`."""
     table = source.read()
+    meant = KINDS[task.kind]
+    columns = "; a 0 or 1 for each label: --data.custom.label '[COLUMN,COLUMN]'" if meant.own_columns else ""
     if table.names is not None and task.label not in table.names:
-        raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}")
+        raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}{columns}")
     if table.classes:
         return table.classes, True
-    meant = KINDS[task.kind]
     sign = meant.sign_in(row.get(task.label) for row in source.read().rows)
     values: dict[str, int] = {}
     first: tuple[type, str] | None = None
     for number, row in enumerate(table.rows, start=1):
         where = f"{source.where} row {number}"
         if task.label not in row:
-            raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}")
+            raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}{columns}")
         for value in meant.classes_in(f"{where}: '{task.label}'", row[task.label], sign):
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int

@@ -5,27 +5,27 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
-SEPARATORS = ",;\t|"
+START = 2**16  # bytes that show an encoding
 
 Row = dict[str, Any]
 
@@ -114,15 +114,13 @@ def _check_types(task: Task, where: str, schema: pa.Schema) -> None:
 
 def _class_names(task: Task, schema: pa.Schema) -> list[str] | None:
     """Return the class names in a table's metadata, in order of the numbers in the label column; None without any."""
-    metadata = (schema.metadata or {}).get(b"huggingface")
+    from datasets import Features
+
     try:
-        feature = json.loads(metadata)["info"]["features"].get(task.label) if metadata else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # not written by the library
-    if isinstance(feature, list):
-        feature = feature[0]
-    feature = feature.get("feature", feature) if isinstance(feature, dict) else {}  # of a list
-    return feature.get("names")
+        feature: Any = Features.from_arrow_schema(schema)[task.label]
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # not written by the library
+        return None
+    return getattr(getattr(feature, "feature", feature), "names", None)
 
 
 def from_table(task: Task, where: str, table: pa.Table) -> Rows:
@@ -195,13 +193,15 @@ def _is_packed(file: Path) -> bool:
     return file.suffix.lower() == ".gz"
 
 
+def _unpacked(file: Path) -> Any:
+    return gzip.open(file) if _is_packed(file) else file.open("rb")
+
+
 @contextmanager
 def _text(where: str, file: Path, form: Form, newline: str = "") -> Iterator[IO[str]]:
     """Open a text file, unpacked; what it is not is one line."""
-    with _told(where, form):
-        opened: Any = gzip.open if _is_packed(file) else open
-        with opened(file, "rt", encoding=form.codec, newline=newline) as stream:
-            yield stream
+    with _told(where, form), io.TextIOWrapper(_unpacked(file), encoding=form.codec, newline=newline) as stream:
+        yield stream
 
 
 @contextmanager
@@ -217,7 +217,9 @@ def _told(where: str, form: Form) -> Iterator[None]:
         raise _other_encoding(where, form, byte) from error
     except ParserError as error:
         reason = str(error).partition("C error: ")[2] or str(error)
-        raise UserError(f"{where}: {reason.strip()}; --data.separator names another sign between fields") from error
+        raise UserError(
+            f"{where}: {reason.strip()}; --data.separator names another sign between fields; .csv alone has quotes"
+        ) from error
     except (ArrowException, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{where} cannot be read: {str(error)[:160]}") from error
 
@@ -231,50 +233,44 @@ def _checked(where: str, file: Path, form: Form) -> str:
     """Return the first line of a file that is not empty, and not packed more than text can be."""
     if file.stat().st_size == 0:
         raise UserError(f"{where} is empty (0 bytes)")
-    with _told(where, form):
-        if _is_packed(file):
-            with gzip.open(file) as stream:
-                size = 0
-                while part := stream.read(2**20):
-                    check_unpacked(where, file, size := size + len(part))
+    with _told(where, form), _unpacked(file) as stream:
+        size = 0
+        while _is_packed(file) and (part := stream.read(2**20)):
+            check_unpacked(where, file, size := size + len(part))
     with _text(where, file, form) as lines:
-        first, more = lines.readline(2**20), lines.read(2**16)
+        first = lines.readline(2**20)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
-    if form.encoding and _was_utf8(first + more, form.encoding, len(more) == 2**16):
-        raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
+    with _unpacked(file) as stream:
+        if form.encoding and _is_utf8(stream.read(START), form.encoding):
+            raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
     return first
 
 
-def _was_utf8(text: str, encoding: str, cut: bool) -> bool:
-    """Return whether a text that was read in an encoding of one byte a character is UTF-8 by its bytes."""
-    letters = bytes(range(128, 256)).decode(encoding, errors="ignore")
-    content = text.encode(encoding, errors="ignore") if len(letters) > 64 else b""
+def _is_utf8(start: bytes, encoding: str) -> bool:
+    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
+    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
     try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if not cut or error.reason != "unexpected end of data":
-            return False
-        content = content[: error.start]
-    return not content.isascii()
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
+    except UnicodeDecodeError:
+        return False
+    return one_byte and not text.isascii()
 
 
 def _read_separated(usual: str) -> Reader:
-    """Return the reader of a table of text, whose fields stay text; one without a value is None."""
+    """Return the reader of a table of text, whose fields stay text; one without a value is None.
+
+    In tables with tabs, GLUE's among them, quotes are ordinary characters.
+    """
 
     def read(task: Task, where: str, file: Path, form: Form) -> Rows:
         import pandas as pd
         from pandas.errors import EmptyDataError
 
-        first, skipped = _checked(where, file, form), 0
-        if excel := re.fullmatch(r'"?sep=(.)"?\s*', first):  # the first line for Excel alone
-            with _text(where, file, form) as lines:
-                first, skipped = next(islice(lines, 1, None), ""), 1
-        separator = form.separator or (excel[1] if excel else _separator(where, first, usual))
-        plain = separator == "\t" and not _needs_quotes(where, file, form)
+        _checked(where, file, form)
         options: dict[str, Any] = dict(
-            sep=separator, header=None, dtype=object, na_filter=False, chunksize=CHUNK, skiprows=skipped,
-            encoding=form.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+            sep=form.separator or usual, header=None, dtype=object, na_filter=False, chunksize=CHUNK,
+            encoding=form.codec, quoting=csv.QUOTE_NONE if usual == "\t" else csv.QUOTE_MINIMAL,
             compression="gzip" if _is_packed(file) else None, engine="c",
         )  # fmt: skip
 
@@ -286,45 +282,18 @@ def _read_separated(usual: str) -> Reader:
         rows = fields()
         header = list(next(rows, ()))
         _check_header(where, header)
-        if len(header) == 1 and re.search(r"[^\w\s]", header[0]):
-            raise UserError(f"{where} has one column, '{header[0]:.60}'; --data.separator is the sign between fields")
+        if len(header) == 1 and re.search(r"[^\w ]", header[0]):
+            raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
         # there is no null in these formats: an empty field is a missing value
         return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True)} for row in rows))
 
     return read
 
 
-def _separator(where: str, first: str, usual: str) -> str:
-    """Return the sign between the fields of a header: the usual one, or if it is not there, the one that is found."""
-    try:
-        found = usual if usual in first else csv.Sniffer().sniff(first, SEPARATORS).delimiter
-    except csv.Error:  # one column
-        return usual
-    if found != usual:
-        note(f"{where}: fields are separated by {found!r}")
-    return found
-
-
-def _needs_quotes(where: str, file: Path, form: Form) -> bool:
-    """Return whether a file with tabs can only be read with quotes: a field in quotes holds a tab or a line end.
-
-    In most, GLUE's among them, quotes are ordinary characters, and rows have as many fields as the header so.
-    """
-
-    def fits(quoting: Any) -> bool:
-        with _text(where, file, form) as lines:
-            try:
-                return len({len(row) for row in csv.reader(lines, delimiter="\t", quoting=quoting) if row}) == 1
-            except csv.Error:
-                return False
-
-    return not fits(csv.QUOTE_NONE) and fits(csv.QUOTE_MINIMAL)
-
-
 def _read_text(task: Task, where: str, file: Path, form: Form) -> Rows:
     """Return the lines, with their ends, as the first text column."""
     first = _checked(where, file, form)
-    fields = {field.strip('" \r\n') for field in re.split(f"[{SEPARATORS}]", first)}
+    fields = {field.strip('" \r\n') for field in re.split(r"[,;\t|]", first)}
     if not task_type(task).one_text and ("\t" in first or first.startswith('{"') or fields & {*task.text, task.label}):
         raise UserError(f"{where} is a table or JSON by its first line, '{first.strip():.60}'; call it .csv or .jsonl")
 

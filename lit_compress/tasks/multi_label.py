@@ -50,7 +50,7 @@ class MultiLabel(Classification):
 
     def sign_in(self, labels: Iterable[Any]) -> str | None:
         """Return the sign between the labels of a column's texts: the first of :data:`SEPARATORS` in any of them."""
-        texts = (label for label in labels if isinstance(label, str) and list_in("", label, bare=True) is None)
+        texts = (label for label in labels if isinstance(label, str) and label.lstrip()[:1] not in tuple("[({"))
         seen = {sign for text in texts for sign in SEPARATORS if sign in text}
         return next((sign for sign in SEPARATORS if sign in seen), None)
 

@@ -96,7 +96,7 @@ def test_it_is_refused_in_one_line(case, tmp_path, monkeypatch):
         load_split_files(record, place, ["train"])
     line = str(caught.value)
     assert len(line) < 500 and all(word in line for word in [str(tmp_path / name), *words]), line
-    assert not list((tmp_path / "cache").glob("rows-*"))
+    assert not list((tmp_path / "cache").glob(".rows*"))
 
 
 @pytest.mark.parametrize("content", [sst2(-1, -1), b'{"sentence": "a"}\n'], ids=["minus one", "no column"])

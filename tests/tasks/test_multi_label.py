@@ -8,7 +8,6 @@ import random
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from mistakes import fails
@@ -44,11 +43,6 @@ def _row(label, task=TASK):
 def test_labels_are_read_as_they_are_written(label):
     assert _row(label) == [0, 2]
     assert KIND.given(TASK, label) == ["toxic", "threat"]
-
-
-@pytest.mark.parametrize("write", [str, tuple, np.array, lambda on: "{" + ",".join(on) + "}"])
-def test_the_text_of_a_list_is_a_list(write):
-    assert _row(str(write(["threat", "toxic"]))) == [0, 2] and KIND.classes_in("", str(write(["b", "a"]))) == ["b", "a"]
 
 
 def test_a_column_has_one_separator(tmp_path):

@@ -5,7 +5,6 @@ import json
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -255,7 +254,7 @@ def test_how_words_are_read_is_part_of_the_key(encoded):
     assert len({encoding_key(rows, tokenizer, replace(NER, split_words=on), 8) for on in (False, True)}) == 2
 
 
-@pytest.mark.parametrize("write", [str, tuple, np.array, json.dumps])
+@pytest.mark.parametrize("write", [str, json.dumps])
 def test_a_table_may_hold_lists_as_text(tmp_path, write):
     """As pandas and datasets write them into a CSV."""
     tokens, tags = ["EU", "rejects", "it's"], ["B-ORG", "O", "O"]

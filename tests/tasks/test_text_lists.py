@@ -1,4 +1,4 @@
-"""Lists as text: every writer's form is read, sentences stay sentences, and what cannot be read is one line."""
+"""Lists as text: JSON's and Python's are read, sentences stay sentences, and what cannot be read is one line."""
 
 from __future__ import annotations
 
@@ -14,27 +14,14 @@ WORDS = [["EU", "rejects", "it's"], ['say "no"', "Straße 5", "a, b"], ["x"], ["
 
 
 @pytest.mark.parametrize("words", WORDS, ids=str)
-@pytest.mark.parametrize(
-    "write", [str, json.dumps, tuple, np.array, lambda w: np.array(w, dtype=object), lambda w: repr(np.array(w)),
-              lambda w: repr(np.array(w, dtype=object)), lambda w: list(np.array(w))],
-)  # fmt: skip
+@pytest.mark.parametrize("write", [str, json.dumps, tuple])
 def test_a_list_is_read_however_it_was_written(words, write):
     assert list_in("", str(write(words))) == list_in("", f" {write(words)}\n") == words
 
 
-@pytest.mark.parametrize("array", [np.arange(3), np.array([0.0, 1.0, 2.0]), [0, 1, 2], (0, 1, 2), {0, 1, 2}])
-def test_numbers_are_read_where_items_need_no_quotes(array):
-    assert list_in("", str(array), bare=True) == [0, 1, 2] and list_in("", str(array)) is None
-
-
-def test_a_long_array_is_written_in_lines():
-    assert list_in("", str(np.array([f"word{i}" for i in range(200)]))) == [f"word{i}" for i in range(200)]
-
-
-def test_what_spark_and_a_database_write():
-    assert list_in("", "[very toxic, insult]", bare=True) == list_in("", "{very toxic,insult}", bare=True)
-    assert list_in("", "{very toxic,insult}", bare=True) == ["very toxic", "insult"]
-    assert list_in("", "{'a', 'b'}") == ["a", "b"] and list_in("", "[]") == []
+@pytest.mark.parametrize("numbers", [[0, 1, 2], (0, 1, 2), [False, True, 2.0]])
+def test_numbers_are_read_where_items_need_no_quotes(numbers):
+    assert list_in("", str(numbers), bare=True) == [0, 1, 2] and list_in("", str(numbers)) is None
 
 
 @pytest.mark.parametrize(
@@ -49,9 +36,13 @@ def test_a_name_in_brackets_is_no_list():
     assert list_in("", "(other)", bare=True) is None and list_in("", "[PAD] O [SEP]", bare=True) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["['a' 'b' ... 'y' 'z']", "['a', b, 'c']", "['it's', 'b']", "{'text': ['a'], 'b': 'c'}"]
-)
+@pytest.mark.parametrize("text", [str(np.array(["a", "b"])), "['a', b, 'c']", "['it's', 'b']", "{'a', 'b'}"])
 def test_what_cannot_be_read_is_one_line(text):
     with pytest.raises(UserError, match=r"f row 1 is .*a list that cannot be read; write it as JSON"):
         list_in("f row 1", text)
+
+
+@pytest.mark.parametrize("text", ["[toxic, insult]", "{toxic,insult}", str(np.arange(3))])
+def test_names_in_brackets_without_quotes_are_no_class(text):
+    with pytest.raises(UserError, match="a list that cannot be read"):
+        list_in("", text, bare=True)
