@@ -16,7 +16,6 @@ from lit_compress.models import accounting
 from lit_compress.run import guard
 from lit_compress.stages import recompute
 
-LAYOUT = ConstrainedLayoutEngine.execute
 _bytes: dict[Any, int | None] = {}  # a model's form, texts and tokens -> what a forward takes, for the same tiny models
 
 

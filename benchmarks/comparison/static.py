@@ -165,8 +165,9 @@ def fit_head(static: StaticVectors, data: DataModule) -> StaticVectors:
             f"static: task '{task.name}' is {task.kind}; static vectors answer classification, and regression of two "
             "texts"
         )
-    rows, encoded = data.train_rows
-    labels = encoded.with_format("numpy")["labels"][:]
+    data.setup("fit")
+    split = data._split("train")
+    rows, labels = split.rows, split.encoded.with_format("numpy")["labels"][:]
     inputs = features(*(static.vectors(rows[column]) for column in track(task.text, "static vectors", len(task.text))))
     weight, bias = logistic_regression(inputs, labels)
     return StaticVectors(static.table, static.tokenize, static.bytes + weight.nbytes + bias.nbytes, (weight, bias))

@@ -1,10 +1,8 @@
-"""Figures of matplotlib: the structure of a model, the curves of a run, metrics against costs; one look per method."""
+"""Figures of matplotlib: the structure of a model, the curves of a run, metrics against costs."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -25,37 +23,14 @@ COLOURS = (
     "#0a5cad", "#c4500b", "#12805c", "#b0307a", "#8a6d00", "#6b40b5", "#2191b5", "#7a4a3a", "#57606a", "#6a9a1f",
     "#e2718e", "#8fa7e0",
 )  # fmt: skip
-LOOKS = [(COLOURS[n % 12], "os^D"[(n + n // 12) % 4]) for n in range(48)]  # all different
-# a method's place is its look
-METHODS = (
-    "SecondOrder", "CoFi", "LoSparse", "SP3", "ITP", "LPAF", "FWSVD", "SVD", "FLOP", "BlockMovement", "Theseus",
-    "LowRankI", "LLMPruner", "SliceGPT", "Movement", "Layers", "CoFiLoSparse", "Magnitude", "FirstOrder", "PLATON",
-    "LowRankII",
-)  # fmt: skip
 
 
 def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return ``color`` and ``marker`` of every label for matplotlib, in the order of ``labels``.
-
-    A method has the same look in every picture. Labels that begin with its name share its colour as long as there are
-    markers. The others get free looks.
-
-    >>> looks(["SVD, no training", "SVD"])["SVD"]
-    {'color': '#7a4a3a', 'marker': 'D'}
-    """
-    labels = list(dict.fromkeys(labels))
-    known = {_letters(name): number for number, name in enumerate(METHODS)}
-    numbers = {label: known[_letters(label)] for label in labels if _letters(label) in known}
-    for label in labels:
-        base = max((name for name in known if _letters(label).startswith(name)), key=len, default=None)
-        same = [] if base is None else [(known[base] + 12 * i) % 48 for i in range(4)]
-        free = [n for n in (*same, *range(len(METHODS), 48), *range(48)) if n not in numbers.values()]
-        numbers.setdefault(label, free[0] if free else len(numbers) % 48)
-    return {label: dict(zip(("color", "marker"), LOOKS[numbers[label]], strict=True)) for label in labels}
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+    """Return ``color`` and ``marker`` of every label for matplotlib, in the order of ``labels``; 48 are different."""
+    return {
+        label: {"color": COLOURS[n % 12], "marker": "os^D"[(n + n // 12) % 4]}
+        for n, label in enumerate(dict.fromkeys(labels))
+    }
 
 
 def _plain(text: str) -> str:
@@ -183,7 +158,7 @@ PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, m
 def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:
     """Return a figure of the metric against megabytes and milliseconds.
 
-    Models of about the same cost are side by side. A hollow mark is at chance. Models far behind, which would squeeze
+    A hollow mark is at chance. Models far behind, which would squeeze
     the others, are only named: below three quarters of the dense model's metric, or above three times of it.
 
     Args:
@@ -208,7 +183,7 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
         places = [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]
         whole = dense["costs"].get(cost)
         if places:
-            _panel(axes, places, whole and whole * unit, mode, {g["label"]: styles[g["label"]] for _, g in places})
+            _panel(axes, places, mode, {g["label"]: styles[g["label"]] for _, g in places})
         axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         if whole:
             axes.plot(whole * unit, dense["mean"], "*", color="0.15", markersize=11, label="dense")
@@ -225,29 +200,16 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
 
 
 def _panel(
-    axes: Axes, places: Sequence[tuple[float, dict[str, Any]]], dense: float | None, mode: str,
-    styles: Mapping[str, dict[str, Any]],
-) -> None:  # fmt: skip
+    axes: Axes, places: Sequence[tuple[float, dict[str, Any]]], mode: str, styles: Mapping[str, dict[str, Any]]
+) -> None:
     """Draw models at (cost, metric), a line for each label, and their front."""
-    costs = sorted(cost for cost, _ in places)
-    span = max([*costs, dense or 0.0]) - min([*costs, dense or costs[0]]) or costs[0]
-    crowd: list[list[float]] = []  # costs that are about the same
-    for cost in costs:
-        if not crowd or cost > crowd[-1][0] + 0.04 * span:
-            crowd.append([])
-        crowd[-1].append(cost)
-    drawn: Counter[float] = Counter()  # by the first cost of the crowd
     for label, style in styles.items():
-        line = []
-        for cost, group in sorted((p for p in places if p[1]["label"] == label), key=lambda place: place[0]):
-            same = next(some for some in crowd if cost in some)
-            step = span * min(0.022, 0.16 / len(same))
-            line.append((cost + step * (drawn[same[0]] - (len(same) - 1) / 2), group["mean"]))
-            drawn[same[0]] += 1
+        own = sorted((place for place in places if place[1]["label"] == label), key=lambda place: place[0])
+        for cost, group in own:
             axes.errorbar(
-                *line[-1], group["bar"] or 0, capsize=2, elinewidth=0.8, markersize=6, label=_plain(label), **style,
-                markerfacecolor="white" if group.get("chance") else style["color"],
+                cost, group["mean"], group["bar"] or 0, capsize=2, elinewidth=0.8, markersize=6, label=_plain(label),
+                **style, markerfacecolor="white" if group.get("chance") else style["color"],
             )  # fmt: skip
-        axes.plot(*zip(*line, strict=True), color=style["color"], linewidth=1)
+        axes.plot(*zip(*((cost, group["mean"]) for cost, group in own), strict=True), color=style["color"], linewidth=1)
     best = front([(cost, group["mean"]) for cost, group in places], mode)
     axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)

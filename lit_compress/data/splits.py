@@ -129,13 +129,6 @@ class Splits(LightningDataModule):
         return Split(rows, encoded, key, available)
 
     @property
-    def train_rows(self) -> tuple[Dataset, Dataset]:
-        """The training rows, as they were read, and as token ids with labels."""
-        self.setup("fit")
-        split = self._split("train")
-        return split.rows, split.encoded
-
-    @property
     def test_rows(self) -> Dataset:
         """The rows of :meth:`test_dataloader`."""
         self.setup("test")

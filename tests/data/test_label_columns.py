@@ -110,7 +110,7 @@ def test_blanks_around_the_name_of_a_column_are_left_out(tmp_path):
         (NAMES, "classification", "kind classification has one label column; several of 0 and 1 are for"),
         (NAMES, "regression", "kind regression has one label column"),
         (["toxic", "insullt"], "multi_label", "has no column 'insullt'; did you mean 'insult'"),
-        (None, "multi_label", r"has no column 'labels'.*; a 0 or 1 for each label: --data.custom.label '\[COLUMN,COLUMN\]'"),
+        (None, "multi_label", r"no column 'labels'.*; a 0 or 1 for each label: --data.custom.label '\[COL"),
     ],
 )  # fmt: skip
 def test_columns_that_cannot_be_meant_are_one_line(tmp_path, label, kind, line):
@@ -125,7 +125,10 @@ def test_labels_of_other_names_are_one_line(tmp_path):
         labels_in(file, labels=["a", "b", "c"])
 
 
-@pytest.mark.parametrize(("value", "form", "line"), [(None, "csv", "null"), (None, "parquet", "null"), (2, "csv", "'2'"), (-1, "jsonl", "-1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "form", "line"),
+    [(None, "csv", "null"), (None, "parquet", "null"), (2, "csv", "'2'"), (-1, "jsonl", "-1")],
+)
 def test_a_cell_that_is_no_0_or_1_is_one_line(tmp_path, value, line, form):
     rows = rows_of(12)
     rows[4]["insult"] = value
