@@ -89,15 +89,3 @@ def test_the_whole_way(tmp_path: Path, tiny_backbone: Path, monkeypatch: pytest.
     begun = (tmp_path / "work/sst2/state/seed=1.json").read_text()
     run.main()
     assert (tmp_path / "work/sst2/state/seed=1.json").read_text() == begun  # all is there
-
-
-def test_the_most_valuable_runs_come_first(tmp_path: Path, tiny_backbone: Path, tiny_data: Path) -> None:
-    words = ["--config", str(run.CONFIG), "--data.task", "sst2", "--data.path", str(tiny_data), "--model.backbone",
-             str(tiny_backbone), "--seeds", "1", "2", "--updates", "2", "--hold_out", "20"]  # fmt: skip
-    plan, _ = run.plan_of([*words, "--out", str(tmp_path)])
-    names = [job.name for _, job in run.queue({"sst2": plan})]
-    assert [name.partition("-rate")[0] for name in names[:3]] == [
-        f"secondorder-density={budget}-seed=1" for budget in ("0.1", "0.25", "0.05")
-    ]
-    assert names[3].startswith("secondorder-structures-") and len(names) == len(plan.jobs)
-    assert all("seed=1" in name for name in names[: len(names) // 2])

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from benchmarks import common, tables
 from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
 from benchmarks.comparison import tables as comparison_tables
-from benchmarks.comparison.claims import Claim
-from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 from lit_compress.utils.timing import adds_integers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,9 +76,11 @@ def test_every_folder_is_a_study() -> None:
     assert found == scripts
 
 
-def test_pages_are_those_of_the_results() -> None:
+def test_pages_are_those_of_the_results_and_their_links_lead_somewhere() -> None:
     for path, text in tables.pages().items():
         assert path.read_text() == text, f"{path.relative_to(ROOT)} is stale: python -m benchmarks.tables"
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (path.parent / target).exists(), f"{path}: {target}"
 
 
 def test_tables_have_no_empty_cells() -> None:
@@ -92,12 +91,6 @@ def test_tables_have_no_empty_cells() -> None:
         cells = {cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1]}
         assert "" not in cells, path
         assert "-" not in cells or path.parent.parent == HERE, path
-
-
-def test_links_lead_somewhere() -> None:
-    for path in tables.pages():
-        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path}: {target}"
 
 
 def test_the_summary_is_one_screen() -> None:
@@ -220,16 +213,6 @@ def test_a_comparison_goes_on_in_another_folder() -> None:
         comparison_run.with_earlier(comparison(0.8, {}, {}, 0.1), before)
 
 
-def test_lpaf_beside_svd_with_and_without_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(f"{where.partition('/')[0]}/earlier"))
-    with_results = "\n".join(lpaf_tables.sections())
-    assert "| 0.16 | 0.158 |" in with_results and "No results yet" not in with_results
-    assert "0.158: " in tables.methods()
-    monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(where) if "/" in where else [])
-    assert "No results yet" in "\n".join(lpaf_tables.sections())
-    assert "| LPAF | - | - | - | - | - |" in tables.methods()
-
-
 def test_the_front_table_has_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,80 +272,3 @@ def test_the_front_table_has_what_is_finished(
         in shown
     )
     assert "Accuracy in %" in head and "CoFi, 0.10" in left and "benchmarks.comparison.front" in made
-    for vnni, column in ((True, "speed with VNNI"), (False, "speed")):
-        (results / "sst2-times.json").write_text(json.dumps(times | {"vnni": vnni}))
-        assert f"processor {'with' if vnni else 'without'} VNNI" in " ".join(list(front_table.sections())[2].split())
-        assert f"| program | SST-2 | MB | {column} |\n" in front_table.short()
-        assert (
-            "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 13.0 / 5.0 | 1 / 1 / 1 |"
-            in front_table.short()
-        )
-
-
-def test_the_first_table_has_whole_rows_of_smaller_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single weights store their zeros: a group of their own. A row that a task lacks is in neither."""
-    compared, original = comparison_tables, comparison_tables.load
-    smaller, rest = "".join(compared.sections()).split(compared.STORED)
-    assert "| ITP (stored 0.081, of an earlier version) |" in smaller
-    assert "| PLATON |" not in smaller and "| PLATON |" in rest
-    row = compared.rows_of()["ITP"]
-    values = [run["compressed"]["metric"] for run in row["stsb"]]
-    assert [run["seed"] for run in row["stsb"]] == [1, 2, 3] and compared.scores(row)[1] == pytest.approx(mean(values))
-    cells = compared.mean_and_deviation(values), compared.percent(mean(compared.scores(row)))
-    assert f"| {cells[0]} |" in next(line for line in smaller.splitlines() if line.startswith("| ITP ("))
-    assert f"| {cells[1]} ±" in next(line for line in smaller.splitlines() if line.startswith("| ITP ("))
-    assert compared.every_task(100).count("\n") == 2 + 1 + int(compared.facts()["rows"])
-
-    def load(script: str) -> list[dict[str, Any]]:
-        results = original(script)
-        for run in results:
-            if script == "comparison/sst2" and run["label"] == "ITP":
-                run["ratios"]["bytes"] = 1.0
-        return [run for run in results if script != "comparison/stsb" or (run["label"], run["seed"]) != ("LoSparse", 2)]
-
-    monkeypatch.setattr(compared, "load", load)
-    smaller, rest = "".join(compared.sections()).split(compared.STORED)
-    assert "| ITP (" not in smaller and "| ITP (" in rest.partition(compared.CLAIMS[:11])[0]
-    assert "| LoSparse |" not in compared.every_task(100) and "| 0.1 | LoSparse |" in rest
-    order = next(line for line in rest.splitlines() if line.startswith("| LoSparse > ITP > movement |"))
-    assert order.split(" | ")[-2] == "-"  # without the row no pair is counted
-    drawn = compared.curve.section({made["name"]: runs for made, runs in compared.comparisons()})
-    labels = [line.split(" | ")[0] for line in "".join(drawn).splitlines()]
-    assert "| ITP" in labels and "| LoSparse" not in labels
-
-
-def test_how_often_a_method_is_ahead() -> None:
-    def row(*values: float) -> dict[str, list[dict[str, Any]]]:
-        return {task: [{"compressed": {"metric": value}} for value in values] for task in comparison_tables.TASKS}
-
-    rows = {"A": row(0.5, 0.7), "B": row(0.4, 0.7), "C": row(0.1, 0.1)}
-    ahead = comparison_tables._ahead
-    assert ahead(Claim("text", ("A", "B", "C")), rows) == "3, +5.0; 6, +45.0"
-    assert ahead(Claim("text", ("A",), "D"), rows) == "" == ahead(Claim("text", ("A",), "B", by=0.1), rows)
-
-
-def test_curves_are_of_one_seed() -> None:
-    """A method with one density has none; nor have whole blocks, whose densities are others."""
-
-    def run(label: str, seed: int, density: float, metric: float) -> dict[str, Any]:
-        return {"label": label, "seed": seed, "asked": f"density={density}", "compressed": {"metric": metric}}
-
-    runs = [run("A", seed, 0.1, 0.6) for seed in (1, 2, 3)] + [run("A", 2, 0.25, 0.7), run("B", 2, 0.1, 0.9)]
-    runs += [run("C", 2, density, 0.8) for density in (0.1, 0.25)] + [run("Layers", 2, d, 0.9) for d in (0.17, 0.33)]
-    found = comparison_tables.curve.curves(runs)
-    assert list(found) == ["C", "A"] and list(found["A"]) == [0.25, 0.1]
-    assert all(each["seed"] == 2 for made in found.values() for each in made.values())
-    assert not comparison_tables.curve.curves([run("A", 1, 0.1, 0.6)])
-    assert list(comparison_tables.curve.section({"sst2": [run("A", 1, 0.1, 0.6)]})) == []
-
-
-def test_noisy_times_have_no_second_decimal_and_equal_shapes_one_time() -> None:
-    """Both of SecondOrder have one density and shapes by seed; 2.74x and 2.41x were noise."""
-    compared = comparison_tables
-    rows = {line.split(" | ")[0]: line.split(" | ") for line in compared.every_task(100).splitlines()}
-    one, other = (rows[f"| SecondOrder{more}"][7] for more in ("", ", no training"))
-    assert one == other and one.startswith("≈")
-    assert rows["| SVD (stored 0.098)"][7] == rows["| LPAF (stored 0.098)"][7]
-    runs = [run for _, found in compared.comparisons() for run in found]
-    verdicts = {(run["gain"].steady, run["timing"]["speedup"]["verdict"]) for run in runs if run["gain"]}
-    assert (False, "unsteady") in verdicts

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mistakes import fails, fit
+from mistakes import fit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -86,8 +86,3 @@ def test_mistakes_are_told(run, tiny_data, tmp_path, capsys):
             main(words)
         assert stop.value.code == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_of_earlier_versions_names_the_module(capsys):
-    line = fails(capsys, "analyze", "sweep", "model", "out", "--data.task", "sst2")
-    assert "analyze: this command was removed in version 0.3" in line and "python -m benchmarks.analysis" in line

@@ -22,11 +22,9 @@ from benchmarks.comparison.claims import (
     evaluate_claims,
     holm,
     read_claims,
-    scores,
 )
 from lit_compress.cli.recipes import resolve_comparison
 from lit_compress.run.comparison import budget_name, read_comparison
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_yaml
 
 
@@ -89,17 +87,6 @@ def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
     for side in (shorter, other_seed):
         assert difference(sides[0], side)[1] == "standard errors of the two scores"
     assert difference(sides[0], sides[0])[0] == 1.0  # no row differs: the errors of the scores are left
-
-
-def test_few_rows_are_decided_by_the_exact_test():
-    """Five rows of 100 that only A has right: 0.0625 by the exact test, 0.023 by the normal distribution."""
-    ours, theirs = [1.0] * 95 + [0.0] * 5, [0.0] * 5 + [1.0] * 90 + [0.0] * 5
-    found = [
-        ClaimedResult(label, "density=0.25", 1, {"metric": Value(mean(rows), 0.03, lambda rows=rows: rows)})
-        for label, rows in (("A", ours), ("B", theirs))
-    ]
-    assert difference(*({1: result.scores["metric"]} for result in found))[0] == 0.0625
-    assert verdict(found, above="A", below="B") == "within noise"
 
 
 def test_many_claims_are_corrected_together():
@@ -170,22 +157,6 @@ def test_distances_ratios_orders_and_other_scores():
     assert verdict(fast, above="A", below="A", value="speedup", below_value="fewer_flops", times=0.9) == "not held"
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"text": "t"}, "give a list"),
-        ([{"text": "t", "abvoe": "A"}], "unknown key 'abvoe' in 't'; did you mean 'above'?"),
-        ([{"text": "t", "below": "A"}], "has no 'above'"),
-        ([{"text": "t", "above": "A"}], "give `below`, or two or more in `above`"),
-        ([{"text": "t", "above": "A", "below": "B", "times": "x"}], "times of 't' is 'x'; give a number"),
-    ],
-)
-def test_mistakes_in_a_claims_file_are_one_line(rows, said):
-    with pytest.raises(UserError) as error:
-        read_claims(rows)
-    assert said in str(error.value)
-
-
 def test_the_file_of_claims_is_about_the_shipped_comparison():
     claims = read_claims(read_yaml("claims", FILE), budget_name)
     made = read_comparison(resolve_comparison("compare_sst2.yaml")[1], "compare_sst2.yaml")
@@ -216,28 +187,3 @@ def test_claims_are_tested_on_the_finished_runs_of_a_comparison(tmp_path):
     )
     verdicts = [entry["verdict"] for entry in decided(tmp_path, tmp_path / "claims.yaml")]
     assert verdicts == ["held", "not measured"]
-
-
-def test_rows_are_right_or_wrong_where_the_metric_is_their_mean(tmp_path):
-    nets = {"metric": 0.75, "density": 1, "interval": None}
-    report = {"compressed": nets, "dense": nets | {"metric": 0.5}, "metric": {"name": "accuracy", "rows": 4},
-              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1}}  # fmt: skip
-    lines = [
-        {"given": "yes", "dense": d, "compressed": c}
-        for d, c in (("yes", "yes"), ("no", "yes"), ("no", "no"), ("yes", "yes"))
-    ]
-    assert scores(report, tmp_path)["metric"].rows() is None  # none were kept
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = scores(report, tmp_path)
-    assert found["metric"].rows() == [1, 1, 0, 1] and found["dense"].rows() == [1, 0, 0, 1]
-    assert found["density"].rows is None
-    for other in ({"name": "f1", "rows": 4}, {"name": "accuracy", "rows": 5}):
-        assert scores(report | {"metric": other}, tmp_path)["metric"].rows() is None
-    assert scores(report | {"compressed": nets | {"metric": 0.7}}, tmp_path)["metric"].rows() is None
-
-
-def test_a_program_of_integers_has_no_kept_answers(tmp_path):
-    lines = ['{"given": 1, "dense": 1, "compressed": 1}', '{"given": 1, "dense": 0, "compressed": 0}']
-    (tmp_path / "answers.jsonl").write_text("\n".join(lines * 2))
-    assert scores(report(0.5), tmp_path)["metric"].rows() == [1, 0, 1, 0]
-    assert scores(report(0.5, program={"dtype": "int8"}), tmp_path)["metric"].rows is None

@@ -22,7 +22,6 @@ from benchmarks.comparison.static import (
     score,
 )
 from lit_compress.data.datamodule import DataModule
-from lit_compress.utils.errors import UserError
 
 
 def test_the_vector_of_a_text_is_the_normalized_mean_of_its_tokens():
@@ -97,8 +96,3 @@ def test_classes_are_learned_on_training_rows_and_scored_on_dev_rows(folder, tin
     assert scores["val/accuracy"] == pytest.approx(sum(right) / len(right)) and scores["val/accuracy"] > 0.6
     assert scores["val/accuracy_low95"] < scores["val/accuracy"] and scores["val/rows"] == len(right)
     assert static.bytes > read(folder).bytes
-
-
-def test_another_folder_is_told(tmp_path):
-    with pytest.raises(UserError, match="holds no static vectors of model2vec: "):
-        read(tmp_path)

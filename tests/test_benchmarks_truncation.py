@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from in_memory import collect_kronecker
 
 from benchmarks.analysis import truncation
-from benchmarks.analysis.plots import write_rows
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.stages.low_rank import WeightedDecomposer
@@ -92,16 +91,6 @@ def test_sweep_ends_at_the_dense_net(net):
     assert low["density"] == pytest.approx(kept / sum(w.numel() for w in truncation.site_weights(net).values()))
 
 
-def test_replaced_puts_back_after_an_error(net):
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    with (
-        pytest.raises(RuntimeError),
-        truncation.replaced(net, {n: w * 0 for n, w in truncation.site_weights(net).items()}),
-    ):
-        raise RuntimeError
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
 def test_biases_keep_the_mean_output_and_come_back(net):
     net = net.double()
     before = {k: v.clone() for k, v in net.state_dict().items()}
@@ -132,18 +121,3 @@ def test_ranks_of_dense_sparse_and_factorized(net):
     )
     factorize(net, {name: 3}, WeightedDecomposer().factors)
     assert truncation.ranks(net)[0]["rank"] == 3
-
-
-@pytest.mark.parametrize("kind", ["truncation", "sweep", "spectra", "ranks"])
-def test_every_table_is_written_and_drawn(kind, net, tmp_path):
-    found = decomposers(net)
-    rows = {
-        "truncation": lambda: truncation.grouped_truncation(net, found, value),
-        "sweep": lambda: truncation.rank_ratio_sweep(net, found, value, (0.2, 0.5)),
-        "spectra": lambda: truncation.spectra(net, found),
-        "ranks": lambda: truncation.ranks(net),
-    }[kind]()
-    write_rows(kind, rows, tmp_path / "out")
-    lines = (tmp_path / "out" / f"{kind}.csv").read_text().splitlines()
-    assert len(lines) == len(rows) + 1 and lines[0] == ",".join(rows[0])
-    assert (tmp_path / "out" / f"{kind}.png").stat().st_size > 1000

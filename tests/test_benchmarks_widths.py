@@ -6,15 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import as_deployed, disturb, form_of, net_of, random_bases
-from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.analysis.widths import component_figure, components, width_figure, width_table
+from benchmarks.analysis.widths import width_figure, width_table
 from lit_compress.models.projected.insert import insert_projections
-from lit_compress.models.storage import COMPONENTS
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "opt"])
@@ -57,12 +54,3 @@ def test_widths_of_a_decoder():
     for i, row in enumerate(width_table(as_deployed(net))):
         assert row["qk"] == row["vo"] == row["heads"] == 1 and row["ffn"] == kept["neurons"][i].float().mean()
         assert row["hidden_ffn"] == kept["hidden"][1].float().mean()
-
-
-def test_components(tmp_path):
-    shares = torch.rand(5, 8).sort(descending=True).values
-    save_file({"shares": shares}, tmp_path / COMPONENTS)
-    rows = components(tmp_path, "prune")
-    assert len(rows) == 40 and [row["share"] for row in rows if row["site"] == 1] == shares[1].tolist()
-    (axes,) = component_figure(rows).axes
-    assert len(axes.lines) == 5 and axes.lines[1].get_ydata().tolist() == shares[1, :-1].tolist()

@@ -61,15 +61,6 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     told = made["svd-0.8-refined"]["refined"]
     assert (told["steps"], told["texts"]) == (3, 16)
 
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "layers", "--densities", "0.6", "--refine", "0", "3"])
-    monkeypatch.setitem(run.METHODS, "layers", [*run.METHODS["layers"][:-1], 3])  # texts that decide
-    run.main()
-    told = json.loads((tmp_path / "results" / "layers-0.6-refined.json").read_text())["refined"]
-    assert len(told["after"]) == 1 and told["after"][0] < told["before"][0] and told["texts"] == 16
-    for name in ("layers-0.6", "layers-0.6-refined"):
-        (tmp_path / "results" / f"{name}.json").unlink()
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
-
     before = len(work)
     run.main()
     assert len(work) == before  # all is there
@@ -165,30 +156,6 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     assert shown[1][4:8] == ["5.3", "1.75 (1.50 - 2.00)", "2.7", "1.75 (1.50 - 2.00)"]
     assert [line[-1] for line in shown][:2] == ["4 |", "4 |"]
     assert "benchmarks.decoder.serve" in origin
-
-
-def test_one_measurement_serves_all_densities(
-    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its models are those of ``factorize``."""
-    from lit_compress.__main__ import main as command
-    from lit_compress.models.storage import load_net
-
-    monkeypatch.setattr(run, "alone", run.make)
-    only = ["structures", "components", "inputs"]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", *only, "--refine", "0"])
-    run.main()
-    removes = ["--removes", "structures", "--shape", "uniform"]
-    for method, own in (("structures", removes), ("components", []), ("inputs", ["--weighting", "inputs"])):
-        out = tmp_path / "out" / method
-        line = ["factorize", str(tmp_path / "net"), str(out), "--density", "0.6", *own, "--data.task", "plain_text",
-                "--data.path", str(tmp_path / "work" / "data"), "--data.max_length", "12",
-                "--data.train_examples", "16"]  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["lit_compress", *line])
-        command(line)
-        theirs, ours = (load_net(folder).state_dict() for folder in (out, tmp_path / "work" / f"{method}-0.6"))
-        assert theirs.keys() == ours.keys()
-        assert all(torch.equal(value, ours[name]) for name, value in theirs.items())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mistakes import fails
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed, removed_value, without_removed
@@ -36,3 +37,8 @@ def test_a_value_that_was_removed_has_a_line():
     with pytest.raises(UserError, match=r"axis 'element': this value was removed in version 0\.3; both is as good"):
         without_removed({"retrain": {"axis": "element"}}, strict=True)
     assert without_removed({"retrain": {"axis": "element", "power": 1}}, strict=False) == {"retrain": {"power": 1}}
+
+
+def test_the_command_of_earlier_versions_names_the_module(capsys):
+    line = fails(capsys, "analyze", "sweep", "model", "out", "--data.task", "sst2")
+    assert "analyze: this command was removed in version 0.3" in line and "python -m benchmarks.analysis" in line
