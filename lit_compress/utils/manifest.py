@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, write_json, write_text
-from lit_compress.utils.progress import note
+from lit_compress.utils.files import write_json, write_text
 
 MANIFEST = "manifest.json"
 PROSE = ("README.md",)  # not listed
@@ -100,8 +99,6 @@ def check_manifest(what: str, folder: Path, name: str | None = None) -> None:
             f"{what}: {found}; it was damaged or changed since it was written; copy or make it again, or delete "
             f"{MANIFEST} if you changed it yourself"
         )
-    if name is None and not (folder / MANIFEST).is_file() and _says_manifest(folder / "report.json"):
-        note(f"{what} was written with a {MANIFEST}, which is missing: damaged files are not noticed")
 
 
 def _read(path: Path) -> Any:
@@ -120,14 +117,6 @@ def _read(path: Path) -> Any:
         if not (inside and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
             raise ValueError(name)
     return listed
-
-
-def _says_manifest(report: Path) -> bool:
-    """Return whether the report of an export says that it was written with a manifest."""
-    try:
-        return json_of(report).get("manifest") is True
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _entry(path: Path) -> Entry:

@@ -63,10 +63,6 @@ def test_evaluation_marks_what_only_fills_up(world_size):
     assert len(copies) == -503 % world_size and all(0 <= ~number < 503 for number in copies)
 
 
-def test_fewer_rows_than_ranks():
-    assert [len(batch_order([5], 4, rank, 3)[0]) for rank in range(3)] == [1, 1, 1]
-
-
 def test_order_depends_on_seed_and_epoch_alone():
     first = step_order(LENGTHS, 4, seed=1, epoch=2)
     assert first == step_order(LENGTHS, 4, seed=1, epoch=2)
@@ -131,12 +127,6 @@ def test_at_the_end_of_an_epoch_nothing_of_it_is_left():
     assert _lists(loader) == [] and _lists(loader) == _epoch(4)
 
 
-def test_an_abandoned_epoch_starts_again():
-    loader = _loader()
-    next(iter(loader))
-    assert _lists(loader) == _epoch(0)
-
-
 def test_the_epoch_may_be_set_after_the_iterator_was_asked_for():
     loader = _loader()
     iterator = iter(loader)
@@ -148,12 +138,6 @@ def test_the_epoch_may_be_set_after_the_iterator_was_asked_for():
     loader.load_state_dict({"epoch": 1, "batch": 2})
     loader.sampler.set_epoch(2)
     assert loader.state_dict() == {"epoch": 2, "batch": 0} and _lists(loader) == _epoch(2)
-
-
-def test_reading_leaves_the_random_numbers_alone():
-    state = torch.get_rng_state()
-    list(_loader())
-    assert torch.equal(state, torch.get_rng_state())
 
 
 class _Recorder(LightningModule):

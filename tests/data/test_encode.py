@@ -56,11 +56,6 @@ def test_pairs_and_truncation(tokenizer):
     assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1] and encoded["length"] == 8 and encoded["truncated"]
 
 
-def test_float_labels_stay_floats(tokenizer):
-    rows = Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"], "label": [2.5]})
-    assert encode(rows, tokenizer, get_task("stsb"), 8)["labels"][:] == [2.5]
-
-
 def test_the_second_time_is_read_from_disk(rows, tokenizer, backbone, tmp_path, monkeypatch):
     first = encode(rows, tokenizer, SST2, 32)
     assert [entry.name for entry in (tmp_path / "cache").glob("encoded-*")] == [
@@ -110,25 +105,6 @@ def test_every_part_of_the_backend_that_changes_tokens_changes_the_key(tokenizer
     assert room.tokenizer_key(tokenizer) != before
 
 
-def test_texts_cut_at_the_left_are_not_read_from_the_cache_of_those_cut_at_the_right(rows, tokenizer):
-    right = encode(rows, tokenizer, SST2, 4)[0]["input_ids"]
-    tokenizer.truncation_side = "left"
-    left = encode(rows, tokenizer, SST2, 4)[0]["input_ids"]
-    assert tokenizer.decode(right) == "[CLS] the film [SEP]" and tokenizer.decode(left) == "[CLS] good. [SEP]"
-
-
 def test_how_the_rows_are_held_does_not_change_the_key(rows, tokenizer):
     twice = Dataset.from_dict({"sentence": rows["sentence"][:] * 2, "label": rows["label"][:] * 2})
     assert room.content_key(twice.select([0, 1])) == room.content_key(twice.select([2, 3])) == room.content_key(rows)
-
-
-def test_a_killed_run_leaves_no_cache(rows, tokenizer, tmp_path, monkeypatch):
-    def die(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Dataset, "save_to_disk", die)
-        with pytest.raises(KeyboardInterrupt):
-            encode(rows, tokenizer, SST2, 32)
-    assert list((tmp_path / "cache").glob("encoded-*")) == []
-    assert len(encode(rows, tokenizer, SST2, 32)) == 2

@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.facts import class_counts, data_facts
+from lit_compress.data.facts import data_facts
 from lit_compress.tasks.records import get_task
 
 
@@ -50,14 +50,6 @@ def test_lines_of_one_text_are_not_compared():
     assert [(s.empty, s.repeated, s.in_train) for s in data_facts(get_task("wikitext2"), splits, 8).splits] == [
         (0, 0, 0)
     ] * 2
-
-
-def test_counts_go_over_all_parts(monkeypatch):
-    monkeypatch.setattr("lit_compress.data.facts.CHUNK", 2)
-    train = rows(sentence=list("abcda"), label=[0, 1, 1, 1, 0])
-    (facts,) = data_facts(get_task("sst2"), {"train": (train, tokens(*[1] * 5), 5)}, 9).splits
-    assert facts.repeated == 1 and [c["count"] for c in facts.classes] == [2, 3]
-    assert class_counts(get_task("sst2"), rows(sentence=["a"])) == []
 
 
 @pytest.mark.parametrize("drawn", [None, 9])

@@ -4,7 +4,7 @@ import json
 
 import datasets
 import pytest
-from contents import jsonl, own, parquet, sst2
+from contents import jsonl, parquet, sst2
 from hub import as_a_new_process
 from mistakes import fails
 
@@ -151,12 +151,6 @@ def test_rows_that_the_package_makes(monkeypatch):
         load_split_files(task, Place(), ["validation"])
 
 
-@pytest.mark.parametrize("name", ["stsb", "mnli"])
-def test_real_files(shared, name):
-    task = get_task(name)
-    assert list(load(task, shared / "data" / "glue" / name)) == ["train", *task.validation]
-
-
 # ------------------------------------------------------------------------------------------- data sets of the hub
 
 
@@ -222,11 +216,6 @@ def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_back
     assert made.train_size() == 40 and made.validation_size() == 20
     with pytest.raises(UserError, match="several configurations: other, sst2, none is called 'sst'"):
         DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst"))
-
-
-def test_files_called_by_their_splits_are_read_as_in_any_folder(hub, tiny_backbone):
-    hub.add("me/rows", {"train.jsonl": own("x", "y") * 20, "README.md": b""}, kind="datasets")
-    assert DataModule("custom", str(tiny_backbone), "me/rows").record.labels == ("x", "y")
 
 
 def test_the_converted_tables_of_a_script(hub):

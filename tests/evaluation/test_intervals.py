@@ -20,11 +20,6 @@ def test_wilson_solves_its_equation(right, rows):
         assert (right / rows - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / rows, abs=1e-6)
 
 
-def test_wilson_holds_what_is_known():
-    low, high = wilson(0.5, 100)
-    assert (low, high) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
-
-
 def test_bootstrap_of_a_mean_is_near_its_standard_error():
     values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     error = float(values.std() / 400**0.5)

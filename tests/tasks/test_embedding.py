@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from in_memory import collect_kronecker, estimate_fisher
+from in_memory import collect_kronecker
 from tiny import WORDS, make_net
 from torch.nn.functional import normalize
 
@@ -17,11 +17,8 @@ from lit_compress.data.facts import changed_inputs, token_counts
 from lit_compress.data.sources import Place
 from lit_compress.data.targets import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
-from lit_compress.export.sentences import write_sentence_files
-from lit_compress.methods import SecondOrder
 from lit_compress.models.backbones import load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
-from lit_compress.models.sites import find_sites
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
 from lit_compress.stages.weighting import Weighted
@@ -155,21 +152,6 @@ def test_vectors_of_pairs_are_those_of_single_texts():
             assert torch.allclose(found[row, text], vector / vector.norm(), atol=1e-12)
 
 
-def test_fisher_of_pairs_is_that_of_single_pairs():
-    net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
-    batch, sites = _batch([[5, 6, 7], [8], [9, 9]], [[5], [6, 7, 8, 9], [11]]), [s.name for s in find_sites(net)]
-    found = estimate_fisher(net, [batch], "embedding", sites)
-    sums = dict.fromkeys(sites, 0.0)
-    for row in range(3):
-        net.zero_grad()
-        part = {name: value[row : row + 1] for name, value in batch.items()}
-        logits = KIND.logits(net(**KIND.inputs(net, part)), part)
-        (logits * draw_noise(logits, part["index"])).sum().backward()
-        sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 3 for name, value in sums.items()}
-    for name, value in sums.items():
-        assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14) and value.sum() > 0
-
-
 @pytest.mark.parametrize("family", ["deberta-v2", "llama"])
 def test_kronecker_factors_do_not_depend_on_batches(family):
     net = make_net(family, "stsb_embedding", dropout=0.0).double().eval()
@@ -275,13 +257,3 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
         states, weights = net(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
     vectors = normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
     assert torch.allclose(torch.tensor([line["vector"] for line in lines]), vectors, atol=1e-6)
-
-
-def test_a_model_of_sentence_transformers_says_how_it_pools(tmp_path, place):
-    write_sentence_files(tmp_path, 32, 20, Pooling("cls", normalize=False))
-    assert pooling_of(str(tmp_path)) == Pooling("cls", normalize=False, max_length=20)
-    for asked, found in ((None, "cls"), ("mean", "mean")):
-        data = DataModule("stsb_embedding", str(tmp_path), pooling=asked)
-        assert data.record.pooling == Pooling(found, normalize=False, max_length=20)
-    method = SecondOrder(task="stsb_embedding", backbone=str(place / "model"))
-    assert not method.retrain.reads_labels(method.kind)

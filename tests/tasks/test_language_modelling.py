@@ -87,11 +87,6 @@ def test_evaluation_batches_are_bounded_by_their_logits(family, task, option, te
     assert data.eval_rows == 1
 
 
-def test_other_kinds_have_no_logits_over_a_vocabulary(tiny_backbone, texts, monkeypatch):
-    monkeypatch.setattr(datamodule, "LOGITS", 1)
-    assert DataModule("sst2", tiny_backbone, str(texts)).eval_rows == 64
-
-
 def test_examples_are_blocks_of_the_whole_text(backbone, texts):
     """What is drawn of a split are its blocks, not lines that never followed each other."""
 

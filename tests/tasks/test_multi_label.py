@@ -19,10 +19,9 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.sources import Place
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
-from lit_compress.models.checks import is_finetuned
 from lit_compress.numerics.losses import distillation_loss, example_losses, task_loss
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import TASKS, Custom, Task, task_name
+from lit_compress.tasks.records import Custom, Task, task_name
 from lit_compress.utils.errors import UserError
 
 NAMES = ("toxic", "insult", "threat")
@@ -160,13 +159,6 @@ def _alone(folder, texts):
         return [net(**tokenizer(text, return_tensors="pt")).logits[0].sigmoid().tolist() for text in texts]
 
 
-def test_a_head_is_trained_for_its_kind_only(place):
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(place / "model")
-    assert is_finetuned(config, TASK) and not is_finetuned(config, replace(TASK, kind="classification"))
-
-
 def test_factorize_in_a_command_and_in_python(place, tmp_path):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset
@@ -219,21 +211,3 @@ def test_flags_without_names_are_one_line(place, tmp_path, capsys):
     line = fails(capsys, "fit", "--model", "SVD", "--model.backbone", place / "model", *ASKED, "--data.path",
                  tmp_path / "data.csv", "--run_dir", tmp_path / "run")  # fmt: skip
     assert "name the labels by data.custom.labels" in line
-
-
-def test_classes_are_counted_by_label(place):
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.data.facts import class_counts
-    from lit_compress.tasks.records import Custom
-
-    data = DataModule("custom", str(place / "model"), str(place / "data"), custom=Custom("multi_label"))
-    data.setup("fit")
-    assert sorted(data.record.labels) == sorted(NAMES)
-    rows = data.validation_rows[0]
-    counts = {entry["name"]: entry["count"] for entry in class_counts(data.record, rows)}
-    text = (place / "data" / "validation.csv").read_text()
-    assert counts == {name: text.count(name) for name in NAMES}
-
-
-def test_go_emotions_has_the_hub_s_names():
-    assert len(TASKS["go_emotions"].labels) == 28 and TASKS["go_emotions"].labels[-1] == "neutral"

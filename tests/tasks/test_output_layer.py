@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
-import processes
 import pytest
-import second_device
 import torch
 from in_memory import collect_kronecker, estimate_fisher, mean_gradients
 from largest import largest_tensor
@@ -18,11 +16,8 @@ from lit_compress.calibration import statistics
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.layers import MixedRankLinear
-from lit_compress.methods import LPAF, Magnitude
-from lit_compress.methods.lpaf import MixedRank
+from lit_compress.methods import Magnitude
 from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import replace
 from lit_compress.numerics import chunked_logits
 from lit_compress.numerics.chunked_logits import ChunkedLogits
 from lit_compress.numerics.losses import logits_losses
@@ -115,12 +110,6 @@ def test_logits_that_are_changed_in_another_way(capfd):
     assert "'llama' changes its logits in an unknown way" in capfd.readouterr().err
 
 
-def test_a_net_without_an_output_layer(monkeypatch):
-    net, kind, batch = build("llama"), kind_of("llama"), batch_of("llama")
-    monkeypatch.setattr(type(net), "get_output_embeddings", lambda self: None)
-    assert torch.equal(kind.run(net, batch).logits, net(**kind.inputs(net, batch)).logits)
-
-
 def test_an_error_in_the_forward_leaves_no_hooks():
     net, kind, batch = build("llama"), kind_of("llama"), batch_of("llama")
     with pytest.raises(IndexError):
@@ -181,29 +170,6 @@ def test_training_with_distillation(large):
     assert VOCABULARY < largest() <= CHUNK
 
 
-@pytest.mark.parametrize("large", ["llama"], indirect=True)
-@pytest.mark.parametrize("form", ["concat", "sequential"])
-def test_lpaf(form, large):
-    """Two forwards, both with distillation, and their consistency."""
-    net, teacher, kind, batch = large
-    for site in find_sites(net):
-        linear = net.get_submodule(site.name)
-        rank = min(linear.weight.shape) // 2
-        left, right = torch.randn(linear.out_features, rank), torch.randn(rank, linear.in_features)
-        replace(net, site.name, MixedRankLinear.from_factors(linear, left, right))
-    method = method_of(kind, net, teacher, LPAF)
-    stage = method.stages()[2]
-    stage.settings = MixedRank(double_forward=form)
-    stage.attach(net)
-    stage.p_init, stage.total_steps, method.step_seed = 0.5, 10, 0
-    method._trainer = SimpleNamespace(global_step=0)
-    with largest_tensor() as largest:
-        terms = stage.losses(method, batch)
-        sum(terms.values()).backward()
-    assert set(terms) == {"task", "distillation", "consistency"}
-    assert VOCABULARY < largest() <= CHUNK
-
-
 def test_evaluation_and_divergence(large):
     net, dense, kind, batch = large
     with largest_tensor() as largest:
@@ -242,28 +208,6 @@ def test_fisher_information_of_a_part_of_the_batch_at_a_time(monkeypatch):
         torch.testing.assert_close(found[name].rows, whole[name].rows, rtol=1e-5, atol=1e-12)
     estimate_fisher(net, [batch], kind.name, sites, estimator="batch")  # the square of a batch's mean
     assert rows[3:] == [5]
-
-
-def losses_on(device: str) -> dict[str, float]:
-    """Return the losses of a step, the sum of its gradients, and how often the host waits for both."""
-    nets = [build("llama", seed).to(device) for seed in (0, 1)]
-    nets[1].requires_grad_(False)
-    kind, batch = kind_of("llama"), {name: value.to(device) for name, value in batch_of("llama").items()}
-    for _ in range(2):
-        student, teacher = (kind.logits(kind.run(net, batch), batch) for net in nets)
-        if device != "cpu":
-            second_device.reset()
-        losses = logits_losses(student, batch["labels"], teacher=teacher)
-        first, *others = losses.values()
-        sum(others, first).backward()
-    waits = 0 if device == "cpu" else second_device.counts()["waits"]
-    total = sum(p.grad.abs().sum() for p in nets[0].parameters())
-    return {**{name: value.item() for name, value in losses.items()}, "gradient": float(total), "waits": waits}
-
-
-def test_a_second_device_gives_the_same_without_waiting():
-    found = processes.on_second_device(losses_on, "second")
-    assert found == pytest.approx(losses_on("cpu"), rel=1e-5)
 
 
 @pytest.mark.parametrize("what", ["inputs", "grams"])

@@ -73,20 +73,6 @@ def test_neighbouring_windows_share_the_stride(tokenizer):
     assert all(left[-3:] == right[:3] for left, right in pairwise(places)) and len(windows) > 1
 
 
-def test_another_stride_makes_other_windows(tiny_backbone, tmp_path):
-    """Though the rows are the same, and those of the first are in the cache."""
-    row = {"id": "1", "question": "wit", "context": CONTEXT, "answers": "film"}
-    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n")
-
-    def shared_tokens(stride):
-        data = DataModule("squad", str(tiny_backbone), str(tmp_path), max_length=20, stride=stride)
-        data.setup("validate")
-        first, second, *_ = data._split("validation").encoded["begin"]
-        return len(set(first) & set(second) - {0})
-
-    assert [shared_tokens(stride) for stride in (3, 5)] == [3, 5]
-
-
 def test_blanks_before_a_question_are_no_tokens():
     """Of a tokenizer that keeps them, too; a blank before a word of the context is not part of the answer."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -232,45 +218,6 @@ def test_predictions_are_answers_with_n_best(shared, tmp_path):
         assert sum(entry["probability"] for entry in line["n_best"]) <= 1.000001
         chances = [entry["probability"] for entry in line["n_best"]]
         assert chances == sorted(chances, reverse=True)
-
-
-def test_drawn_questions_are_scored_by_their_own_answers(tiny_backbone, tmp_path):
-    """Of 9 questions 4 are drawn; the true places score 1, whichever rows they are."""
-    words = ["film", "great", "bad", "warm", "dull", "charm", "wit", "plot", "cast"]
-    rows = [
-        {"id": str(i), "question": "is it so", "context": "but " * i + word,
-         "answers": {"text": [word], "answer_start": [4 * i]}}
-        for i, word in enumerate(words)
-    ]  # fmt: skip
-    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataModule("squad", str(tiny_backbone), str(tmp_path), max_length=32, validation_examples=4)
-    [found], [loader] = data.validation_rows, data.val_dataloader()
-    assert len(found) == 4 and found["id"][:] != ["0", "1", "2", "3"]
-    metrics = build_metrics(V1)
-    bind(metrics, found)
-    for batch in loader:
-        KIND.observe(metrics, F.one_hot(batch["labels"], batch["input_ids"].shape[1]).float(), batch)
-    assert {float(value) for value in metrics.compute().values()} == {1.0}
-
-
-def test_every_gold_answer_of_the_dev_set_is_found(shared):
-    """The labels of some window give back the first answer (its words: a label may end inside a number)."""
-    folder = str(shared / "data" / "squad")
-    data = DataModule("squad", str(shared / "models" / "minilm-l6-h384"), folder, validation_examples=1500)
-    data.setup("validate")
-    split = data._split("validation")
-    found = {}
-    for row in split.encoded:
-        first, last = row["labels"]
-        if first:
-            found[row["example"]] = (row["begin"][first], row["end"][last])
-    texts = split.rows.select(list(found))
-    same = 0
-    for row, (begin, end) in zip(texts, found.values(), strict=True):
-        text = row["answers"]["text"][0]
-        assert text in row["context"][begin:end]
-        same += text == row["context"][begin:end]
-    assert len(found) > 1450 and same > 0.99 * len(found)
 
 
 @pytest.mark.parametrize(("number", "longest"), [(1, 1), (4, 3), (20, 30), (500, 5)])

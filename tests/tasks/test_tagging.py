@@ -13,7 +13,7 @@ from tiny import make_net
 
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule, PaddedBatches
-from lit_compress.data.encode import encode, encoding_key
+from lit_compress.data.encode import encode
 from lit_compress.data.sources import Place, load_split_files
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_tokenizer
@@ -75,18 +75,6 @@ def test_a_word_without_pieces_is_unknown(encoded):
     assert rows[0]["labels"][1:-1] == [1, 2, 3] and rows[1]["labels"][1:-1] == [4]
 
 
-def test_rows_without_labels(tiny_backbone):
-    rows = encode(Dataset.from_dict({"tokens": [["film"]]}), load_tokenizer(str(tiny_backbone), NER), NER, 32)
-    assert "labels" not in rows.column_names and rows[0]["word"] == [0, 1, 0]
-
-
-def test_batches_are_padded(encoded):
-    _, rows = encoded((["film"] * 4, [1] * 4), (["wit"], [2]))
-    batch = PaddedBatches(rows, 0)[[0, 1]]
-    assert batch["labels"].tolist()[1] == [-100, 2, -100, -100, -100, -100]
-    assert batch["word"].tolist()[1] == [0, 1, 0, 0, 0, 0] and batch["example"].tolist() == [0, 1]
-
-
 def test_where_labels_are_counted_is_known_without_them(encoded):
     _, rows = encoded((["film"] * 4, [1] * 4), (["wit", "warm"], [2, 0]))
     batch = PaddedBatches(rows, 0)[[0, 1]]
@@ -134,11 +122,6 @@ def test_entity_scores_are_those_of_seqeval(prefixes, sign):
         }, abs=1e-6,
     )  # fmt: skip
     assert 0.2 < found["entity_f1"] < 0.8
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_nothing_seen_scores_zero():
-    assert {value.item() for value in build_metrics(NER).compute().values()} == {0.0}
 
 
 def test_losses_are_means_over_words(encoded):
@@ -247,11 +230,6 @@ def test_words_are_a_list_where_the_model_was_trained_so(prefix):
     note = KIND.reads_otherwise(NER, tokenizer)
     assert prefix is (note is None) and (prefix or "--data.custom.split_words true" in note)
     assert KIND.reads_otherwise(listed, tokenizer) is None
-
-
-def test_how_words_are_read_is_part_of_the_key(encoded):
-    tokenizer, rows = encoded((["film"], [1]))
-    assert len({encoding_key(rows, tokenizer, replace(NER, split_words=on), 8) for on in (False, True)}) == 2
 
 
 @pytest.mark.parametrize("write", [str, json.dumps])

@@ -104,13 +104,6 @@ def test_a_manifest_of_another_program_is_left_alone(content, folder):
     check_manifest("here", folder)
 
 
-def test_a_note_says_that_the_manifest_is_lost(folder, capsys):
-    (folder / "manifest.json").unlink()
-    (folder / "report.json").write_text('{"manifest": true}')
-    check_manifest("lost", folder)
-    assert "lost was written with a manifest.json, which is missing" in capsys.readouterr().err
-
-
 def test_a_record_is_valid_whenever_its_writer_is_killed(tmp_path, monkeypatch):
     """Before the first version, between the manifest and the file, and afterwards."""
     path = tmp_path / "stages.json"

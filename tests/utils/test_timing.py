@@ -104,9 +104,3 @@ def test_threads_and_gradients_are_given_back():
 )  # fmt: skip
 def test_the_flags_of_a_processor_say_how_it_adds_integers(info, answer):
     assert timing.adds_integers(info) is answer
-
-
-def test_a_processor_without_vnni_is_named(monkeypatch):
-    for answer, said in ((False, "int8: this processor has no VNNI instructions"), (True, ""), (None, "")):
-        monkeypatch.setattr(timing, "adds_integers", lambda _, answer=answer: answer)
-        assert (timing.integers_note() or "").startswith(said) and bool(timing.integers_note()) == bool(said)
