@@ -13,7 +13,6 @@ from lit_compress.utils.memory import free_memory
 
 _CODE = """
 import sys
-import torch
 from contextlib import nullcontext
 from lit_compress.utils.memory import freed_memory_returned, return_freed_memory
 
@@ -22,13 +21,13 @@ def resident():
 
 if sys.argv[1] == "back":
     return_freed_memory()
-torch.ones(8 * 2**20 - 100)  # 32 MiB: from its end on, glibc takes tensors up to this size from its heap
+b"x" * 2**24  # 16 MiB: from its end on, glibc takes tensors up to this size from its heap
 if sys.argv[1] == "after":
     with freed_memory_returned():
         pass
 with freed_memory_returned() if sys.argv[1] == "inside" else nullcontext():
     before = resident()
-    tensors = [torch.ones(2**20) for _ in range(60)]
+    tensors = [b"x" * (2**22 + i) for i in range(60)]  # as a tensor, without the seconds that PyTorch takes to import
     kept = tensors[-1]
     del tensors
     print(resident() - before)
