@@ -29,6 +29,7 @@ from lit_compress.models.own_code import trust_code
 from lit_compress.run.settle import Components
 from lit_compress.run.solve import Storage
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
+from lit_compress.tasks import task_type
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, user_error
@@ -249,7 +250,7 @@ class CommandLine:
         if init.data.task == CUSTOM:
             given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
             given.custom.label = list(record.label_columns) or given.custom.label
-        if record.kind == "embedding":
+        if task_type(record).pools:
             given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
         (storage := Storage(init.export, self.tokens)).tell(init.model)

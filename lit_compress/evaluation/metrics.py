@@ -224,7 +224,7 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
 
 
 def _ranking(task: Task) -> Score:
-    return Ranking() if task.kind == "reranking" else Retrieval()
+    return Ranking() if "mrr_at_10" in task.metrics else Retrieval()
 
 
 def _confusion(task: Task) -> Score:

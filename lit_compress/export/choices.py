@@ -9,7 +9,6 @@ from lit_compress.export.program import Format, check_format
 from lit_compress.export.quantize import INTEGERS, Integers
 from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.vocabulary import check_table
-from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed_value
 
@@ -122,7 +121,7 @@ class Choices:
         """
         if self.embeddings:
             check_table(net)
-        if self.integers and task_type_of_net(net.config).name == "summarization":
+        if self.integers and net.config.is_encoder_decoder and net.can_generate():
             raise UserError(
                 f"export: --dtype {self.dtype} cannot measure a model that writes summaries; nearest: bfloat16"
             )

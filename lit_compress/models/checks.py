@@ -236,7 +236,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     kind = task_type(task)
     architecture = (config.architectures or [""])[0]
     other = next((k for k in KINDS.values() if architecture.endswith(k.suffix)), kind)
-    if other.suffix != kind.suffix and other.name != "embedding":  # which has no head
+    if other.suffix != kind.suffix and not other.pools:  # which have no head
         raise UserError(f"{what} is for {other.name}, task '{task.name}' is {kind.name}")
     if "num_labels" not in kind.head(task):
         return

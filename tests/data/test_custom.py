@@ -59,23 +59,6 @@ def test_columns_by_name_and_labels_in_order(tmp_path):
         assert task.labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
 
 
-@pytest.mark.parametrize("form", ["plain", "brackets", "yaml"])
-def test_one_text_column_needs_no_brackets(tmp_path, tiny_backbone, form):
-    """On the command line and in a config; what is stored is read again alike."""
-    from lit_compress.cli.options import CommandLine
-
-    file, given = _write(tmp_path / "a.jsonl", REVIEWS), []
-    if form.startswith("yaml"):
-        (tmp_path / "mine.yaml").write_text("data: {custom: {text: review}}\n")
-        given = ["--config", str(tmp_path / "mine.yaml")]
-    else:
-        given = ["--data.custom.text", "[review]" if form == "brackets" else "review"]
-    words = ["--model", "SVD", "--data.task", "custom", "--data.path", str(file), "--data.custom.label", "stars"]
-    cli = CommandLine([*words, "--model.backbone", str(tiny_backbone), *given], "fit")
-    assert cli.build().data.record.text == ("review",)
-    assert cli.dump()["data"]["custom"]["text"] == (["review"] if form == "brackets" else "review")
-
-
 def test_the_same_file_read_with_other_settings(tmp_path):
     """What was read before is in the cache: other class numbers, and answers that are now needed."""
     file = _write(tmp_path / "a.jsonl", REVIEWS)

@@ -193,25 +193,3 @@ def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_i
     line = fails(capsys, "factorize", place / "model", tmp_path / "out", *KIND, *COLUMNS, "--data.path", place / "data")
     option = json.dumps([*reversed(NAMES)])
     assert f"--data.custom.labels '{option}' uses the head unchanged" in line and not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_run_and_what_is_done_with_it(place, tiny_backbone, tmp_path, capsys):
-    """The run keeps the columns: later commands and other files need no option."""
-    run = tmp_path / "run"
-    line = ["fit", "--model", "SVD", "--model.density", "0.5", "--model.backbone", str(tiny_backbone), *KIND,
-            *COLUMNS, "--data.path", str(place / "data"), "--run_dir", str(run), "--model.dense.epochs", "1",
-            "--model.retrain.epochs", "1", "--trainer.accelerator", "cpu"]  # fmt: skip
-    main(line)
-    main([*line, "--ckpt_path", "last"])
-    metric = json.loads((run / "report.json").read_text())["compressed"]["metric"]
-    mixed = write_csv(tmp_path / "mixed.csv", [row | {"length": 7} for row in rows_of(24, 1)])
-    capsys.readouterr()
-    for target in (run, run / "export"):
-        main(["validate", str(target), "--data.path", str(mixed)])
-        assert f"{metric:.6f}" in capsys.readouterr().out
-    main(["export", str(run), str(tmp_path / "small"), "--format", "onnx"])
-    main(["predict", str(tmp_path / "small"), "--data.path", str(mixed), "--output", str(tmp_path / "p")])
-    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
-    assert [line["given"] for line in lines] == expected(rows_of(24, 1))
-    assert list(lines[0]["probabilities"]) == NAMES

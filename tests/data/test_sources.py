@@ -238,14 +238,12 @@ def test_the_test_split_of_mnli(layout, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("me/pictures", "has no tables"), ("me/several", "has several configurations"),
-        ("me/nothing", "no folder and no"), ("me/broken", "cannot be read: "),
-        ("me/carded", "cannot be read as a repository of the hub"),
+        ("me/pictures", "has no tables"), ("me/nothing", "no folder and no"),
+        ("me/broken", "cannot be read: "), ("me/carded", "cannot be read as a repository of the hub"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line(name, words, hub, tiny_backbone, tmp_path):
     hub.add("me/pictures", {"a.png": b"x", "README.md": b""}, kind="datasets")
-    hub.add("me/several", glue() | {"README.md": CARD.format(name="a").encode()}, kind="datasets")
     hub.add("me/broken", {"data/train-00000-of-00001.parquet": b"PAR1"}, kind="datasets")
     tables = dict.fromkeys(("sst2/train-0.parquet", "sst2/validation-0.parquet"), b"PAR1")
     hub.add("me/carded", {"README.md": CARD.format(name="sst2").encode(), **tables}, kind="datasets")

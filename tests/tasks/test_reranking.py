@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 import torch
-from mistakes import fails
 from tiny import WORDS, make_net
 
 from lit_compress.__main__ import main
@@ -19,6 +18,7 @@ from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_config
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
 from lit_compress.numerics.sampled_labels import fisher_losses
+from lit_compress.tasks import KINDS
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
@@ -195,15 +195,14 @@ def test_rows_are_drawn_query_by_query(single, place, tmp_path):
         assert len(queries) == number and counts[:2] == [6, 6] and len(counts) == 3
 
 
-def test_one_query_cannot_be_split(place, tmp_path, capsys):
-    (tmp_path / "one.csv").write_text("query,document,label\n" + "a,film,1\n" * 20)
-    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *ASKED, "--data.path", tmp_path / "one.csv")
-    assert "has too few lists of rows, 1; to split them give more" in line
-
-
 @pytest.mark.parametrize("label", [2, -0.5])
-def test_a_label_that_is_no_relevance_is_one_line(label, place, tmp_path, capsys):
-    rows = [{"query": "a", "document": "film", "label": label}] * 2
-    data = _write(tmp_path / "rows", {"train": rows, "validation": rows})
-    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *ASKED, "--data.path", data)
-    assert f"label {label} is no relevance; give one from 0 (none) to 1" in line
+def test_a_label_that_is_no_relevance_is_one_line(label):
+    with pytest.raises(UserError, match=f"row 1: label {label} is no relevance; give one from 0 .none. to 1"):
+        KINDS["reranking"].label_of(get_task("wiki_qa"), "row 1", {"label": label})
+
+
+def test_one_query_cannot_be_split(place, tmp_path):
+    (tmp_path / "one.csv").write_text("query,document,label\n" + "a,film,1\n" * 20)
+    data = DataModule("custom", str(place / "model"), str(tmp_path / "one.csv"), custom=Custom("reranking"))
+    with pytest.raises(UserError, match="has too few lists of rows, 1; to split them give more"):
+        data.setup("fit")

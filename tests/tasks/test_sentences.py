@@ -11,7 +11,6 @@ from tiny import WORDS, make_net
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.program import read_program, write_program
-from lit_compress.export.quantize import quantize_program
 from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.tasks import task_type
@@ -143,28 +142,6 @@ def test_programs_give_the_vectors(place, tmp_path, base, name, form):
         found = run({name: tokens[name] for name in made["inputs"]})
         assert found["last_hidden_state"].shape == (*tokens["input_ids"].shape, 32)
         assert torch.allclose(found["sentence_embedding"], expected[list(some)], atol=1e-5, rtol=1e-5)
-
-
-def test_int8_vectors_do_not_depend_on_the_batch(place, tmp_path):
-    """A text alone, with two longer ones, and padded to a multiple of 16; Dense modules keep their float weights."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    model = _save(tmp_path / "model", place / "bert", **MODELS["two dense"])
-    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
-    net = load_finetuned(str(model), data.record)
-    made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
-    quantize_program(tmp_path, made, net, data, "int8")
-    floats = {tuple(item.dims) for item in onnx.load(tmp_path / "model.onnx").graph.initializer if item.data_type == 1}
-    assert {(48, 32), (32, 48)} & floats and {(8, 48), (48, 8)} & floats
-    run, text = read_program(tmp_path / "model.onnx", tuple(made["outputs"])), "a " + WORDS[7]
-    vectors = []
-    for texts, multiple in (([text], None), ([text, " ".join(WORDS[3:12]), WORDS[5]], None), ([text], 16)):
-        tokens = data.tokenizer(texts, padding=True, return_tensors="pt", pad_to_multiple_of=multiple)
-        vectors.append(run({name: tokens[name] for name in made["inputs"]})["sentence_embedding"][0])
-    for other in vectors[1:]:
-        assert torch.cosine_similarity(vectors[0], other, dim=0) > 0.9999
-    exact = torch.cosine_similarity(vectors[0], _theirs(model, [text])[0], dim=0)
-    assert 0.9 < exact < 1 - 1e-7
 
 
 @pytest.mark.slow
