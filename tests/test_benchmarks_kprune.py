@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import WORDS, make_batch, make_net, write_model
+from tiny import WORDS, write_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
 from benchmarks.second_order import untrained, untrained_tables
-from benchmarks.second_order.kprune import Settings, fitted, highest_within, kprune, predictive, representational
-from lit_compress.models.accounting import stored_density
-from lit_compress.tasks import task_type
-from lit_compress.tasks.records import get_task
+from benchmarks.second_order.kprune import fitted, highest_within, predictive, representational
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3])
@@ -75,23 +72,6 @@ def test_the_fit_is_that_of_all_tokens() -> None:
     columns = torch.tensor([0, 2, 5])
     found = fitted(inputs.T @ inputs, inputs.T @ targets, columns)
     assert torch.allclose(found, torch.linalg.lstsq(inputs[:, columns], targets).solution, atol=1e-6)
-
-
-@pytest.mark.parametrize("task", ["sst2", "stsb"])
-def test_a_model_at_a_density(task: str) -> None:
-    dense, kind = make_net("bert", task).eval(), task_type(get_task(task))
-    batches = [make_batch(8, 9, seed) | {"index": torch.arange(8)} for seed in range(6)]
-    before = {name: value.clone() for name, value in dense.state_dict().items()}
-    with torch.no_grad():
-        same = kprune(dense, batches, kind, 1.0, Settings())(
-            **{k: batches[0][k] for k in ("input_ids", "attention_mask")}
-        )
-        logits = dense(input_ids=batches[0]["input_ids"], attention_mask=batches[0]["attention_mask"]).logits
-    assert torch.allclose(same.logits, logits, atol=1e-4)
-    for density in (0.5, 0.25):
-        net = kprune(dense, batches, kind, density, Settings())
-        assert density - 0.06 < stored_density(net) <= density
-    assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
 
 
 def write_teacher(folder: Path) -> list[str]:

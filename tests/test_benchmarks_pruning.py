@@ -36,25 +36,6 @@ def test_calibrated_sensitivity_is_the_mean_over_batches_of_row_means():
         assert torch.allclose(value, expected[name], rtol=1e-4) and value.min() > 0
 
 
-def test_rows_and_figure_of_neurons():
-    net = make_net()
-    sizes = {s.name: net.get_submodule(s.name).weight.shape[0] for s in find_sites(net)}
-    scores = {label: {n: torch.rand(k) for n, k in sizes.items()} for label in ("one", "two")}
-    scores["two"][find_sites(net)[0].name][:] = 0  # a matrix without importance is drawn, too
-    rows = pruning.neurons(scores, net)
-    assert len(rows) == 2 * sum(sizes.values())
-    last = find_sites(net)[-1]
-    assert rows[-1] | {"importance": 0} == {
-        "model": "two", "site": last.name, "role": "down", "layer": 1, "row": 31, "importance": 0,
-    }  # fmt: skip
-    assert rows[-1]["importance"] == float(scores["two"][last.name][31])
-    figure = FIGURES["neurons"](rows)
-    assert len(figure.axes) == 12
-    for axes, role in zip(figure.axes, ["q", "k", "v", "o", "up", "down"] * 2, strict=True):
-        counts = [sum(bar.get_height() for bar in container) for container in axes.containers]
-        assert counts == [64, 64] if role == "up" else [32, 32]
-
-
 def test_pattern_by_hand():
     """5 x 32 of 32 weights: the first row of cells is full, of the second a quarter."""
     nets = {"a": make_net(), "b": make_net()}

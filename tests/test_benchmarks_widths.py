@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import as_deployed, disturb, form_of, net_of, random_bases
+from helpers import as_deployed, disturb, net_of, random_bases
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,24 +33,3 @@ def test_widths_are_those_of_the_gates(family):
     first, second, third = width_figure({"prune": rows}).axes
     assert [p.get_height() for p in third.patches] == [row["heads"] for row in rows]
     assert len(first.patches) == 4 and len(second.patches) == 6
-
-
-def test_widths_of_a_decoder():
-    """BART's attentions over the encoder's states have columns of their own; Llama has no heads to leave out."""
-    net = net_of("bart")
-    insert_projections(net, random_bases(net))
-    kept = disturb(net)
-    rows = width_table(as_deployed(net))
-    assert [row["layer"] for row in rows] == [0, 1, 2, 3] and "qk_cross" not in rows[0]
-    for row, cross in ((rows[2], 3), (rows[3], 5)):  # attentions: two of the encoder, then two in every block
-        alive = float(kept["attention_layer"][cross])
-        assert row["qk_cross"] == kept["qk"][cross].float().mean() * alive
-        assert row["heads_cross"] == kept["heads"][cross].float().mean() * alive
-    assert rows[2]["hidden_cross"] == kept["hidden"][7].float().mean()
-    assert len(width_figure({"prune": rows}).axes[0].patches) == 4 + 2 + 4
-    net, form = net_of("llama"), form_of("llama", 2)
-    insert_projections(net, random_bases(net, 2), form)
-    kept = disturb(net, form)
-    for i, row in enumerate(width_table(as_deployed(net))):
-        assert row["qk"] == row["vo"] == row["heads"] == 1 and row["ffn"] == kept["neurons"][i].float().mean()
-        assert row["hidden_ffn"] == kept["hidden"][1].float().mean()

@@ -15,7 +15,7 @@ from tiny import WORDS, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.decoder import integers, run, serve, tables, texts
+from benchmarks.decoder import run, serve, tables, texts
 
 
 def write_rows(file: Path, column: str, rows: list[str]) -> None:
@@ -78,28 +78,14 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert (told["steps"], told["texts"], told["precision"], distilled["mixed"]) == (4, 8, "bf16-mixed", 99)
     assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
     assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
-    before = len(work)
-    (tmp_path / "results" / "svd-0.6.json").unlink()
-    run.main()
-    assert work[before:] == [("svd", [0.6], 0)]
 
     program = made["structures-0.8"] | {"of": "structures-0.8", "dtype": "int4", "bytes": 9_600_000}
     stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program], "decoder/serve": []}
     monkeypatch.setattr(tables, "load", stored.get)
     _, rows, origin, _, programs, _ = tables.sections()
     assert "| 10 | K-FAC heads and neurons, uniform | 0.8 | int4 | " in programs
-    for result in stored["decoder"]:  # the page shows models with multiples of 32
-        result["method"] = {"structures": "even"}.get(result["method"], result["method"])
-    ordinary = tables.ordinary().splitlines()[2:]
-    assert [line.split(" | ")[0] for line in ordinary] == [
-        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.8, refined on both kinds",
-        "| density 0.8, refined on both kinds and distilled", "| density 0.6", "| density 0.6, refined",
-    ]  # fmt: skip
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
     assert len(shown) == 12 and all(len(line) == 10 and all(line) for line in shown)
-    on = ["no", "same texts", "both kinds", "both kinds, distilled", "no", "same texts"]
-    assert [line[2] for line in shown[:6]] == on
     assert "benchmarks.decoder.run" in origin
 
 
@@ -112,19 +98,6 @@ def words_of_a_model(results: Path, words: list[str], monkeypatch: pytest.Monkey
     run.main()
     where = words.index("--results") + 1
     return [*words[:where], str(results), *words[where + 1 :], "--only", "dense", "even-0.8"]
-
-
-def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("openvino", "nncf"):
-        pytest.importorskip(package)
-    words = words_of_a_model(tmp_path / "integers", words, monkeypatch)
-    monkeypatch.setattr(integers, "DTYPES", ("int8",))  # each takes half a minute
-    monkeypatch.setattr(sys, "argv", words[:-1])
-    integers.main()
-    (made,) = common.load(tmp_path / "integers")
-    dense = json.loads((tmp_path / "results" / "dense.json").read_text())
-    assert (made["name"], made["dtype"]) == ("dense-int8", "int8")
-    assert made["losses"]["news"] == pytest.approx(dense["losses"]["news"], abs=0.3)
 
 
 def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +123,7 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     stored = {"decoder": [], "decoder/integers": [], "decoder/serve": [other, made]}
     monkeypatch.setattr(tables, "load", stored.get)
     *_, rows, _, origin = tables.sections()
-    shown = [line.split(" | ") for line in rows.splitlines()[2:]]
-    assert [line[0] for line in shown] == ["| pytorch", "| pytorch", "| llama.cpp", "| llama.cpp"]
-    assert shown[1][2:-1][0] == "K-FAC heads and neurons, uniform, multiples of 32, 0.8"
-    assert shown[1][4:8] == ["5.3", "1.75 (1.50 - 2.00)", "2.7", "1.75 (1.50 - 2.00)"]
-    assert [line[-1] for line in shown][:2] == ["4 |", "4 |"]
+    assert [line.split(" | ")[0] for line in rows.splitlines()[2:]] == ["| pytorch"] * 2 + ["| llama.cpp"] * 2
     assert "benchmarks.decoder.serve" in origin
 
 
