@@ -35,7 +35,7 @@ from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_ta
 from lit_compress.run.settle import check_stages, outline_of, shapes_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import check_file
+from lit_compress.utils.files import check_folder
 from lit_compress.utils.tables import print
 
 
@@ -218,7 +218,7 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     of_run = found.folder.name == "export" and found.folder.parent == Path(target).expanduser()  # it is shipped
     place = found.folder.parent if of_run else found.place
     path = Path(output).expanduser() if output else place / "predictions.jsonl"
-    check_file("--output", path)
+    check_folder("--output", path, file=True)
     parts = open_target(found, line)
     task_type(parts.data.record).check_answers()
     if path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):

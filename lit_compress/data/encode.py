@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,44 +91,26 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
 
     key = encoding_key(dataset, tokenizer, task, max_length)
 
-    def tokenize(batch: Columns, rows: list[int]) -> Columns:
-        return task_type(task).encode(batch, rows, tokenizer, task, max_length)
-
     def fill(folder: Path) -> None:
+        own = copy.deepcopy(tokenizer)  # a call changes its settings, also in the file that exports have of it
+
+        def tokenize(batch: Columns, rows: list[int]) -> Columns:
+            return task_type(task).encode(batch, rows, own, task, max_length)
+
         pieces = folder / "pieces"
         pieces.mkdir()
-        with _as_it_was(tokenizer):
-            encoded = dataset.map(
-                tokenize,
-                batched=True,
-                with_indices=True,
-                remove_columns=dataset.column_names,
-                cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
-                load_from_cache_file=False,
-                num_proc=processes(len(dataset)),
-                new_fingerprint=key,
-                desc=f"Tokenising {task.name}",
-            )
+        encoded = dataset.map(
+            tokenize,
+            batched=True,
+            with_indices=True,
+            remove_columns=dataset.column_names,
+            cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
+            load_from_cache_file=False,
+            num_proc=processes(len(dataset)),
+            new_fingerprint=key,
+            desc=f"Tokenising {task.name}",
+        )
         encoded.save_to_disk(folder)
         shutil.rmtree(pieces)
 
     return load_from_disk(build_once(cache_folder() / f"encoded-{key}", fill))
-
-
-@contextmanager
-def _as_it_was(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Give a tokenizer back the truncation and padding it had: it keeps its last call's settings, also in its file.
-
-    Exports would differ by whether the tokens came from the cache.
-    """
-    backend = tokenizer.backend_tokenizer
-    truncation, padding = backend.truncation, backend.padding
-    yield
-    if truncation is None:
-        backend.no_truncation()
-    else:
-        backend.enable_truncation(**truncation)
-    if padding is None:
-        backend.no_padding()
-    else:
-        backend.enable_padding(**padding)

@@ -223,27 +223,16 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
             metric.rows = rows
 
 
-def _ranking(task: Task) -> Score:
-    return Ranking() if "mrr_at_10" in task.metrics else Retrieval()
-
-
-def _confusion(task: Task) -> Score:
-    return Confusion(task.num_labels, sorted(CONFUSION_SCORES.keys() & task.metrics))
-
-
-def _correlations(task: Task) -> Score:
-    return Correlation(sorted(COEFFICIENTS.keys() & task.metrics))
-
-
-def _entities(task: Task) -> Score:
-    return Entities(task.labels)
-
-
 METRICS: dict[str, Callable[[Task], Score]] = {
-    **dict.fromkeys(CONFUSION_SCORES, _confusion),
-    **dict.fromkeys(COEFFICIENTS, _correlations),
-    **dict.fromkeys(("entity_f1", "word_accuracy"), _entities),
-    **dict.fromkeys(("ndcg_at_10", "recall_at_10", "mrr_at_10"), _ranking),
+    **dict.fromkeys(
+        CONFUSION_SCORES, lambda task: Confusion(task.num_labels, sorted(CONFUSION_SCORES.keys() & task.metrics))
+    ),
+    **dict.fromkeys(COEFFICIENTS, lambda task: Correlation(sorted(COEFFICIENTS.keys() & task.metrics))),
+    **dict.fromkeys(("entity_f1", "word_accuracy"), lambda task: Entities(task.labels)),
+    **dict.fromkeys(
+        ("ndcg_at_10", "recall_at_10", "mrr_at_10"),
+        lambda task: Ranking() if "mrr_at_10" in task.metrics else Retrieval(),
+    ),
     **dict.fromkeys(("answer_f1", "exact_match"), Answers),
     "micro_f1": lambda task: LabelScores(),
     "rougeL": lambda task: Rouge(),

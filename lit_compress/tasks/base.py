@@ -20,7 +20,6 @@ from torch import Tensor
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import distillation_loss, task_loss, token_divergences
 from lit_compress.tasks.output_layer import run_to_output_layer
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
@@ -123,13 +122,7 @@ class TaskType:
         return task
 
     def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterable[Any]:
-        """Return the rows in the list that a JSON file's object holds; error messages begin with ``where``.
-
-        Raises:
-            UserError: they are nested deeper, as the questions in a file of SQuAD.
-        """
-        if "paragraphs" in items[0]:
-            raise UserError(f"{where} is a file of SQuAD; task '{task.name}' is {task.kind}, kind span_qa reads it")
+        """Return the rows in the list that a JSON file's object holds; error messages begin with ``where``."""
         return items
 
     def label_type(self) -> pa.DataType:

@@ -25,45 +25,28 @@ from lit_compress.utils.errors import UserError
 T = TypeVar("T")
 
 
-def check_folder(option: str, path: Path) -> None:
+def check_folder(option: str, path: Path, file: bool = False) -> None:
     """Refuse a folder that cannot be written, before the work whose result it is for.
 
     Args:
         option: the user's option; the message begins with it.
         path: need not exist.
+        file: the path is to be a file, in a folder that can be written.
 
     Raises:
-        UserError: it is a file, lies under one, or where nothing can be written.
+        UserError: it is the other of both, lies under a file, or where nothing can be written.
     """
-    with _said(option, path):
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{option}: '{path}' is a file; give a new or empty folder")
-        _try_to_write(option, path)
-
-
-def check_file(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written, as :func:`check_folder` does a folder."""
-    with _said(option, path):
-        if path.is_dir():
-            raise UserError(f"{option}: '{path}' is a folder; give a file")
-        _try_to_write(option, path.parent)
-
-
-def _try_to_write(option: str, folder: Path) -> None:
-    """Write and remove a file in ``folder``, or in the folder in which it would be made."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"{option}: '{folder}' is a file; nothing can be written under it")
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
-@contextmanager
-def _said(option: str, path: Path) -> Iterator[None]:
-    """Turn an error of the file system into one line."""
+    folder = path.parent if file else path
+    mend = "is a folder; give a file" if file else "is a file; give a new or empty folder"
     try:
-        yield
+        if path.exists() and path.is_dir() == file:
+            raise UserError(f"{option}: '{path}' {mend}")
+        while not folder.exists():
+            folder = folder.absolute().parent
+        if not folder.is_dir():
+            raise UserError(f"{option}: '{folder}' is a file; nothing can be written under it")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise UserError(f"{option}: cannot write to '{path}' ({error.strerror}); give another place") from error
 

@@ -68,7 +68,6 @@ REFUSED = {
     "columns in JSON": ("sst2", "train.json", b'{"sentence": ["a", "b"], "label": [1, 0]}', "holds columns; write one object per row"),
     "objects on several lines": ("sst2", "train.json", b'{\n"sentence": "a"}\n{\n"sentence": "b"}\n', "malformed JSON: Extra data (line 3, column 1)"),
     "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', "the lists train, test"),
-    "SQuAD for a class": ("sst2", "train.json", json.dumps({"data": [{"paragraphs": []}]}).encode(), "is a file of SQuAD; task 'sst2' is classification"),
     "SQuAD without a context": ("squad", "train.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "article 1: not as SQuAD is nested (KeyError"),
 }  # fmt: skip
 

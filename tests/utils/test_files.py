@@ -15,6 +15,7 @@ from lit_compress.utils.files import (
     atomic_file,
     atomic_folder,
     card_fields,
+    check_folder,
     json_of,
     read_json,
     read_yaml,
@@ -131,3 +132,18 @@ def test_a_card_has_fields(tmp_path, end):
     assert card_fields(path) == {"license": "mit"}
     path.write_text("# No fields\n---\na: b\n---\n")
     assert card_fields(path) == {}
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "here").write_text("")
+    check_folder("out", tmp_path / "new" / "folder")
+    check_folder("--output", tmp_path / "here", file=True)
+    for path, file, words in (
+        (tmp_path / "here", False, "is a file; give a new or empty folder"),
+        (tmp_path, True, "is a folder; give a file"),
+        (tmp_path / "here" / "a", False, "is a file; nothing can be written under it"),
+        (tmp_path / ("a" * 300), False, "File name too long"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            check_folder("out", path, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
