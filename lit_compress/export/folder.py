@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.evaluation.continuation import continuations
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
@@ -287,7 +286,6 @@ def _measure(
     own = Measured(net, net_bytes(folder), scores[key], source.initial, kept, merges, interval_of(scores, key))
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
-    report["generation"] = continuations((source.dense, source.data), (net, data))
     report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
     intervals, first = {name: measured.interval for name, measured in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:

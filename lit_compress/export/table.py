@@ -11,11 +11,8 @@ from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
-from lit_compress.utils.errors import printable
 from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
 from lit_compress.utils.timing import Speedup
-
-WIDEST = 100  # characters of a text on the screen
 
 
 def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -103,25 +100,6 @@ def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def generation_lines(report: dict[str, Any]) -> list[str]:
-    """Return how both models continue with a prompt, for the screen; [] for models that do not write."""
-    if not (generation := report.get("generation")):
-        return []
-    texts = {key: printable(" ".join(generation[key].split())) for key in ("prompt", "dense", "compressed")}
-    shown = [f"{key}: {text[:WIDEST]}{' …' * (len(text) > WIDEST)}" for key, text in texts.items()]
-    return [*shown, same_tokens(generation)]
-
-
-def same_tokens(generation: dict[str, Any]) -> str:
-    """Return how far the two continuations are the same.
-
-    >>> same_tokens({"same": 3, "tokens": 20})
-    'the first 3 of 20 tokens are the same'
-    """
-    same, tokens = generation["same"], generation["tokens"]
-    return f"the first {same} of {tokens} tokens are the same" if same < tokens else f"all {tokens} tokens are the same"
-
-
 def counted(report: dict[str, Any]) -> str:
     """Return of how many of how many rows the metric is, and of the training rows if it is not all: text for users.
 
@@ -161,7 +139,7 @@ def print_table(report: dict[str, Any]) -> None:
     console, (header, body) = Console(highlight=False), rows(report)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     console.print(screen_table(header, body, whole=len(header)))
-    lines = [*score_lines(report), speed_line(report), *program_speed_lines(report), *generation_lines(report)]
+    lines = [*score_lines(report), speed_line(report), *program_speed_lines(report)]
     print(*filter(None, lines), sep="\n")
     if budget := report.get("budget"):
         print(budget_line(budget))

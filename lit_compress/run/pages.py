@@ -28,7 +28,7 @@ from lit_compress.analysis.pictures import as_svg, curves_figure, pareto_figure,
 from lit_compress.evaluation.answers import answers, changes
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
-from lit_compress.export.table import counted, generation_lines, rows, score_lines, speed_line
+from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -222,7 +222,7 @@ def _one(run: RunResult, out: Path, few: bool, some: bool, flips: int) -> dict[s
     return {
         "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
         "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
-        "lines": [*score_lines(report), speed_line(report), *generation_lines(report)] if report else [],
+        "lines": [*score_lines(report), speed_line(report)] if report else [],
         "curves": figure and _image(figure), "layers": _image(structure_figure(layers)) if layers else None,
         "changes": _changes(details.get("changes"), flips),
         "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})

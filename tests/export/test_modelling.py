@@ -13,12 +13,9 @@ from tiny import WORDS, write_backbone
 from transformers import AutoModelForCausalLM
 
 from lit_compress.__main__ import main
-from lit_compress.data.datamodule import DataModule
 from lit_compress.export.modelling import MODULE, code_of
-from lit_compress.export.table import generation_lines
 from lit_compress.layers import LAYERS
 from lit_compress.models.storage import load_net
-from lit_compress.run.pages import write
 
 PACKAGES = {"__future__", "torch", "transformers", "math", "typing"}
 CALLS = {"open", "exec", "eval", "compile", "input", "print", "globals", "locals", "vars", "breakpoint", "__import__"}
@@ -86,25 +83,6 @@ def test_the_librarys_own_class_loads_it(small):
     assert type(own).__module__.startswith("transformers.models.")
     with torch.no_grad():
         assert torch.equal(own(input_ids=ids).logits, load_net(small)(input_ids=ids).logits)
-
-
-def test_the_report_has_the_same_prompt_before_and_after(small):
-    """What the library's ``generate`` writes; on the screen a line each."""
-    report = json.loads((small / "report.json").read_text())
-    found, net = report["generation"], load_net(small)
-    data = DataModule("plain_text", str(small), str(small.parent), max_length=24)
-    data.setup("fit")
-    ids = torch.tensor([data._split("validation").encoded["input_ids"][0][:16]])
-    new = net.generate(ids, max_new_tokens=20, do_sample=False)[0, 16:]
-    assert found["prompt"] == data.tokenizer.decode(ids[0], skip_special_tokens=True)
-    assert found["compressed"] == data.tokenizer.decode(new, skip_special_tokens=True)
-    assert 0 <= found["same"] <= found["tokens"] <= 20 and found["same"] <= len(new)
-    lines = generation_lines(report)
-    assert [line.partition(": ")[0] for line in lines[:3]] == ["prompt", "dense", "compressed"]
-    assert f"{found['same']} of {found['tokens']} tokens" in lines[3] or "all" in lines[3]
-    (small.parent / "page").mkdir()
-    page = write(small, small.parent / "page").read_text()
-    assert found["prompt"] in page and lines[3] in page
 
 
 def test_its_files_are_those_of_its_family(small):

@@ -12,7 +12,7 @@ from transformers import BertConfig
 from lit_compress.evaluation.intervals import standard_error, wilson
 from lit_compress.export import report as reports
 from lit_compress.export.report import add_intervals
-from lit_compress.export.table import generation_lines, markdown, print_table, score_lines, speed_line
+from lit_compress.export.table import markdown, print_table, score_lines, speed_line
 
 PARAMS = {"sites": 85_054_464, "non_embedding": 85_648_130, "total": 109_483_778}
 TIMES = {"median": 112.48, "p10": 110.22, "p90": 131.94, "batch": 1, "length": 128, "threads": 1}
@@ -141,10 +141,3 @@ def test_table_and_line_agree_on_the_times_of_a_busy_machine(monkeypatch):
     assert "| ≈2.0x |" in markdown(made) and "2.00x" not in markdown(made) + speed_line(made)
     made = timed(monkeypatch, QUIET, BUSY)
     assert speed_line(made).startswith("speed-up unknown: the machine") and "| noise |" in markdown(made)
-
-
-def test_what_a_net_writes_cannot_command_the_terminal():
-    texts = {"prompt": "one\ntwo", "dense": "\x1b[2Jthree", "compressed": "four\u202e\x07", "tokens": 3, "same": 0}
-    lines = generation_lines({"generation": texts})
-    assert lines[:3] == ["prompt: one two", r"dense: \u001b[2Jthree", r"compressed: four\u202e\u0007"]
-    assert generation_lines({"generation": None}) == []
