@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 4  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 5  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
                 if has_ids:
                     chunk[-1]["id"] = _id(where, row.get("id"), ids, number)
                 if keeps:
-                    chunk[-1][KEPT] = _kept(task, row)
+                    chunk[-1][KEPT] = _kept(task, row, chunk[-1])
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
@@ -199,12 +200,14 @@ def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> 
     return checked
 
 
-def _kept(task: Task, row: Row) -> str:
-    """Return the row's ids and its label, if it has some, as JSON."""
+def _kept(task: Task, row: Row, checked: Row) -> str:
+    """Return the row's ids and its label, if it has some, as JSON; a class by its name."""
     kept = {name: row[name] for name in IDS if row.get(name) is not None}
-    label = row.get(task.label)
+    kind, label = task_type(task), row.get(task.label)
     if label is not None and label == label and not _is_secret(task, label):
-        kept["given"] = task_type(task).given(task, label)
+        kept["given"] = label
+        with suppress(UserError):  # a label that is no class stays as it is
+            kept["given"] = kind.shown(task, kind.label_of(task, "", row | checked)) if kind.classes else label
     return json.dumps(kept, default=str)
 
 

@@ -137,10 +137,6 @@ class TaskType:
         """
         raise NotImplementedError
 
-    def given(self, task: Task, label: Any) -> Any:
-        """Return how predictions show the label that is in a file: with its name, if it is a class."""
-        return label
-
     def shown(self, task: Task, label: Any) -> Any:
         """Return a checked label, as :meth:`label_of` returns it, in the form of :meth:`answer`: names of classes."""
         return label

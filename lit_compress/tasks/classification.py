@@ -53,14 +53,6 @@ def label_name(where: str, label: Any) -> str:
     raise UserError(f"{where}: label {label!r:.60} is neither text nor a whole number")
 
 
-def class_name(task: Task, label: Any) -> Any:
-    """Return the name of a label's class, or the label if it has none."""
-    try:
-        return task.labels[class_number(task, "", label)]
-    except UserError:
-        return label
-
-
 def fraction_line(where: str, label: object) -> str:
     """Return the message on a number with a fraction in a column of classes."""
     return (
@@ -91,13 +83,6 @@ class Classification(TaskType):
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> int:
         """Return the class number."""
         return class_number(task, where, row[task.label])
-
-    def given(self, task: Task, label: Any) -> Any:
-        """Return the name of the class, or the names; other values stay."""
-        try:
-            return self.shown(task, self.label_of(task, "", {task.label: label}))
-        except UserError:
-            return label
 
     def shown(self, task: Task, label: int) -> Any:
         """Return the name of the class."""

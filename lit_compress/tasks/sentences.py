@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lit_compress.numerics.pooling import POOLINGS, pool
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import json_of
+from lit_compress.utils.files import read_json
 
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
@@ -187,22 +187,14 @@ def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
     if not path.is_file():
         return None
     try:
-        return [(item["type"].rpartition(".")[2], item["path"]) for item in json_of(path)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [(item["type"].rpartition(".")[2], item["path"]) for item in read_json(option, path, list)]
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{option}: '{folder}': its modules.json is broken") from error
 
 
 def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of a JSON file; ``usual`` if it is not there."""
-    if usual is not None and not path.is_file():
-        return usual
-    try:
-        content = json_of(path)
-    except (OSError, ValueError):
-        content = None
-    if not isinstance(content, dict):
-        raise UserError(f"{what}: {path.name} of '{path.parent.name}' is missing or broken")
-    return content
+    return usual if usual is not None and not path.is_file() else read_json(what, path, dict)
 
 
 def _token_limit(folder: Path, what: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.tasks.base import IGNORED, Columns, TaskType, token_columns
-from lit_compress.tasks.classification import class_name, class_number
+from lit_compress.tasks.classification import class_number
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError
 
@@ -101,13 +101,6 @@ class Tagging(TaskType):
         if not isinstance(labels, list):
             raise UserError(f"{where} is {labels!r:.60} ({type(labels).__name__}); give a list")
         return labels
-
-    def given(self, task: Task, label: Any) -> Any:
-        """Return the names of the classes; other values stay."""
-        try:
-            return [class_name(task, name) for name in self.classes_in("", label)]
-        except UserError:
-            return label
 
     def shown(self, task: Task, label: list[int]) -> list[str]:
         """Return the names of the classes."""
