@@ -36,6 +36,13 @@ SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of 
 LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
 
 
+def _check_sizes(**sizes: int | None) -> None:
+    smallest = {"max_length": SHORTEST, "num_workers": 0, "stride": 0, "target_length": 2}
+    for name, value in sizes.items():
+        if value is not None and value < smallest.get(name, 1):
+            raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest.get(name, 1)}")
+
+
 def _asked(settings: Any, **values: Any) -> Any:
     """Return ``settings`` with all values that are not None replaced."""
     return replace(settings, **{name: value for name, value in values.items() if value is not None})
@@ -122,20 +129,11 @@ class DataModule(Splits):
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
         if task_type(self.record).pools:
             self._pool_as(pooling_of(self._place_of(backbone), teacher and self._place_of(teacher)))
-        for name, value, smallest in (
-            ("batch_size", batch_size, 1),
-            ("eval_batch_size", eval_batch_size, 1),
-            ("max_length", max_length, SHORTEST),
-            ("train_examples", train_examples, 1),
-            ("validation_examples", validation_examples, 1),
-            ("hold_out", hold_out, 1),
-            ("num_workers", num_workers, 0),
-            ("stride", stride, 0),
-            ("target_length", target_length, 2),
-            ("num_beams", num_beams, 1),
-        ):
-            if value is not None and value < smallest:
-                raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
+        _check_sizes(
+            batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length, num_beams=num_beams,
+            train_examples=train_examples, validation_examples=validation_examples, hold_out=hold_out, stride=stride,
+            num_workers=num_workers, target_length=target_length,
+        )  # fmt: skip
         self.task = task
         self.backbone = backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`

@@ -7,7 +7,6 @@ stages and later commands with the commit read it and ask nothing. ``HF_HUB_OFFL
 from __future__ import annotations
 
 import glob
-import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -254,17 +253,10 @@ class _Repository:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turn the library's errors into one line and its warnings into notes; bars are for a terminal."""
+        """Turn the library's errors into one line; bars are for a terminal."""
         from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-        logger, hide = (
-            logging.getLogger("huggingface_hub"),
-            not sys.stderr.isatty() and not are_progress_bars_disabled(),
-        )
-        level, spread, handler = logger.level, logger.propagate, _Notes(logging.WARNING)
-        logger.addHandler(handler)
-        logger.setLevel(logging.WARNING)
-        logger.propagate = False
+        hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
         if hide:
             disable_progress_bars()
         try:
@@ -274,14 +266,3 @@ class _Repository:
         finally:
             if hide:
                 enable_progress_bars()
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            logger.propagate = spread
-
-
-class _Notes(logging.Handler):
-    """Handler of a library's messages."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note a message."""
-        note(f"hub: {record.getMessage()}")
