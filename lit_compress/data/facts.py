@@ -131,7 +131,10 @@ def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
         size: number of tokens.
         written: the labels are also tokens and are counted: the model writes text.
     """
-    return torch.from_numpy(_counts(encoded, size, written))
+    counts = np.zeros(size, dtype=np.int64)
+    for ids in _rows(encoded, _columns(encoded, written)):
+        counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
+    return torch.from_numpy(counts)
 
 
 def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: float = 0.1) -> Tensor:
@@ -145,20 +148,13 @@ def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: flo
     """
     order = drawn_order(len(encoded), VALIDATION_SEED)
     number = int(share * len(order))
-    others = _counts(encoded.select(sorted(order[number:])), size, written)
+    others = token_counts(encoded.select(sorted(order[number:])), size, written).numpy()
     missed = np.full(number, -1)
     for row, example in enumerate(encoded.select(sorted(order[:number])).select_columns(_columns(encoded, written))):
         ids = np.concatenate([np.asarray(some, dtype=np.int64) for some in example.values()])
         ids = ids[ids >= 0]
         missed[row] = max(ids[others[ids] == 0], default=-1)
     return torch.from_numpy(missed)
-
-
-def _counts(encoded: Dataset, size: int, written: bool) -> Any:
-    counts = np.zeros(size, dtype=np.int64)
-    for ids in _rows(encoded, _columns(encoded, written)):
-        counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
-    return counts
 
 
 def _columns(encoded: Dataset, written: bool) -> list[str]:
