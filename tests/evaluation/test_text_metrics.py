@@ -36,21 +36,6 @@ def test_rouge_is_the_mean_of_rouge_score(sizes):
         assert float(value) == pytest.approx(sum(s[name].fmeasure for s in single) / 3, abs=1e-7)
 
 
-def test_rouge_stems_and_splits_at_line_ends():
-    def score(text, true):
-        metric = Rouge()
-        metric.update([text], [true])
-        return {name: float(value) for name, value in metric.compute().items()}
-
-    assert score("Cats running", "cat run")["rouge1"] == 1
-    swapped = score("b b b\na a a", "a a a\nb b b")
-    assert swapped["rougeLsum"] == 1 and swapped["rougeL"] == 0.5
-    one_line = score("b b b a a a", "a a a b b b")
-    assert one_line["rougeLsum"] == one_line["rougeL"] == 0.5
-    found = [score(*pair)["rougeLsum"] for pair in (("c c", "c\nc"), ("c\nc", "c c"))]
-    assert found == [1, 0.5]  # the only one of them that tells which text is the true one
-
-
 def test_ranks_are_one_mean():
     """What two processes have seen, 1 and 2 texts, weighs by the text."""
     first, second, both = Rouge(), Rouge(), Rouge()
@@ -79,9 +64,3 @@ def test_perplexity_weighs_tokens():
         metric.update(losses, counted)
     assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
     assert not metric.higher_is_better
-
-
-def test_no_token_counts():
-    metric = Perplexity()
-    metric.update(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
-    assert float(metric.compute()) == math.inf
