@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+SEPARATORS = ";\t|,"
 START = 2**16  # bytes that show an encoding
 
 Row = dict[str, Any]
@@ -257,6 +258,12 @@ def _is_utf8(start: bytes, encoding: str) -> bool:
     return one_byte and not text.isascii()
 
 
+def _separator(header: str, usual: str) -> str:
+    """Return the sign between the names of a header: the usual one if it is there, else the most frequent."""
+    found = max(SEPARATORS, key=header.count)
+    return found if found in header and usual not in header else usual
+
+
 def _read_separated(usual: str) -> Reader:
     """Return the reader of a table of text, whose fields stay text; one without a value is None.
 
@@ -267,9 +274,9 @@ def _read_separated(usual: str) -> Reader:
         import pandas as pd
         from pandas.errors import EmptyDataError
 
-        _checked(where, file, form)
+        first = _checked(where, file, form)
         options: dict[str, Any] = dict(
-            sep=form.separator or usual, header=None, dtype=object, na_filter=False, chunksize=CHUNK,
+            sep=form.separator or _separator(first, usual), header=None, dtype=object, na_filter=False, chunksize=CHUNK,
             encoding=form.codec, quoting=csv.QUOTE_NONE if usual == "\t" else csv.QUOTE_MINIMAL,
             compression="gzip" if _is_packed(file) else None, engine="c",
         )  # fmt: skip
