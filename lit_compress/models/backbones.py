@@ -8,6 +8,7 @@ Data needs the tokenizer, methods need the model; both are found here from the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,18 +119,28 @@ def _read_config(what: str, folder: Path, **head: Any) -> PreTrainedConfig:
 def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a model in float32; return it, and which tensors its file lacks, has beside it or has in another shape.
 
-    Unused tensors that the file lacks are 0, not random numbers.
+    Unused tensors that the file lacks are 0, not random numbers. The library's own report is off: ``check_tensors``
+    refuses the same or notes it, once, and a stage loads the backbone again when it ends.
     """
     import torch
 
-    net, info = _auto_class(task_type(task)).from_pretrained(
-        folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-        trust_remote_code=trusts_code(), **settings,
-    )  # fmt: skip
+    library = logging.getLogger("transformers.modeling_utils")
+    library.addFilter(_is_no_report)
+    try:
+        net, info = _auto_class(task_type(task)).from_pretrained(
+            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            trust_remote_code=trusts_code(), **settings,
+        )  # fmt: skip
+    finally:
+        library.removeFilter(_is_no_report)
     for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
         net.get_parameter(name).data.zero_()
         info["missing_keys"].remove(name)
     return net, info
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import shlex
 import shutil
 from dataclasses import replace
@@ -99,6 +101,16 @@ def test_a_new_head_is_an_exception_and_is_named(family, tmp_path, notes):
     make_net(family).save_pretrained(tmp_path / "same")
     load_net(str(tmp_path / "same"), SST2)
     assert "note: " not in notes()
+
+
+def test_the_library_s_report_on_a_new_head_is_not_printed(tmp_path):
+    """It came for every load of a run: one before the dense stage, and one when the stage ended."""
+    make_net("bert").base_model.save_pretrained(tmp_path)
+    said, library = io.StringIO(), logging.getLogger("transformers")
+    library.addHandler(handler := logging.StreamHandler(said))
+    load_net(str(tmp_path), SST2)
+    library.removeHandler(handler)
+    assert "REPORT" not in said.getvalue()
 
 
 def test_a_folder_without_a_tokenizer_has_none(folder, tmp_path):
