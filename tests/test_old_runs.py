@@ -34,7 +34,7 @@ def test_a_finished_run_validates_predicts_and_exports(name, old, capsys, monkey
         assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
     main(["predict", name, "--data.path", "data", "--output", "predictions.jsonl"])
     assert len((old / "predictions.jsonl").read_text().splitlines()) == 40
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main(["export", name, "again"])
     first, second = (load_file(folder / "model.safetensors") for folder in (old / name / "export", old / "again"))
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
@@ -55,7 +55,7 @@ def test_an_export_loads_by_its_own_code(name, old):
 
 def test_a_stopped_run_goes_on(old, monkeypatch):
     """Gates, multipliers and the map of hidden states are in its checkpoint, under the names they had."""
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main([
         "fit", "--model", "SP3", "--model.backbone", "backbone", "--data.task", "sst2", "--data.path", "data",
         "--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",

@@ -39,10 +39,6 @@ def print_choices(report: dict[str, Any]) -> None:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
         if wrote := made.get("writing"):
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
-    for item in report["certificate"]:
-        difference, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
-        off = "not comparable" if difference is None else f"largest difference {difference:.1e}, {item['verdict']}"
-        print(f"{item['file']}, answers compared with the model before export (texts x tokens: {shapes}): {off}")
 
 
 def _warn_of_vocabulary(steps: list[dict[str, Any]], metric: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import runtimes
 from lit_compress.export.modelling import MODULE, is_own_code
-from lit_compress.export.program import Program, example_inputs, program_bytes, write_program
+from lit_compress.export.program import PROBES, Program, example_inputs, program_bytes, write_program
 from lit_compress.export.quantize import Feed, quantize
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import (
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 FILE = "bench.json"
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
 ROUNDS, SECONDS = 30, 60.0
-PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
 MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}

@@ -115,7 +115,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     made = ModelCard.from_template(
         _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
         name=name, commit=revision, factors=factors, here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report),
-        table=markdown(report), speed=speed_line(report), number=lambda x: "-" if x is None else f"{x:.1e}",
+        table=markdown(report), speed=speed_line(report),
         plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"

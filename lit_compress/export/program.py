@@ -41,6 +41,7 @@ Format = Literal["hf", "onnx", "openvino"]
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
+PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared, of other shapes than the traced one
 _NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
 Inputs = dict[str, Tensor]
@@ -83,7 +84,7 @@ def write_program(
     try:
         (_write_onnx if form == "onnx" else _write_openvino)(module, inputs, path)
         run = read_program(path, module.results)
-        differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
+        differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in PROBES]
         difference, allowed = float(torch.stack(differences).max()), TOLERANCE[form]
     except Exception as error:  # exporters and runtimes raise anything
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0][:160]

@@ -160,7 +160,7 @@ def write_report(
     report |= {
         "export_difference": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": refuses(form),
-        "certificate": [], "budget": budget and budget[0].check(report, budget[1]),
+        "budget": budget and budget[0].check(report, budget[1]),
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more

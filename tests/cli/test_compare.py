@@ -35,7 +35,7 @@ CONFIG = {
 def command(tmp_path, tiny_backbone, tiny_data, monkeypatch):
     """A tiny comparison as a command; its runs are forks, whose exports are not opened in yet another process."""
     monkeypatch.setattr("lit_compress.run.workers.start_process", forks.start_process)
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
     options = ["--model.backbone", str(tiny_backbone), "--data.path", str(tiny_data)]
 

@@ -157,6 +157,6 @@ def test_a_checkpoint_is_read_once(run, stopped, short_run, monkeypatch):
         with pytest.raises(RuntimeError, match="stopped"):
             main(args)
     monkeypatch.setattr(runner, "read_checkpoint", lambda path: found.append(path.name) or read(path))
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main(args)
     assert found == ["last.ckpt", "best.ckpt"]

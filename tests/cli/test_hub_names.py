@@ -164,7 +164,7 @@ def named(made, hub, tmp_path, monkeypatch):
     hub.add("me/small", made[0] / "run" / "export")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     return hub
 
 

@@ -26,7 +26,7 @@ QUICK = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.en
 @pytest.fixture(autouse=True)
 def _exports_are_not_opened(monkeypatch):
     """In another process, which takes seconds: tests of the export do it."""
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def run_alone(item: Item) -> str:
 def quick():
     """Leave out reloads in other processes, which take seconds and are tested elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
         patch.setattr("lit_compress.export.bench._fresh", lambda *_: iter(()))
         patch.setattr("lit_compress.run.workers.start_process", forks.start_process)
         yield

@@ -28,7 +28,7 @@ def test_it_is_a_notebook():
 def test_its_cells_say_what_stands_below_them(tmp_path, monkeypatch):
     """But for measured numbers."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     stored = json.loads(PATH.read_text(encoding="utf-8"))
     for before, after in zip(stored["cells"], run(stored)["cells"], strict=True):
         if before["cell_type"] == "code":

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from helpers import as_deployed, disturb, form_of, net_of, random_bases, random_z
+from largest import largest_tensor
 from tiny import make_net
 
 import lit_compress
@@ -142,6 +143,21 @@ def test_the_probe_has_padding_and_two_parts():
     assert [row.sum() for row in inputs["attention_mask"]] == [11, 5, 11]
     assert inputs["token_type_ids"].unique().tolist() == [0, 1] and not inputs["input_ids"].lt(0).any()
     assert "token_type_ids" not in program.example_inputs(make_net("distilbert"), PAIRS, 1, 11)
+
+
+def test_one_text_at_a_time():
+    """Logits over a vocabulary are compared without a copy of those of all texts; padding does not count."""
+    kind = task_type(get_task("wikitext2"))
+    mask = torch.ones(3, 8, dtype=torch.int64)
+    mask[1, 5:] = 0
+    expected = torch.randn(3, 8, 50) * 3
+    answered = expected.clone()
+    answered[1, 6] += 100
+    answered[2, 3, 4] += 0.5
+    with largest_tensor() as largest:
+        found = program.difference(kind, "logits", answered, expected, {"attention_mask": mask})
+    assert largest() <= 8 * 50
+    torch.testing.assert_close(found, 0.5 / expected[mask.bool()].abs().max(), rtol=1e-4, atol=0)
 
 
 WINDOWS = [

@@ -75,7 +75,7 @@ def options(case: tuple[str, list[str]], texts: Path, batch_size: int) -> list[s
 
 @pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main([*options(case, texts, 20), "--run_dir", str(tmp_path / "one")])
     stages = sorted(path.parent.name for path in (tmp_path / "one").glob("*/steps0.pt"))
     assert stages

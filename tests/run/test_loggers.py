@@ -35,7 +35,7 @@ def arguments(short_run):
 
 def test_a_csv_logger_has_one_file_with_all_stages_and_after_a_stop_another(arguments, tmp_path, monkeypatch, capsys):
     """Stopped in the middle of the last stage, after a checkpoint and after rows that are logged again."""
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     words = [*arguments, "--run_dir", str(tmp_path / "run")]
     end = Checkpoints.on_train_batch_end
 

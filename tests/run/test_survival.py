@@ -61,7 +61,7 @@ def keyboard():
 @pytest.mark.slow
 def test_ctrl_c_in_every_stage_changes_nothing(short_run, tmp_path, capsys, monkeypatch, keyboard):
     monkeypatch.setattr(Interrupt, "steps", [3, 17])
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     more = ["--model.density", "0.5", "--ckpt_path", "last", "--checkpoint_every", "1"]
     command = args(short_run, tmp_path / "run", *more, "--trainer.callbacks+=test_survival.Interrupt")
     for _ in range(2):

@@ -232,7 +232,7 @@ def test_tokens_of_all_texts_of_a_row_count(place):
 def export(place):
     """The model, compressed by texts alone; the export is not reloaded elsewhere, as tests of exports do that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
         main(["factorize", str(place / "model"), str(place / "small"), "--data.task", "custom", "--data.custom.kind",
               "embedding", "--data.path", str(place / "texts"), "--density", "0.5"])  # fmt: skip
     return place / "small"
