@@ -20,7 +20,7 @@ SECONDS = 20  # several times what the slowest takes, for a busy machine
 PROGRAM = f"""
 import contextlib, io, json, re, resource, signal, sys
 from pathlib import Path
-import datasets, gguf, transformers, lit_compress.cli.commands, lit_compress.run.runner
+import datasets, transformers, lit_compress.cli.commands, lit_compress.run.runner
 from lit_compress.__main__ import main
 
 taken = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -44,19 +44,6 @@ DEEP, BRACKETS = "[" * 100_000 + "]" * 100_000, "[" * 900 + "]" * 900
 LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-def gguf_file(path: Path, *fields: bytes, tensors: int = 0) -> None:
-    family = text("general.architecture") + struct.pack("<I", 8) + text("llama")
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, 1 + len(fields)) + family + b"".join(fields))
-
-
-def listed(kind: int, count: int) -> bytes:
-    return text("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, kind, count)
 
 
 def model(folder: Path) -> Path:
@@ -89,11 +76,6 @@ def records(folder: Path) -> dict[str, list[str]]:
 
 def models(folder: Path) -> dict[str, list[str]]:
     """Write hostile models, and return the commands that read them."""
-    gguf_file(folder / "list.gguf", listed(6, 2**40))
-    gguf_file(folder / "truths.gguf", listed(7, 2**40))
-    gguf_file(folder / "lists.gguf", listed(9, 2**20))
-    gguf_file(folder / "tensors.gguf", tensors=2**40)
-    gguf_file(folder / "sizes.gguf", text("tokenizer.ggml.model") + struct.pack("<I", 8) + text("no_vocab"))
     for kind in ("labels", "deep", "nested", "tokenizer", "structure", "tensors", "brackets"):
         model(folder / kind)
     config = json.loads((folder / "labels" / "config.json").read_text())
@@ -109,7 +91,7 @@ def models(folder: Path) -> dict[str, list[str]]:
     (folder / "structure" / "structure.json").write_text("{" + ", ".join(names) + "}")
     head = "{" + ",".join(f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(160_000)) + "}"
     (folder / "tensors" / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head.encode())
-    given = sorted(path for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file())
+    given = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
     task = ["--data.task", "sst2", "--data.path", str(OLD / "data")]
     return {f"validate {path.name}": ["validate", str(path), *task] for path in given}
 
@@ -149,8 +131,6 @@ def data(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory of a process")
 def test_what_is_larger_than_any_real_file_is_one_line(tmp_path):
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
     commands = {}
     for make in (models, records, data):
         (folder := tmp_path / make.__name__).mkdir()

@@ -155,7 +155,7 @@ def _is_as_exported(net: Compressed) -> bool:
     if set(net_shapes(net.folder)) != set(tensors):
         return False
     file = LazyTensors(net.folder, "export")
-    stored = ((file.read(name), tensors[name]) for name in tensors)
+    stored = ((file[name], tensors[name]) for name in tensors)
     return all(old.dtype == new.dtype and torch.equal(old, new.cpu()) for old, new in stored)
 
 

@@ -279,7 +279,7 @@ class BlockNet(Blocks):
             if self._unused(name):
                 return torch.zeros(self.net.state_dict()[name].shape)
             raise UserError(f"{self.tensors.what} has no tensor '{name}'; give the folder of a whole model")
-        value = self.tensors.read(stored)
+        value = self.tensors[stored]
         value = value.to(torch.float32 if value.is_floating_point() else value.dtype, copy=True)
         if value.is_floating_point() and not all_finite(value):
             raise UserError(f"{self.tensors.what}: '{name}' has values that are not finite; it is broken")

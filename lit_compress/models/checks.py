@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_compress.models.foreign import FLOAT
@@ -48,6 +47,7 @@ def is_compressed(folder: Path) -> bool:
 _COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
 _SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
 MOST_COUNTED, MOST_SIZED = 4096, 2**24
+NEW_HEAD = 2**24  # parameters that a file may lack
 
 
 def check_counts(what: str, folder: Path) -> None:
@@ -66,19 +66,12 @@ def check_counts(what: str, folder: Path) -> None:
         return
     if not isinstance(config, dict):
         raise UserError(f"{what}: its config.json is no JSON object")
-    check_numbers(what, "config.json", config)
-
-
-def check_numbers(what: str, where: str, config: dict[str, Any]) -> None:
-    """Refuse the numbers of a configuration as :func:`check_counts` does; ``where`` they are is in the message."""
     for name, value in config.items():
         if name in ("id2label", "label2id") and isinstance(value, dict | list) and len(value) > MOST_COUNTED:
-            raise UserError(
-                f"{what}: {name} in its {where} has {len(value)} labels, above {MOST_COUNTED}, the most valid"
-            )
+            raise UserError(f"{what}: {name} in its config.json has {len(value)} labels, above {MOST_COUNTED}")
         most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
         if most is not None and isinstance(value, int | float) and not abs(value) <= most:
-            raise UserError(f"{what}: {name} in its {where} is {value}, above {most}, the largest valid value")
+            raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
 
 
 def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
@@ -92,40 +85,15 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     Raises:
         UserError: it does.
     """
-    files = [*folder.glob("*.safetensors")]
-    stored = sum(math.prod(shape) for file in files for _, shape in header_of(file).values())
+    tensors = {name: entry for file in folder.glob("*.safetensors") for name, entry in header_of(file).items()}
+    if integer := next((n for n, (kind, _) in tensors.items() if n.endswith("weight") and kind[0] in "IU"), None):
+        raise UserError(f"{what} is quantized ('{integer}' is of type {tensors[integer][0]}); {FLOAT}")
+    stored = sum(math.prod(shape) for _, shape in tensors.values())
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
-    for file in files or folder.glob("pytorch_model*.bin"):
-        for name, dtype in _dtypes(file).items():
-            if name.endswith("weight") and dtype[0] in "IUiuq":
-                raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
-    if stored:
-        check_described(what, "config.json", build, stored)
-
-
-def _dtypes(file: Path) -> dict[str, str]:
-    """Return {name: dtype} of safetensors, or of a pickle of tensors; {} for another pickle, which who loads it says.
-
-    A library would take integers for the weights themselves.
-    """
-    if file.suffix == ".safetensors":
-        return {name: dtype for name, (dtype, _) in header_of(file).items()}
-    try:  # no tensors are read, only their names and types
-        tensors = torch.load(file, map_location="meta", weights_only=True)
-        return {name: str(value.dtype).removeprefix("torch.") for name, value in tensors.items()}
-    except Exception:
-        return {}
-
-
-NEW_HEAD = 2**24  # parameters that a file may lack
-
-
-def check_described(what: str, where: str, build: Callable[[], PreTrainedModel], stored: int) -> None:
-    """Refuse a configuration, which is ``where`` it says, of a much larger model than the ``stored`` parameters."""
-    described = sum(value.numel() for value in without_values(build).parameters())
+    described = sum(value.numel() for value in without_values(build).parameters()) if stored else 0
     if described > 1.5 * stored + NEW_HEAD:
         raise UserError(
-            f"{what}: its {where} describes {described:,} parameters, its weights have {stored:,}; give the folder "
+            f"{what}: its config.json describes {described:,} parameters, its weights have {stored:,}; give the folder "
             "of a whole model"
         )
 

@@ -10,7 +10,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 from lit_compress.models.shards import files_of_index, header_of
 from lit_compress.utils.errors import UserError
@@ -22,12 +21,7 @@ MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
 _OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
-# keys of config.json, and files next to it, that say so
-_QUANTIZED = ("quantization_config", "compression_config", "quantization")
-_QUANTIZED_FILES = {
-    "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",
-    "quanto_qmap.json": "quanto",
-}  # fmt: skip
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
 _TOKENIZER, LARGEST_TOKENIZER = "tokenizer.json", 2**27  # bytes; the largest known ones have 35 MB
 _READ = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -54,8 +48,8 @@ def check_form(what: str, path: Path) -> None:
     check_manifest(what, path)
     if adapter := next((name for name in ADAPTERS if name in names), None):
         raise UserError(f"{what} has a PEFT adapter ({adapter}), which is no whole model; {MERGE}")
-    if method := _quantized(path, names):
-        raise UserError(f"{what} is quantized ({method}); {FLOAT}")
+    if settings := _quantized(path):
+        raise UserError(f"{what} is quantized ({quantization_method(settings)}); {FLOAT}")
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
     others = sorted(name for name in names if name.endswith(_OTHERS))
     if others and not weights and not any(name.endswith((".safetensors", ".bin")) for name in names):
@@ -69,27 +63,23 @@ def check_form(what: str, path: Path) -> None:
         _check_content(what, file)
 
 
-def _quantized(folder: Path, names: set[str]) -> str | None:
-    """Return by which method the weights of a folder are quantized; None if nothing says that they are."""
+def _quantized(folder: Path) -> Any:
+    """Return the settings of a configuration that say how the weights are quantized; None if nothing says it."""
     try:
         config = json_of(folder / "config.json")
     except (OSError, ValueError):
-        config = None  # not there, or broken: whoever reads it says so
-    if isinstance(config, dict) and (settings := next(filter(None, map(config.get, _QUANTIZED)), None)):
-        return quantization_method(settings)
-    return next((method for name, method in _QUANTIZED_FILES.items() if name in names), None)
+        return None  # not there, or broken: whoever reads it says so
+    return next(filter(None, map(config.get, _QUANTIZED)), None) if isinstance(config, dict) else None
 
 
 def quantization_method(settings: Any) -> str:
     """Return the name in a configuration of the method that quantized the weights.
 
-    >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"load_in_4bit": True})
-    ('gptq', 'bitsandbytes')
+    >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"bits": 4})
+    ('gptq', 'by its config.json')
     """
     fields: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
-    method = next(filter(None, map(fields.get, ("quant_method", "quant_algo", "format"))), None)
-    if method is None and any(name.startswith("load_in_") for name in fields):
-        return "bitsandbytes"
+    method = fields.get("quant_method")
     return str(getattr(method, "value", method) or "by its config.json")
 
 
@@ -128,7 +118,7 @@ def _check_content(what: str, file: Path) -> None:
 
 
 def check_weights(what: str, folder: Path) -> None:
-    """Refuse a model whose weights are missing, or not whole, before anything is made of it.
+    """Refuse a model whose weights are missing before anything is made of it.
 
     Args:
         what: option and value, the start of the message.
@@ -146,8 +136,3 @@ def check_weights(what: str, folder: Path) -> None:
     for index in folder.glob(f"*{suffix}.index.json"):
         if lost := next((name for name in files_of_index(what, index) if name not in names), None):
             raise UserError(f"{what}: '{lost}' is missing, which '{index.name}' names; download it again")
-    for name in weights if suffix == ".bin" else ():
-        with (folder / name).open("rb") as stream:
-            zipped = stream.read(2) == b"PK"
-        if zipped and not is_zipfile(folder / name):
-            raise UserError(f"{what}: its '{name}' is no whole file of PyTorch; download it again")

@@ -104,23 +104,18 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for path in tensor_files(folder) for name, value in load_file(path).items()}
 
 
-def _read(path: Path, name: str) -> Tensor:
-    """Return a tensor of a file, as a view of it."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)
-
-
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of some files by name, each read when it is asked for, and not kept."""
+    """The tensors of some files by name, each read when it is asked for, as a view of its file, and not kept."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._places = {name: path for path in files for name in header_of(path)}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a copy of a tensor."""
-        return _read(self._places[name], name).clone()
+        """Return a tensor as it is stored."""
+        from safetensors import safe_open
+
+        with safe_open(self._places[name], framework="pt") as file:
+            return file.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -131,8 +126,8 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._places)
 
 
-class LazyTensors:
-    """The tensors of the model in a folder, each read from its file when it is asked for, and not kept.
+class LazyTensors(StoredTensors):
+    """The stored tensors of the model in a folder, also by other names of the library.
 
     Args:
         folder: with safetensors files.
@@ -146,9 +141,8 @@ class LazyTensors:
         files = tensor_files(folder)
         if lost := next((path for path in files if not path.is_file()), None):
             raise UserError(f"{what} has no '{lost.name}'; by blocks only a folder of safetensors can be read")
-        self.what = what
-        self._places = {name: path for path in files for name in header_of(path)}
-        self._known = {name: name for name in self._places}
+        super().__init__(files)
+        self.what, self._known = what, {name: name for name in self}
 
     def rename(self, net: PreTrainedModel) -> None:
         """Also know the tensors by the names that they have in ``net`` where the library calls them otherwise."""
@@ -156,7 +150,7 @@ class LazyTensors:
         from transformers.core_model_loading import WeightRenaming
 
         renamings = [rule for rule in get_model_conversion_mapping(net) if isinstance(rule, WeightRenaming)]
-        for name in self._places:
+        for name in self:
             new = name
             for renaming in renamings:
                 new = renaming.rename_source_key(new)[0]
@@ -165,10 +159,6 @@ class LazyTensors:
     def find(self, name: str, prefix: str) -> str | None:
         """Return the name of the tensor ``name`` in the files; some leave out the ``prefix`` of the base model."""
         return next((self._known[n] for n in (name, name.removeprefix(prefix)) if n in self._known), None)
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor as it is stored; it is a view of its file."""
-        return _read(self._places[name], name)
 
 
 def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -182,14 +172,11 @@ def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
 def write_index(files: Sequence[Path]) -> None:
     """Write next to ``files`` which tensor is in which."""
     places = {tensor: path.name for path in files for tensor in header_of(path)}
-    size = sum(_data_bytes(path) for path in files)
+    size = 0  # of the tensors, without the headers
+    for path in files:
+        with path.open("rb") as file:
+            size += path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
     write_json(files[0].parent / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
-
-
-def _data_bytes(path: Path) -> int:
-    """Return the size of the tensors in a file, without its header."""
-    with path.open("rb") as file:
-        return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
 def only_dtype(tensors: Iterable[Tensor]) -> torch.dtype:

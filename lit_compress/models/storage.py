@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
-from lit_compress.models.shapes import empty_parameters, without_values
+from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
@@ -105,14 +105,12 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         config = config_of(folder)
         structure = json_of(folder / "structure.json")
         shapes = net_shapes(folder)
-        dense = without_values(lambda: empty_net(config))
-        check_structure(structure, dense, shapes)
-        with torch.device("meta"):
-            _check_shapes(rebuild(dense, structure), shapes)
         with empty_parameters():
             net = empty_net(config)
             net.tie_weights()  # which the initialization does
+            check_structure(structure, net, shapes)
             rebuild(net, structure)
+        _check_shapes(net, shapes)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
         tensors = load_tensors(folder)

@@ -62,25 +62,23 @@ def rounded(number: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of a factorized matrix at a rank, and of the dense one: parameters, FLOPs or milliseconds.
+    """The cost of a factorized matrix at a rank, and of the dense one: parameters or FLOPs.
 
     Attributes:
         component: of one more rank, above 0.
         dense: of the whole matrix, or of all stacked matrices.
-        fixed: of factors at any rank, e.g. of a second kernel.
     """
 
     component: float
     dense: float
-    fixed: float = 0.0
 
     def at(self, rank: int) -> float:
         """Return the price at a rank; dense where factors would not be cheaper."""
-        return self.fixed + rank * self.component if self.saves(rank) else self.dense
+        return min(rank * self.component, self.dense)
 
     def saves(self, rank: int) -> bool:
         """Return whether factors of this rank are cheaper than the dense matrix."""
-        return self.fixed + rank * self.component < self.dense
+        return rank * self.component < self.dense
 
 
 def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int = 1) -> dict[str, int]:
@@ -105,7 +103,7 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
             energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
             groups[name] = energy.view(-1, step).sum(1).sqrt()
             price = prices[name]
-            coarse[name] = Price(step * price.component, price.dense, price.fixed)
+            coarse[name] = Price(step * price.component, price.dense)
         counts = allocate(groups, coarse, budget)
         return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}
     worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}

@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_one_line(file, tmp_path, capsys):
     (tmp_path / "tiny-00001-of-00002.gguf").write_bytes(whole)
     written(tmp_path / "other.gguf", "mamba")
     said = {
-        "text.gguf": "'text.gguf' is no GGUF file, it begins with b'Entr'; download it again",
+        "text.gguf": "cannot read 'text.gguf'",
         "cut.gguf": "cannot read 'cut.gguf'",
         "tiny-00001-of-00002.gguf": "is one of several files; join them with llama-gguf-split --merge",
         "other.gguf": "architecture 'mamba' is not supported",

