@@ -118,20 +118,6 @@ def test_no_name_is_more_than_text(run):
     assert [argument.value for argument in call.args] == [f"a {task.text[0]}"]
 
 
-@pytest.mark.parametrize(("method", "factors"), [("SVD", True), ("Magnitude", False), ("ITP", False)])
-def test_factors_are_described_where_there_are_some(method, factors, run, short_run, tmp_path, monkeypatch):
-    folder = run
-    if method != "SVD":
-        monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
-        options = [word.replace("model.retrain", "model.prune") for word in short_run]
-        folder = tmp_path / "run"
-        main(["fit", "--model", method, "--model.density", "0.5", *options, "--run_dir", str(folder)])
-    card = (folder / "export" / "README.md").read_text()
-    assert ("<module>.left" in card) == factors
-    structure = json.loads((folder / "export" / "structure.json").read_text())
-    assert ("trust_remote_code" in card) == bool(structure)
-
-
 def test_everybody_may_read_what_the_umask_allows(run):
     for path in (run / "export" / "model.safetensors", run / "dense" / "net" / "model.safetensors"):
         assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((path.parent / "config.json").stat().st_mode)

@@ -121,11 +121,3 @@ def test_a_pipeline_refuses_it_too(tiny_backbone, tmp_path):
     answer = pipeline("text-classification", model=str(folder), trust_remote_code=True)("a great film")[0]
     expected = net(**tokenizer("a great film", return_tensors="pt")).logits.softmax(-1).max()
     assert answer["score"] == pytest.approx(float(expected), abs=1e-6)
-
-
-def test_a_net_without_replaced_layers_loads_by_any_class(tmp_path):
-    """All of its tensors are found under the names that the library knows."""
-    net = make_net().eval()
-    write_model(net, tmp_path)
-    again, info = type(net).from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"] and torch.equal(again(**inputs()).logits, net(**inputs()).logits)

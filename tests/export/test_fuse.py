@@ -48,21 +48,6 @@ def pruned(net, rank, kept):
     return net
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rank", [0, 3])
-@torch.no_grad()
-def test_dense_matrix_of_factors_and_rows(rank, bias):
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(6, 9, bias)
-    layer = LowRankSparseLinear.from_factors(linear, torch.randn(9, rank), torch.randn(rank, 6))
-    layer.sparse[[1, 4, 5, 8]] = 0
-    rows = layer.fuse() if rank == 0 else LowRankRowsLinear.from_rows(
-        layer.left, layer.right, layer.sparse, layer.sparse.ne(0).any(1), layer.bias
-    )  # fmt: skip
-    expected = layer.sparse + (layer.left @ layer.right if rank else 0)
-    assert torch.allclose(rows.dense(), expected, atol=1e-6) and rows.dense().shape == (9, 6)
-
-
 def test_the_copy_shares_what_it_does_not_replace():
     """Also a net whose heads have all gone, of which one stays, with zeros, and one that is stored in 16 bits."""
     net = sparse_net(0, {"v": 0})
@@ -102,13 +87,6 @@ def test_only_above_the_limit(rank, tmp_path):
     assert stored_density(fused) - stored_density(small) == pytest.approx(2 * (1 - share) * 1024 / total)
     save_net(fused, tmp_path)
     assert torch.equal(logits(load_net(tmp_path)), logits(fused))
-
-
-def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
-    net = sparse_net(0, {"q": 16, "v": 32})
-    for limit, merges in ((0.5, False), (0.49, True)):
-        monkeypatch.setattr(module, "MERGE", limit)
-        assert bool(merged(compact(net))) == merges
 
 
 @pytest.fixture

@@ -175,14 +175,6 @@ def saved_net(family, task):
     return net
 
 
-@pytest.mark.slow
-def test_results_are_compared_where_there_are_tokens(tmp_path):
-    """Padding whose whole window is padding has a state that every runtime computes otherwise."""
-    pytest.importorskip("onnxruntime")
-    net = saved_net("modernbert", "stsb_embedding")
-    assert write_program(net, Tokenizer(), tmp_path, "onnx")["difference"] <= 1e-4
-
-
 @pytest.mark.parametrize(("family", "task"), [*WINDOWS, ("llama", "wikitext2")])
 def test_only_what_is_at_padding_may_differ(family, task, tmp_path, monkeypatch):
     net, kind = saved_net(family, task), task_type(get_task(task))

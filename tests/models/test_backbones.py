@@ -20,7 +20,6 @@ from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
 FAMILIES = ("gpt2", "gpt_neox", "llama", "mistral")
-TEXTS = ["alpha", " ".join(WORDS[:7]), " ".join(WORDS[2:5])]
 
 
 def without(folder, *tokens):

@@ -7,12 +7,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from tiny import ALL, DECODERS, TINY, make_batch, make_net
+from tiny import ALL, DECODERS, make_batch, make_net
 from torch import nn
 
-from lit_compress.export.check import check_export
 from lit_compress.export.fuse import compact
-from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, SizedLinear
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
@@ -175,18 +173,6 @@ def load_saved(net):
         return load_net(Path(folder))
 
 
-def test_accounting_after_a_cut():
-    fused = compact(pruned())
-    kept = 12 * 32 + 16 * 32 + 15 * 32 + 31 * 16 + 44 * 32 + 12 * 44 + 4 * 32 * 32 + 2 * 32 * 64
-    assert budget.count_params(fused).sites == kept
-    assert budget.dense_site_params(fused) == 2 * (4 * 32 * 32 + 2 * 32 * 64)
-    assert budget.density(fused) == budget.stored_density(fused) == kept / budget.dense_site_params(fused)
-    dense = budget.flops(make_net(), 8)
-    scores = 2 * 2 * 8 * 8 * 16  # of the lost heads: scores and context
-    padded = kept + 4 * 32 + 1 * 32 + 1 * 16 + 4 * 44  # of q, v, o and down, to a multiple of 8 rows
-    assert dense - budget.flops(fused, 8) == 2 * 8 * (budget.dense_site_params(fused) - padded) + scores
-
-
 @pytest.mark.parametrize("family", HEADS)
 def test_everything_dead(family):
     """All heads of a layer, all neurons of another: one head stays, without a weight."""
@@ -223,15 +209,6 @@ def test_nothing_to_cut():
     assert torch.allclose(logits(compact(net)), logits(net), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "opt"])
-def test_a_copy_is_cut_alone(family):
-    """Parameters that a copy shares keep their values: a run exports while it trains."""
-    net = pruned(family)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    compact(net)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-
-
 def test_a_net_without_an_attention_loses_neurons():
     net = rows_net()
     zero(sites(net, 0)["up"], slice(0, 10))
@@ -242,11 +219,3 @@ def test_a_net_without_an_attention_loses_neurons():
     fused = compact(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     assert fused.get_submodule(parts[1].last).in_features == 54
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", TINY)
-def test_export_of_a_cut_net_loads_elsewhere(family, tmp_path):
-    fused = compact(pruned(family))
-    write_model(fused, tmp_path)
-    assert check_export(fused, tmp_path) <= 1e-5

@@ -13,12 +13,11 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import GatedNorm, LowRankLinear, LowRankSparseLinear, Removed, SizedLinear
+from lit_compress.layers import GatedNorm, LowRankLinear, LowRankSparseLinear, SizedLinear
 from lit_compress.methods.cofi.gates import (
     gate_net,
     gate_shapes,
     gated_size,
-    least_units,
     possible_gates,
     set_gates,
 )
@@ -118,20 +117,6 @@ def test_counted_with_everything_open_is_every_weight():
             assert gated_size(net, gates).total == budget.dense_site_params(net)
 
 
-def test_expected_size_against_draws_of_bert():
-    """Monte-Carlo of the weights that are left in a tiny BERT, heads, neurons, sub-layers and stream drawn."""
-    net = net_of("bert")
-    gates = possible_gates(net)
-    size, shapes = gated_size(net, gates), gate_shapes(net, gates)
-    generator = torch.Generator().manual_seed(0)
-    a = {name: 1.5 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    p = {name: torch.sigmoid(value + 1.59859) for name, value in a.items()}
-    counts = [
-        size.count({name: torch.rand(q.shape, generator=generator) < q for name, q in p.items()}) for _ in range(3000)
-    ]
-    assert sum(counts) / len(counts) / size.total == pytest.approx(float(size.density(a)), rel=0.02)
-
-
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"bart"}))
 def test_all_sublayers_closed_gives_the_embeddings(family):
     net = net_of(family)
@@ -161,11 +146,6 @@ def test_canonical():
     assert once["attention_layer"].flatten().tolist() == pytest.approx([0.0, 0.8, 0.0])
     assert once["heads"].tolist() == [[0.0, 0.0], [0.5, 0.0], [0.0, 0.0]]
     assert all(torch.equal(close_empty_sublayers(once)[name], once[name]) for name in z)
-
-
-def test_least_units():
-    least = {"heads": 1, "neurons": 0, "ffn_layer": 0, "hidden": 1}
-    assert least_units(("heads", "neurons", "ffn_layer", "hidden")) == least
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-2])
@@ -247,15 +227,6 @@ def test_families_without_sublayers_are_refused():
         sublayers(make_net("albert"))
     with pytest.raises(UserError, match="350m"):
         sublayers(make_net("opt", do_layer_norm_before=False))
-
-
-def test_hidden_states_stay_in_their_places():
-    """The parts of a block are taken out, not the block: one state per layer, as distillation needs them."""
-    net = net_of("bert")
-    cut_closed(net, {name: torch.tensor([[1.0], [0.0], [1.0], [1.0]]) for name in ("attention_layer", "ffn_layer")})
-    states = hidden_states(net)
-    assert len(states) == 5 and torch.equal(states[2], states[1])
-    assert any(isinstance(m, Removed) for m in net.modules())
 
 
 def test_take_keeps_kind_and_values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,17 +102,6 @@ def test_integers_are_no_weights(dtype, folder):
             load(str(folder), SST2)
 
 
-def test_commands_say_the_same(folder, tiny_data, tmp_path, capsys):
-    adapter(folder)
-    data = ("--data.task", "sst2", "--data.path", tiny_data)
-    run = ("--model", "SVD", "--model.backbone", folder, "--run_dir", tmp_path / "run")
-    for words in (["validate", folder], ["factorize", folder, tmp_path / "out"], ["fit", *run]):
-        assert "has a PEFT adapter" in fails(capsys, *words, *data)
-    assert not (tmp_path / "run").exists() and not (tmp_path / "out").exists()
-    said = fails(capsys, "validate", folder / "model.safetensors", *data)
-    assert "is a file; give the folder of a model" in said
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -168,6 +158,8 @@ def test_a_run_does_not_begin_without_weights(option, folder, tiny_backbone, tin
 
 @pytest.mark.parametrize("elsewhere", ["../other.safetensors", "/etc/passwd", "sub/model.safetensors"])
 def test_an_index_names_only_files_next_to_it(elsewhere, tmp_path):
+    with pytest.raises(UserError, match="is a file; give the folder of a model"):
+        check_form("model", Path(__file__))
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": elsewhere}}))
     with pytest.raises(UserError, match=r"index\.json' names '.*', which is no file next to it"):

@@ -67,18 +67,9 @@ def test_commands_take_it(file, tmp_path, capsys):
     assert "tiny-q8.gguf' is a GGUF file of type Q8_0; its weights are made float32" in of_file.err
     main(["validate", str(file.parent), *data])
     assert capsys.readouterr().out == of_file.out
-    line = ["--density", "0.5", "--weighting", "none"]
-    main(["factorize", str(file), str(tmp_path / "out"), *data, *line])
-    main(["factorize", str(file), str(tmp_path / "blocks"), *data, *line, "--by_block", "float32"])
-    whole, blocks = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("out", "blocks"))
-    assert whole["config"]["model"]["init_args"]["backbone"] == str(file)
-    assert blocks["dense"]["metric"] == pytest.approx(whole["dense"]["metric"], rel=1e-4)
-    main(["fit", "--model", "SVD", "--model.backbone", str(file), *data, "--model.density", "0.5",
-          "--model.retrain.epochs", "0", "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false",
-          "--trainer.enable_progress_bar", "false"])  # fmt: skip
-    capsys.readouterr()
-    main(["validate", str(tmp_path / "run")])
-    assert "perplexity" in capsys.readouterr().out
+    main(["factorize", str(file), str(tmp_path / "out"), *data, "--density", "0.5", "--weighting", "none"])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["config"]["model"]["init_args"]["backbone"] == str(file)
 
 
 def written(path, arch):

@@ -120,23 +120,6 @@ def test_a_tokenizer_in_which_nothing_else_can_pad_is_one_line(tmp_path):
         load_tokenizer(folder, SST2)
 
 
-def test_the_export_of_such_a_classifier_reads_the_same_token(tmp_path):
-    folder = written(tmp_path / "net", "llama", *CASES["neither"][:2])
-    rows = [{"sentence": text, "label": int(label)} for text, label in zip(TEXTS, alone(folder).argmax(1), strict=True)]
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
-    out = tmp_path / "out"
-    main(["factorize", folder, str(out), "--data.task", "sst2", "--data.path", str(tmp_path), "--density", "1"])
-    report = json.loads((out / "report.json").read_text())
-    assert report["dense"]["metric"] == report["compressed"]["metric"] == 1
-    net = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    assert net.config.pad_token_id == tokenizer.pad_token_id == 0
-    with torch.no_grad():
-        found = net(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
-    torch.testing.assert_close(found, alone(folder), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("case", ["neither", "different ones"])
 def test_a_net_in_memory_gives_its_own_answers(case, tmp_path):
     from datasets import Dataset

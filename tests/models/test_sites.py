@@ -62,18 +62,6 @@ def test_blocks_of_groups_are_numbered_through():
     assert found == [(2 * group + inner, path.format(group, inner)) for group in range(3) for inner in range(2)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_full_rank_equals_dense(variant):
-    """Invariant 1, beyond the families' usual shapes (those: test_surgery)."""
-    family, settings = VARIANTS[variant]
-    net = make_net(family, **settings).eval()
-    inputs = {k: v for k, v in make_batch().items() if k in ("input_ids", "attention_mask")}
-    before = net(**inputs).logits
-    ranks = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
-    factorize(net, ranks, lambda _, w, r: decompose(w, r))
-    torch.testing.assert_close(net(**inputs).logits, before, atol=1e-5, rtol=0)
-
-
 def test_base_model_alone_has_sites_too():
     net = make_net("bert").base_model
     assert find_sites(net)[0].name == "encoder.layer.0.attention.self.query"

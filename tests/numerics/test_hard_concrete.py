@@ -133,15 +133,6 @@ def test_fit_budget(fraction: float, scale: float) -> None:
     assert size.count(rough) <= count
 
 
-def test_fit_budget_leaves_alone_what_fits() -> None:
-    """Where the gates' own counts meet the budget, they are what is kept."""
-    size = Size(FINE_PARTS, FINE)
-    a = {name: draw(*shape, seed=i, scale=2.0) for i, (name, shape) in enumerate(FINE.items())}
-    own = {name: keep_best(value, kept_units(value)) for name, value in a.items()}
-    masks = fit_budget(a, size, size.count(own), {}, "neurons")
-    assert all(torch.equal(masks[name], own[name]) for name in own)
-
-
 def test_layer() -> None:
     torch.manual_seed(0)
     gate = HardConcrete(3, 7, mean=0.5, least=1)

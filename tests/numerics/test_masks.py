@@ -117,16 +117,6 @@ def test_kth_largest_over_several_chunks() -> None:
             assert kth_largest([scores], keep) == ordered[keep - 1]
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -2.0, 1e-45, -math.inf])
-def test_kth_largest_of_equal_scores(value: float) -> None:
-    """Invariant 20: all-equal scores."""
-    scores = [torch.full((3, 4), value), torch.full((5,), value)]
-    for keep in (1, 8, 17):
-        found = kth_largest(scores, keep)
-        assert found == value
-        assert math.copysign(1, found.item()) == (math.copysign(1, value) if value else 1)
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_agree_with_the_whole(ranks: int) -> None:
     """Invariant 20: threshold, masks and broken ties of row shards are those of the unsharded tensors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_compress.numerics.search import CLOSE, TRIES, largest, within_limit
@@ -12,6 +12,7 @@ INTEGERS = st.integers(-300, 300)
 REALS = st.floats(-1e6, 1e6)
 
 
+@settings(deadline=None)  # of a machine with other work
 @given(INTEGERS, st.integers(0, 200), INTEGERS)
 def test_integers_are_those_of_a_scan(low: int, more: int, limit: int) -> None:
     asked = []
@@ -28,6 +29,7 @@ def test_integers_are_those_of_a_scan(low: int, more: int, limit: int) -> None:
     assert len(asked) <= 2 + more.bit_length() and all(low <= number <= low + more for number in asked)
 
 
+@settings(deadline=None)  # of a machine with other work
 @given(REALS, st.floats(0, 1e6), REALS)
 def test_reals_fit_and_are_close_below_the_limit(low: float, more: float, limit: float) -> None:
     high = low + more

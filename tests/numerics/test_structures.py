@@ -84,15 +84,6 @@ def test_costs_of_all_groups_at_once():
             torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_a_diagonal_moment_updates_nothing():
-    x, weight, _ = tokens()
-    a = x.square().mean(0)
-    new = without_inputs(weight, inverse_moment(a, 0.0), torch.tensor([3]))
-    expected = weight.clone()
-    expected[:, 3] = 0
-    torch.testing.assert_close(new, expected)
-
-
 def greedy(weight, inputs, gradients, groups, chunk):
     """The path by solving every step anew from the start."""
     gone, left, steps, costs, before = [], list(range(len(groups))), [], [], 0.0

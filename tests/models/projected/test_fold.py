@@ -9,11 +9,9 @@ from tiny import VARIANTS, make_batch
 
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.modelling import as_ordinary
-from lit_compress.layers import NarrowNorm
 from lit_compress.methods.sp3.bases import bases_of
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections
-from lit_compress.models.storage import load_net, save_net
 
 ONE = ProjectionSpec(("hidden",), group=100)
 
@@ -76,21 +74,3 @@ def test_a_stream_of_low_rank_loses_nothing():
         bases = bases_of(grams, centred=False)[0] if own else random_bases(net, 100)
         losses.append(float((logits(turned(net, bases, 12)) - expected).abs().max()))
     assert losses[0] < 1e-5 and losses[1] > 1e-2
-
-
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert"])
-def test_hidden_states_without_room_for_the_next(family, tmp_path):
-    """In a family whose sub-layers end in a module of their own, hidden states have their own width and no zeros."""
-    net = net_of(family)
-    insert_projections(net, random_bases(net))
-    disturb(net)
-    fused = as_deployed(net)
-    assert torch.allclose(logits(fused), logits(net), atol=1e-6)
-    save_net(fused.float(), tmp_path)
-    assert torch.equal(logits(load_net(tmp_path)), logits(fused))
-    norms = [module for module in fused.modules() if isinstance(module, NarrowNorm)]
-    padded = family == "distilbert"
-    for module in norms:
-        wide = torch.randn(2, module.in_features + module.features)
-        assert module(wide).shape[1] == module.features + module.room * padded
-    assert all(module.room for module in norms[:-1]) and all(module.bare != padded for module in norms)
