@@ -111,18 +111,17 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     check_out(out)
     task, budget = read_task(source.data), source.budget
     with atomic_folder(out) as folder:
-        fused = _fuse(source, choices)
-        fields = _shrink(fused, choices)
-        _write(fused, folder, choices, fields)
-        data, kept, merges = fused.data, fused.kept, fused.merged
-        del fused  # the export takes its place in memory
+        net, kept, merges = _fuse(source, choices)
+        net, data, fields = _shrink(net, source.data, choices)
+        _write(net, data, folder, choices, fields)
+        del net  # the export takes its place in memory
         net = load_net(folder)
         trim()
         before = source.net if choices.keeps_logits and fields["vocabulary"] is None else None
         for _ in track([0], "check the export in another process"):
             fields["export_difference"] = check_export(net, folder, before)
         report = _measure(source, net, data, folder, kept, bool(merges))
-        report |= fields | _facts(net, folder, choices, merges)
+        report |= fields | layer_facts(net, folder, choices, merges)
         _write_programs(report, net, data, folder, choices)
         report["steps"] += _last_steps(report, choices)
         choices.check_drop(report)
@@ -189,58 +188,43 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     return report
 
 
-@dataclass
-class _Fused:
-    """A model in the layers of its export, and the data as the export's tokenizer reads it.
-
-    Attributes:
-        net: the model.
-        data: of its task.
-        kept: density that the method kept.
-        merged: matrices that are stored whole -> density that the method kept of them.
-    """
-
-    net: PreTrainedModel
-    data: DataModule
-    kept: float
-    merged: dict[str, float]
-
-
-def _fuse(source: Export, choices: Choices) -> _Fused:
-    """Return the model as its export computes it."""
+def _fuse(source: Export, choices: Choices) -> tuple[PreTrainedModel, float, dict[str, float]]:
+    """Return the model as its export computes it, the density that the method kept, and :func:`merged` matrices."""
     small = compact(source.net)
     # an ordinary export of fewer blocks has a configuration of its own
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
     for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
     merges = merged(small) if choices.merge == "large" and for_speed else {}
-    return _Fused(store_dense(small, merges), source.data, kept, merges)
+    return store_dense(small, merges), kept, merges
 
 
-def _shrink(fused: _Fused, choices: Choices) -> dict[str, Any]:
-    """Cut the vocabulary and the table of embeddings as asked; return fields of the report."""
+def _shrink(
+    net: PreTrainedModel, data: DataModule, choices: Choices
+) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
+    """Return the model and the data with the vocabulary and the table that are asked for; and fields of the report."""
     vocabulary, embeddings, steps = None, None, []
     if choices.vocabulary == "data":
-        steps.append(_step("shape", fused.net, fused.data))
-        fused.net, fused.data, vocabulary = cut_vocabulary(fused.net, fused.data)
+        steps.append(_step("shape", net, data))
+        net, data, vocabulary = cut_vocabulary(net, data)
     if not choices.keeps_logits:
-        steps.append(_step("vocabulary data" if vocabulary else "shape", fused.net, fused.data))
+        steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
     if choices.embeddings:
-        whole = table_bytes(fused.net)
-        embeddings = {"form": "int8", "error": shrink_table(fused.net), "bytes": table_bytes(fused.net), "of": whole}
-    return {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
+        whole = table_bytes(net)
+        embeddings = {"form": "int8", "error": shrink_table(net), "bytes": table_bytes(net), "of": whole}
+    return net, data, {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
 
 
-def _write(fused: _Fused, folder: Path, choices: Choices, fields: dict[str, Any]) -> None:
+def _write(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices, fields: dict[str, Any]) -> None:
     """Cast the model, and write it and the tokenizer; ``fields`` get the bytes of the table."""
     if choices.half:
-        cast(fused.net, choices.dtype)
+        cast(net, choices.dtype)
         if fields["embeddings"]:
-            fields["embeddings"]["bytes"] = table_bytes(fused.net)
-    write_model(fused.net, folder)
-    write_tokenizer(fused.data, folder, fused.net.config)
+            fields["embeddings"]["bytes"] = table_bytes(net)
+    write_model(net, folder)
+    write_tokenizer(data, folder, net.config)
 
 
-def _facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
+def layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
     """Return the report's fields on the layers and the files of the export."""
     if (odd := odd_widths(net)) and accelerator_name():
         note(

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.export.card import write_report_and_card
 from lit_compress.export.choices import Choices
-from lit_compress.export.folder import read_task, write_tokenizer
-from lit_compress.export.fuse import MERGE
-from lit_compress.export.modelling import MODULE, hand_over, ordinary_form, refuses, write_form
+from lit_compress.export.folder import layer_facts, read_task, write_tokenizer
+from lit_compress.export.modelling import hand_over, ordinary_form, write_form
 from lit_compress.export.report import add_intervals, compared, reading_length
 from lit_compress.models.accounting import count_params, dense_site_params, shape_flops
 from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
-from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
@@ -159,11 +157,8 @@ def write_report(
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "vocabulary": None, "embeddings": None,
-        "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": refuses(form),
-        "budget": budget and budget[0].check(report, budget[1]),
-        "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
+        "budget": budget and budget[0].check(report, budget[1]), **layer_facts(form, out, choices, {}), **more,
     }  # fmt: skip
-    report |= more
     choices.check_drop(report)
     write_report_and_card(out, report, task, form)
     return report

@@ -50,23 +50,6 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
         replace(net, name, net.get_parameter(first))
 
 
-def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a file whose tensors do not match the model, before memory is taken for either.
-
-    Raises:
-        UserError: names the first tensor that is missing, of another shape or unknown.
-    """
-    aliases = tied(net)
-    own = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    for name, shape in own.items():
-        if name not in shapes and name not in aliases:
-            raise UserError(f"Missing key: the file has no tensor '{name}'")
-        if shapes.get(name, shape) != shape:
-            raise UserError(f"'{name}' has the shape {list(shapes[name])} in the file and {list(shape)} by the sizes")
-    if strange := sorted(shapes.keys() - own.keys()):
-        raise UserError(f"its file has a tensor '{strange[0]}' for which the model has no place")
-
-
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
@@ -104,13 +87,11 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         check_counts(f"'{folder}'", folder)
         config = config_of(folder)
         structure = json_of(folder / "structure.json")
-        shapes = net_shapes(folder)
         with empty_parameters():
             net = empty_net(config)
             net.tie_weights()  # which the initialization does
-            check_structure(structure, net, shapes)
+            check_structure(structure, net, net_shapes(folder))
             rebuild(net, structure)
-        _check_shapes(net, shapes)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
         tensors = load_tensors(folder)

@@ -5,7 +5,11 @@ Everything is computed in float64 on the CPU; results have the dtype and device 
 All methods use one function: a truncated SVD of W weighted by an importance per row or column, without any
 inverse. For rows, with D = diag(d) and D W = U S V^T, the papers' D^-1 U_k S_k is exactly W V_k; for columns,
 with W D = U S V^T, the right factor is exactly U_k^T W. So only an orthonormal basis is needed. Rows and columns
-at once need the inverse of one diagonal.
+at once need the inverse of one diagonal: with D_a W D_b = U S V^T, the best X of rank k is
+
+    D_a^-1 SVD_k(D_a W D_b) D_b^-1 = (D_a^-1 U_k) (U_k^T D_a W) = (W D_b V_k) (V_k^T D_b^-1)
+
+The basis of the smaller side is taken, which is square and so makes a full-rank product W whatever the multipliers are.
 """
 
 from __future__ import annotations
@@ -98,10 +102,6 @@ def weighted_svd(
     once for ``both``, with d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square
     (LPAF Eq. 9 to the letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
 
-    With rows and columns, the best X of rank k is D_a^-1 SVD_k(D_a W D_b) D_b^-1. With U, V, Sigma of D_a W D_b
-    that is (D_a^-1 U_k) (U_k^T D_a W) = (W D_b V_k) (V_k^T D_b^-1); the basis of the smaller side is taken, which
-    is square and so makes a full-rank product W whatever the multipliers are.
-
     Args:
         weight: [out, in], any float dtype.
         importance: [out], [in], or the pair of them for ``both``; None for the plain SVD. Negative entries have no
@@ -123,38 +123,21 @@ def weighted_svd(
     wide = weight.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    assert axis in ("out", "in", "both"), axis
-    if axis == "both":
-        assert importance is None or isinstance(importance, tuple)
-        rows, columns = (None, None) if importance is None else importance
-    else:
-        assert not isinstance(importance, tuple)
-        rows, columns = (importance, None) if axis == "out" else (None, importance)
+    left, right, unit = _scales(importance, axis, power, name)
+    scaled = wide if left is None else left[:, None] * wide
+    scaled = scaled if right is None else scaled * right
 
-    unit, scales = 1.0, []
-    for values, size, of in zip((rows, columns), wide.shape, (" of rows", " of columns"), strict=True):
-        scale = None
-        if values is not None:
-            assert values.shape == (size,)
-            scale, mean = _multiplier(values, power, name, "importance" + (of if axis == "both" else ""))
-            scale = scale if scale is None else scale.clamp_min(RELATIVE_FLOOR)
-            unit *= mean
-        scales.append(scale)
-    scaled = wide if scales[0] is None else scales[0][:, None] * wide
-    scaled = scaled if scales[1] is None else scaled * scales[1]
-
-    side: Literal["out", "in"]
-    if axis == "both":
-        side, target = ("in" if wide.shape[0] <= wide.shape[1] else "out"), sigma_side or "in"
-    else:
-        target = axis if any(s is not None for s in scales) or sigma_side is None else sigma_side
+    target: SigmaSide = sigma_side or ("in" if axis == "both" else axis)
+    side: Literal["out", "in"] = "in" if wide.shape[0] <= wide.shape[1] else "out"
+    if axis != "both":
+        target = target if left is None and right is None else axis
         side = "in" if target == "in" else "out"
     basis, sigma = _right_basis(scaled.T if side == "in" else scaled, components or min(wide.shape))
     return WeightedSVD(
         sigma=sigma * unit,
         weight=weight.detach().to("cpu", copy=True),
         basis=basis,
-        scale=scales[0 if side == "in" else 1] if axis == "both" else None,
+        scale=(left if side == "in" else right) if axis == "both" else None,
         side=side,
         target=target,
         device=weight.device,
@@ -190,8 +173,26 @@ def _like(result: Tensor, weight: Tensor, device: torch.device) -> Tensor:
     return result.to(device, weight.dtype).contiguous()
 
 
-def _multiplier(importance: Tensor, power: float, name: str, what: str) -> tuple[Tensor | None, float]:
+def _scales(
+    importance: Importance | None, axis: Axis, power: float, name: str
+) -> tuple[Tensor | None, Tensor | None, float]:
+    """Return :func:`_multiplier` of the rows and of the columns, and the product of their means before."""
+    assert axis in ("out", "in", "both"), axis
+    assert importance is None or isinstance(importance, tuple) == (axis == "both")
+    rows, columns = (
+        importance if isinstance(importance, tuple) else (importance, None) if axis == "out" else (None, importance)
+    )
+    words = ("importance of rows", "importance of columns") if axis == "both" else ("importance",) * 2
+    (left, first), (right, second) = (
+        _multiplier(values, power, name, what) for values, what in zip((rows, columns), words, strict=True)
+    )
+    return left, right, first * second
+
+
+def _multiplier(importance: Tensor | None, power: float, name: str, what: str) -> tuple[Tensor | None, float]:
     """Return d = importance ** power, scaled to mean 1, float64, and its mean before; None and 0 or 1 if unusable."""
+    if importance is None:
+        return None, 1.0
     scale = importance.detach().to("cpu", torch.float64)
     peak = scale.abs().max()
     scale = scale / peak  # any scale goes: keeps the power within range
@@ -201,10 +202,10 @@ def _multiplier(importance: Tensor, power: float, name: str, what: str) -> tuple
     if not scale.isfinite().all():
         warnings.warn(
             f"{name}: {what} is all zero, not finite, or negative under a root; taken as constant, as in the plain SVD",
-            stacklevel=4,
+            stacklevel=6,
         )
         return None, float(peak != 0)
-    return scale, float(peak**power * mean)
+    return scale.clamp_min(RELATIVE_FLOOR), float(peak**power * mean)
 
 
 def all_finite(values: Tensor) -> bool:

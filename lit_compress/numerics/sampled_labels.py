@@ -82,14 +82,11 @@ def fisher_losses(
         if choice != "true":
             return [logits.sum()]
         assert labels is not None
-        if kind == "relevance":
-            return [example_losses(logits, labels, kind).sum()]
-        return [0.5 * (logits.reshape(labels.shape) - labels.to(logits.dtype)).square().sum()]
+        return [(1.0 if kind == "relevance" else 0.5) * example_losses(logits, labels, kind).sum()]
     if choice == "exact":
         if isinstance(logits, ChunkedLogits) or logits.ndim != 2:
             raise UserError("labels: 'exact' needs one distribution over few classes per example; nearest: drawn")
-        roots = softmax_fisher_root(logits.detach().softmax(-1))
-        return [(logits * root).sum() for root in roots.unbind(-1)]
+        return [(logits * root).sum() for root in softmax_fisher_root(logits.detach().softmax(-1)).unbind(-1)]
     if choice == "drawn":
         assert index is not None
         labels = draw_labels(logits, index, seed)

@@ -75,7 +75,7 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
     Raises:
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
     """
-    repository = _Repository.named(option, "model", text, revision)
+    repository = _Repository(option, "model", text, revision)
     if (known := _resolved.get(repository.key)) is not None:
         return known
     repository.resolve()
@@ -91,7 +91,7 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
             f"{option}: '{repository.name}' has no {lacks} on the hub ({there}); give a model with safetensors"
         )
     elif weights:
-        repository.files(tuple(map(glob.escape, weights)))
+        repository.files(map(glob.escape, weights))
     return repository.snapshot(folder)
 
 
@@ -124,7 +124,7 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
     """
-    repository = _Repository.named(option, "dataset", text, revision, str(configuration))
+    repository = _Repository(option, "dataset", text, revision, str(configuration))
     if (known := _resolved.get(repository.key)) is not None:
         return known
     where = f"{option}: '{repository.name}'"
@@ -133,7 +133,7 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
         folder = repository.files(("README.md", "dataset_infos.json"))
         names, listed = repository.names(folder), card_configurations(folder)
         if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
-            return repository.snapshot(repository.files(tuple(map(glob.escape, tables))))
+            return repository.snapshot(repository.files(map(glob.escape, tables)))
         if repository.revision is not None or not any(name.endswith(".py") for name in names):
             break
         note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
@@ -203,17 +203,13 @@ def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: 
 
 
 class _Repository:
-    """A repository of the hub at a revision."""
+    """A repository of the hub at a revision, named ``NAME[@REVISION]``; ``more``: which part of it is read."""
 
-    def __init__(self, option: str, kind: Kind, name: str, revision: str | None, key: tuple[str, ...]) -> None:
-        self.option, self.kind, self.name, self.revision, self.key = option, kind, name, revision, key
+    def __init__(self, option: str, kind: Kind, text: str, revision: str | None, *more: str) -> None:
+        self.option, self.kind = option, kind
+        self.name, self.revision = split_name(option, text, revision)
+        self.key: tuple[str, ...] = (kind, self.name, str(self.revision), *more)
         self.commit: Any = None  # of huggingface_hub: a text that also knows its revision
-
-    @classmethod
-    def named(cls, option: str, kind: Kind, text: str, revision: str | None, *more: str) -> _Repository:
-        """Return the repository of ``NAME[@REVISION]``; ``more``: which part of it is read."""
-        name, revision = split_name(option, text, revision)
-        return cls(option, kind, name, revision, (kind, name, str(revision), *more))
 
     def resolve(self) -> None:
         """Find the commit; a commit is not asked for, and without an answer it is the newest one that was seen."""
@@ -232,17 +228,13 @@ class _Repository:
         except CachedRepoTreeNotFoundError:
             return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
-    def files(self, allow: tuple[str, ...] | None, ignore: tuple[str, ...] = ()) -> Path:
+    def files(self, allow: Iterable[str] | None, ignore: tuple[str, ...] = ()) -> Path:
         """Return the folder of the snapshot, with the files that fit; those that are there are not asked for."""
         from huggingface_hub import snapshot_download
 
+        patterns = {"allow_patterns": None if allow is None else list(allow), "ignore_patterns": list(ignore)}
         with self._asking():
-            return Path(
-                snapshot_download(
-                    self.name, repo_type=self.kind, revision=self.commit, ignore_patterns=list(ignore),
-                    allow_patterns=None if allow is None else list(allow),
-                )
-            )  # fmt: skip
+            return Path(snapshot_download(self.name, repo_type=self.kind, revision=self.commit, **patterns))
 
     def snapshot(self, folder: Path) -> Snapshot:
         """Return the folder with its commit, and remember it for this process."""
