@@ -20,7 +20,6 @@ from lit_compress.api.columns import Columns, choose_columns
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, tokenizer_key
 from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
-from lit_compress.models.gguf import as_folder
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.hub import is_name, model_snapshot
@@ -228,7 +227,6 @@ def read_config(model: str) -> PreTrainedConfig | None:
 
     try:
         folder = model_snapshot("model", model).folder if is_name(model) else Path(model).expanduser()
-        folder = as_folder(f"model: '{model}'", folder)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception:  # no network, no such folder, a broken file
         return None

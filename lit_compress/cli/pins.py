@@ -6,14 +6,12 @@ So a run, its report and its card say which revision they are of, and a run that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
 from lit_compress.data.sources import located
 from lit_compress.models.backbones import EMBEDDED, resolve
-from lit_compress.models.gguf import gguf_file
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub import is_name, model_snapshot, split_name
@@ -48,10 +46,6 @@ def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
 
 def _is_name(text: str) -> bool:
     return text != EMBEDDED and is_name(text)
-
-
-def _is_gguf(text: str) -> bool:
-    return gguf_file(f"model: '{text}'", Path(text).expanduser()) is not None
 
 
 def _teacher(init: Namespace, before: Mapping[str, Any]) -> str:
@@ -90,13 +84,10 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
             "leave it out (null)"
         )
     elif init.backbone != EMBEDDED:
-        folder = resolve(init.backbone, task, option)  # is it a model, before data is asked for?
-        folders |= {"backbone": folder} if _is_gguf(init.backbone) else {}
+        resolve(init.backbone, task, option)  # is it a model, before data is asked for?
     if init.get("teacher") and _is_name(init.teacher):
         snapshot = model_snapshot("model.teacher", init.teacher)
         init.teacher, folders["teacher"] = snapshot.pinned, resolve(str(snapshot.folder), task, "model.teacher")
-    elif init.get("teacher") and _is_gguf(init.teacher):
-        folders["teacher"] = resolve(init.teacher, task, "model.teacher")
     if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
         data.revision = _kept(known, data.get("revision"), rows.commit)
     return folders

@@ -23,7 +23,6 @@ from lit_compress.export.modelling import check_own_code
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.foreign import check_form
-from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.config import checked_config
@@ -57,7 +56,7 @@ class Target:
         what: command and folder as the user typed them, the start of error messages.
         folder: of the model.
         config: of the run that made it; None for a model that no run made.
-        named: it is a name on the hub, or a GGUF file, and the folder is in a cache.
+        named: it is a name on the hub, and the folder is in a cache.
     """
 
     what: str
@@ -138,8 +137,6 @@ def find_target(name: str, command: str) -> Target:
     if is_name(name):
         return replace(find_target(str(model_snapshot(command, name).folder), command), named=True)
     given, what = Path(name).expanduser(), f"{command}: '{name}'"
-    if gguf_file(what, given):
-        return replace(find_target(str(as_folder(what, given)), command), named=True)
     if not given.is_dir():
         check_form(what, given)
         raise UserError(f"{command}: no folder '{name}'; give a run folder, an export or a model")

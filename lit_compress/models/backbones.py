@@ -1,7 +1,6 @@
 """Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
 
-A name becomes the folder of its snapshot (utils/hub.py), and a GGUF file the one that it is read to (gguf.py), before
-anything is loaded.
+A name becomes the folder of its snapshot (utils/hub.py) before anything is loaded.
 
 Data needs the tokenizer, methods need the model; both are found here from the same name.
 """
@@ -26,7 +25,6 @@ from lit_compress.models.checks import (
     warn_of_order,
 )
 from lit_compress.models.foreign import check_form, check_weights
-from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.shards import net_bytes, stored_dtype
@@ -45,7 +43,7 @@ DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
 def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder to load: a name's snapshot of the hub, or a GGUF file's conversion; ``embedded`` is built.
+    """Return the folder to load: for a name its snapshot of the hub; ``embedded`` is built.
 
     ``option`` is the name of the user's option; messages begin with it.
 
@@ -57,7 +55,7 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
     what = f"{option}: '{backbone}'"
-    path = as_folder(what, Path(backbone).expanduser())
+    path = Path(backbone).expanduser()
     if path.is_dir() and (path / "config.yaml").is_file():
         raise UserError(f"{what} is a run, not a model; give its model, {path / 'dense' / 'net'}")
     check_form(what, path)
@@ -78,9 +76,7 @@ def given_bytes(backbone: str, task: Task) -> int:
     Raises:
         UserError: as :func:`resolve`.
     """
-    place = Path(backbone).expanduser()
-    file = gguf_file("model", place) if place.exists() else None
-    return net_bytes(Path(resolve(backbone, task))) if file is None else file.stat().st_size
+    return net_bytes(Path(resolve(backbone, task)))
 
 
 def given_dtype(name: str, task: Task, option: str = "model.backbone") -> str:

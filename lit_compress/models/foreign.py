@@ -20,7 +20,8 @@ ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.b
 MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
-_OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
+_OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml", ".gguf")  # weights of other programs
+_GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) reads it, and save_pretrained writes the folder"
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
 _TOKENIZER, LARGEST_TOKENIZER = "tokenizer.json", 2**27  # bytes; the largest known ones have 35 MB
 _READ = (
@@ -43,7 +44,8 @@ def check_form(what: str, path: Path) -> None:
             index of files elsewhere.
     """
     if path.is_file():
-        raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
+        near = f"; {_GGUF}" if path.suffix == ".gguf" else ", written by save_pretrained"
+        raise UserError(f"{what} is a file; give the folder of a model{near}")
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     check_manifest(what, path)
     if adapter := next((name for name in ADAPTERS if name in names), None):
@@ -55,7 +57,7 @@ def check_form(what: str, path: Path) -> None:
     if others and not weights and not any(name.endswith((".safetensors", ".bin")) for name in names):
         raise UserError(
             f"{what} has only the weights of another program, '{others[0]}', which cannot be read; "
-            "give a folder of safetensors"
+            f"{_GGUF if others[0].endswith('.gguf') else 'give a folder of safetensors'}"
         )
     for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
         files_of_index(what, path / index)
