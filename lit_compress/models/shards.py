@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from lit_compress.utils.errors import UserError
@@ -177,9 +176,3 @@ def write_index(files: Sequence[Path]) -> None:
         with path.open("rb") as file:
             size += path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
     write_json(files[0].parent / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
-
-
-def only_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the dtype of all floating-point tensors; float32 if they have several."""
-    dtypes = {value.dtype for value in tensors if value.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else torch.float32

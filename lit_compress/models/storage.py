@@ -13,7 +13,7 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
 from lit_compress.models.shapes import empty_parameters
-from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
+from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import move
@@ -94,11 +94,10 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
             rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
-        tensors = load_tensors(folder)
-        _load_tensors(net, tensors)
+        _load_tensors(net, load_tensors(folder))
         check_finite(f"'{folder}'", net)
         if as_stored:
-            move(net, only_dtype(tensors.values()))
+            move(net, getattr(torch, stored_dtype(folder)))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"cannot load a model from '{folder}': {reason or type(error).__name__}") from error

@@ -139,20 +139,3 @@ def test_other_kinds_are_refused(tiny_backbone):
     ends = Tokenizer(models.BPE({"a</w>": 0}, [], end_of_word_suffix="</w>"))
     with pytest.raises(UserError, match="BPE with end_of_word_suffix '</w>' cannot be cut"):
         cut_tokenizer(PreTrainedTokenizerFast(tokenizer_object=ends), {0})
-
-
-def test_one_token_for_all_purposes_and_two_scripts(tmp_path):
-    """Like GPT-2's: unk, pad and eos are one token, which has the last id."""
-    big = byte_bpe(tmp_path)
-    big.unk_token = big.pad_token = big.eos_token
-    texts = [*USED, "фильм и музыка", "映画 film"]
-    small, kept = cut_tokenizer(big, ids_of(big, texts))
-    assert small.unk_token_id == small.pad_token_id == small.eos_token_id
-    assert kept[small.eos_token_id] == big.eos_token_id
-    for text in [*texts, "музыка 音楽"]:
-        found = small(text)["input_ids"]
-        assert small.decode(found, skip_special_tokens=True) == big.decode(
-            big(text)["input_ids"], skip_special_tokens=True
-        )
-        if text in texts:
-            assert [kept[i] for i in found] == big(text)["input_ids"]

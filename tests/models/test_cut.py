@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import GatedNorm, LowRankLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.layers import GatedNorm, LowRankSparseLinear
 from lit_compress.methods.cofi.gates import (
     gate_net,
     gate_shapes,
@@ -23,7 +23,7 @@ from lit_compress.methods.cofi.gates import (
 )
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
-from lit_compress.models.cut import close_empty_sublayers, cut_closed, slice_linear
+from lit_compress.models.cut import close_empty_sublayers, cut_closed
 from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
@@ -227,21 +227,3 @@ def test_families_without_sublayers_are_refused():
         sublayers(make_net("albert"))
     with pytest.raises(UserError, match="350m"):
         sublayers(make_net("opt", do_layer_norm_before=False))
-
-
-def test_take_keeps_kind_and_values():
-    torch.manual_seed(0)
-    linear, x = nn.Linear(6, 5), torch.randn(3, 6)
-    rows, columns = torch.tensor([1, 0, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
-    left, right = torch.randn(5, 2), torch.randn(2, 6)
-    masked = x * columns
-    for module in (
-        linear,
-        LowRankLinear.from_factors(linear, left, right),
-        LowRankSparseLinear.from_factors(linear, left, right),
-    ):
-        part = slice_linear(module, rows, columns)
-        assert type(part) is (SizedLinear if module is linear else type(module))
-        assert torch.allclose(part(x[:, columns]), module(masked)[:, rows], atol=1e-6)
-        assert (part.in_features, part.out_features) == (4, 3)
-        assert torch.allclose(slice_linear(module, rows=rows)(x), module(x)[:, rows], atol=1e-6)

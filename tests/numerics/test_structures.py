@@ -9,13 +9,12 @@ import torch
 from moments import draw, estimated_loss, moment
 
 from lit_compress.numerics import structures
-from lit_compress.numerics.kronecker import corrected_bias, damped_root
+from lit_compress.numerics.kronecker import corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
     convex_path,
     inverse_moment,
-    removal_costs,
     removal_path,
     uniform_options,
     without_inputs,
@@ -66,22 +65,6 @@ def test_on_the_tokens_with_the_bias():
     solution = torch.linalg.lstsq(torch.cat([x[:, kept], ones], 1), x @ weight.T).solution.T
     torch.testing.assert_close(new[:, kept], solution[:, :-1])
     torch.testing.assert_close(bias, solution[:, -1])
-
-
-def test_costs_of_all_groups_at_once():
-    x, weight, g = tokens()
-    a = x.T @ x / 80
-    damped = a + 1e-3 * a.diagonal().mean() * torch.eye(12)
-    inverse = inverse_moment(a, 1e-3)
-    for groups in (GROUPS, torch.arange(12)[:, None], torch.tensor([[3, 0], [11, 5]])):
-        for moments in (g, g.diagonal(), None):
-            root = damped_root(None if moments is None else moments.clone(), 0.0)
-            found = removal_costs(root.times(weight.T).T, inverse, groups)
-            expected = [
-                estimated_loss(weight, least_squares(weight, damped, others(group)), damped, moments)
-                for group in groups.tolist()
-            ]
-            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 def greedy(weight, inputs, gradients, groups, chunk):
