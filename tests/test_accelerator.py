@@ -32,7 +32,7 @@ def stay_in_this_process() -> None:
     from lit_compress.export import folder
 
     accelerator.apart = lambda function, *args: function(*args)
-    folder.check_export = lambda net, folder: 0.0
+    folder.check_export = lambda *_: 0.0
 
 
 def compare(method: str, words: list[str]) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ def start(words: list[str], said: Path) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
-    exporting.check_export = lambda net, path: 0.0  # type: ignore[assignment]
+    exporting.check_export = lambda *_: 0.0
     workers.start_process = start_process  # type: ignore[assignment]
     _main(words)
     raise AssertionError

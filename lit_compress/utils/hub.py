@@ -232,9 +232,13 @@ class _Repository:
         """Return the folder of the snapshot, with the files that fit; those that are there are not asked for."""
         from huggingface_hub import snapshot_download
 
-        patterns = {"allow_patterns": None if allow is None else list(allow), "ignore_patterns": list(ignore)}
         with self._asking():
-            return Path(snapshot_download(self.name, repo_type=self.kind, revision=self.commit, **patterns))
+            return Path(
+                snapshot_download(
+                    self.name, repo_type=self.kind, revision=self.commit, ignore_patterns=list(ignore),
+                    allow_patterns=None if allow is None else list(allow),
+                )
+            )  # fmt: skip
 
     def snapshot(self, folder: Path) -> Snapshot:
         """Return the folder with its commit, and remember it for this process."""
