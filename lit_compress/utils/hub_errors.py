@@ -11,10 +11,9 @@ def _status(error: BaseException) -> int:
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error, or its status, in a few words."""
-    if status := _status(error):
-        told = {429: "too many requests"}.get(status, "its server fails" if status >= 500 else "")
-        if told:
-            return f"status {status}, {told}"
+    status = _status(error)
+    if told := {429: "too many requests"}.get(status, "its server fails" if status >= 500 else ""):
+        return f"status {status}, {told}"
     first = next((line for line in map(str.strip, str(error).split("\n")) if line), "")
     return f"{type(error).__name__}: {first[:160]}" if first else type(error).__name__
 

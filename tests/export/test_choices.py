@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
+from lit_compress.data.facts import pieces_missed
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
@@ -248,18 +248,3 @@ def test_pieces_that_texts_of_the_same_kind_need_stay():
     assert used(net, data) == {*range(sorted(missed)[-2] + 1), *(i for row in rows for i in row)} - {4}
     rows[:] = [[10, 11 + row % 3] for row in range(100)]  # any nine tenths have all that the others need
     assert pieces_missed(data.train_tokens(), 300).tolist() == [-1] * 10 and used(net, data) == {0, 10, 11, 12, 13}
-
-
-def test_counts_are_those_of_the_texts(data, backbone):
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    counts = token_counts(data.train_tokens(), len(tokenizer) + 3)
-    assert counts.sum() == sum(len(ids) for ids in data.train_tokens()["input_ids"])
-    assert counts[tokenizer.cls_token_id] == 100 and counts[tokenizer.convert_tokens_to_ids("ghost")] == 0
-    columns = {"input_ids": [[3, 1], [1]], "labels": [[2, -100], [1]]}
-    written = SimpleNamespace(train_tokens=lambda: Dataset.from_dict(columns))
-    assert token_counts(written.train_tokens(), 5).tolist() == [0, 2, 0, 1, 0]
-    assert token_counts(written.train_tokens(), 5, written=True).tolist() == [0, 3, 1, 1, 0]
-    other = data.read_by(tokenizer)
-    before, after = data.train_tokens(), other.train_tokens()
-    assert changed_inputs(before, after, range(len(tokenizer))) == 0
-    assert changed_inputs(before, after, [*range(1, len(tokenizer)), 0]) == 100

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiny import WORDS, make_net, write_backbone
 
-from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import (
     given_bytes,
     given_dtype,
@@ -57,17 +56,6 @@ def test_a_tokenizer_with_neither_token_is_one_line(tmp_path):
     without(tmp_path, "pad_token", "eos_token")
     with pytest.raises(UserError, match="has no padding token and no end token; add one"):
         load_tokenizer(backbone, get_task("plain_text"))
-
-
-def test_rows_of_a_text_are_padded_without_weight(tmp_path):
-    backbone = decoder(tmp_path / "net", "llama", "plain_text")
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.txt").write_text("\n".join([" ".join(WORDS[:6])] * 3) + "\n")
-    data = DataModule("plain_text", backbone, str(tmp_path), max_length=8)
-    data.setup("fit")
-    (batch,) = list(data.val_dataloader()[0])
-    padded = batch["attention_mask"] == 0
-    assert padded.any() and (batch["input_ids"][padded] == 2).all() and (batch["labels"][padded] < 0).all()
 
 
 def test_a_sentencepiece_model_is_enough(tmp_path):

@@ -11,7 +11,7 @@ from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
 from lit_compress.models.prices import prices_of, unit_prices
 from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import find_sites, site_shapes, sublayers, tokens_read
+from lit_compress.models.sites import find_sites, site_shapes, sublayers
 from lit_compress.numerics.ranks import Price
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -34,14 +34,6 @@ def test_flops_are_those_of_the_net(family, task):
         )
     total = RankRule(0.5, allocation="global", price="flops", tokens=24).total(net)
     assert total == flops(net, 24) - flops(others, 24)
-
-
-def test_a_decoder_reads_fewer_tokens():
-    net = make_net("bart", "xsum")
-    read = tokens_read(net, 40)
-    for site in find_sites(net):
-        of_encoder = site.stack == "encoder" or (site.cross and site.role in "kv")
-        assert read[site.name] == (40 if of_encoder else 10)
 
 
 def test_a_unit_costs_its_share():

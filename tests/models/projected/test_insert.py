@@ -9,12 +9,11 @@ import torch
 from helpers import FAMILIES, IN_FLOAT32, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
 from tiny import make_net
 
-from lit_compress.layers import BasisChange, NarrowNorm, ProjectedLinear, StreamBlock
+from lit_compress.layers import BasisChange, NarrowNorm, StreamBlock
 from lit_compress.models.accounting import count_params
 from lit_compress.models.projected.gates import GATES, ProjectionSpec, gated_size
 from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 
 
@@ -71,22 +70,6 @@ def test_blocks_that_share_a_basis(family, group, tmp_path):
     assert sum(isinstance(m, BasisChange) for m in net.modules()) == -(-6 // group) - 1
     assert sum(isinstance(m, StreamBlock) for m in net.modules()) == 3
     check_fused(net, form, disturb(net, form), tmp_path)
-
-
-def test_blocks_are_dense_without_other_heads(tmp_path):
-    """As many times fewer weights as there are heads; the structure makes the same layer again."""
-    dense, block = (insert_projections(net, random_bases(net), ProjectionSpec(heads=heads)) for net, heads in
-                    ((net_of("bert"), "dense"), (net_of("bert"), "block")))  # fmt: skip
-    found = {name: (module, dense.get_submodule(name)) for name, module in block.named_modules()
-             if isinstance(module, ProjectedLinear) and module.side}  # fmt: skip
-    assert len(found) == 8
-    for small, large in found.values():
-        assert small.projection.shape == (4, 8, 8) and large.projection.shape == (32, 32)
-        assert torch.equal(small.projected()[0], large.projection)
-    disturb(block)
-    save_net(block.float(), tmp_path)
-    again = load_net(tmp_path)
-    assert describe(again) == describe(block) and torch.equal(logits(again), logits(block))
 
 
 @pytest.mark.parametrize(
