@@ -34,19 +34,21 @@ Deviations, and where paper and program differ:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods.base import OneShot
-from lit_compress.models.projected.gates import gated_size
+from lit_compress.models.projected.fold import fold_projections
+from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size
+from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.projected.outline import outline_projected
-from lit_compress.models.projected.sliced import SLICED, slice_stream, whole_axes
 from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.surgery import link
 from lit_compress.numerics.search import largest
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import Measured
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.base import TaskType
+
+SLICED = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alone, one for every sub-layer
 
 
 @dataclass(frozen=True)
@@ -201,5 +205,24 @@ class SliceGPT(OneShot):
         if net.device.type == "meta":
             outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})
             return
-        axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
+        axes = [torch.eye(size) if measured is None else _whole(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
+
+
+def _whole(axes: Tensor) -> Tensor:
+    """Return U [d, d] of the first axes [d, k]; the directions that go are 0."""
+    return nn.functional.pad(axes, (0, len(axes) - axes.shape[1]))
+
+
+def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) -> PreTrainedModel:
+    """Give hidden states their bases ``axes``, U [d, d] of every site, and keep the first directions, in place.
+
+    Args:
+        net: dense, on the CPU.
+        axes: one per site of the residual stream.
+        widths: number of directions that every site keeps.
+    """
+    insert_projections(net, replace(identity_bases(net), sites=axes), SLICED)
+    z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]
+    GateSlots(net, SLICED).set({"hidden": z.to(net.dtype)})
+    return link(fold_projections(net))  # as a checkpoint rebuilds it
