@@ -292,18 +292,7 @@ def _speed(
 def _write_programs(
     report: dict[str, Any], net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices
 ) -> None:
-    """Write the program that is asked for, if any; ``report`` gets ``program``.
-
-    Args:
-        report: of the export.
-        net: as exported.
-        data: of its task.
-        folder: of the export.
-        choices: have the format, and whether the program is of small integers.
-
-    Raises:
-        UserError: the program cannot be written, or differs.
-    """
+    """Write the program of an export that is asked for, if any; ``report`` gets ``program``."""
     if choices.format == "hf":
         return
     for _ in track([0], f"write and check {choices.format}"):

@@ -123,11 +123,7 @@ def _refused(budget: Budget, why: str) -> UserError:
 
 
 def _accelerator(budget: Budget) -> str | None:
-    """Return the type of the accelerator that a budget names; None for a runtime.
-
-    Raises:
-        UserError: this machine does not have it.
-    """
+    """Return the type of the accelerator that a budget names, which this machine has; None for a runtime."""
     if (name := budget.runtime) is None:
         return None
     here = torch.accelerator.current_accelerator(check_available=True)
@@ -141,11 +137,7 @@ def _accelerator(budget: Budget) -> str | None:
 
 
 def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
-    """Return the choices with the format and the dtype of the program that a runtime runs.
-
-    Raises:
-        UserError: as :func:`find_place`.
-    """
+    """Return the choices with the format and the dtype of the program that a runtime runs."""
     if name not in RUNTIMES:
         raise _refused(budget, f"has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
     if missing := [package for package in RUNTIMES[name].packages if find_spec(package) is None]:

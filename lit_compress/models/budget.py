@@ -138,11 +138,7 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
 
 
 def _place(asked: str, kind: str, place: str) -> tuple[str | None, tuple[tuple[int, int], ...]]:
-    """Return the runtime and the shapes that follow the ``@`` of a speed-up; whether there is one is found out later.
-
-    Raises:
-        UserError: the budget is of something else, or there is no such place.
-    """
+    """Return the runtime and the shapes that follow the ``@`` of a speed-up."""
     if kind != "speedup":
         raise UserError(f"model.budget: '{asked}' names where it is measured, which only a speed-up has; leave @ out")
     runtime, shapes = None, []

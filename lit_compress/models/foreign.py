@@ -96,11 +96,7 @@ def _files_read(folder: Path, names: set[str], weights: list[str]) -> list[Path]
 
 
 def _check_content(what: str, file: Path) -> None:
-    """Refuse a file that holds something else than its name says.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse a file that holds something else than its name says."""
     if is_pointer(file):
         raise UserError(f"{what}: its '{file.name}' is {POINTER}")
     if file.name == _TOKENIZER and file.stat().st_size > LARGEST_TOKENIZER:

@@ -362,9 +362,6 @@ def _named_linears(net: PreTrainedModel) -> list[Site]:
     """Return the Linears inside blocks whose names end as the pattern says, also where they were replaced.
 
     Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
-
-    Raises:
-        UserError: there are none.
     """
     wanted = re.compile(rf"(?:.*\.)?(?:{getattr(net.config, PATTERN)})")
     prefix, names, inside = base_prefix(net), list[str](), "."
