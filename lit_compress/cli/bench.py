@@ -16,8 +16,9 @@ from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
 from lit_compress.export.bench import bench as measure
+from lit_compress.export.integers import training_feeds
 from lit_compress.export.modelling import MODULE
-from lit_compress.export.quantize import Feed, training_feeds
+from lit_compress.export.quantize import Feed
 from lit_compress.export.runtimes import RUNTIMES, Runner
 from lit_compress.export.table import of_all
 from lit_compress.models.own_code import trust_code

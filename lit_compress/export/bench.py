@@ -21,9 +21,10 @@ from torch import Tensor
 
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import runtimes
+from lit_compress.export.integers import integers_of
 from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import PROBES, Program, example_inputs, program_bytes, write_program
-from lit_compress.export.quantize import Feed, quantize
+from lit_compress.export.quantize import Feed
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import (
     NEEDED,
@@ -165,10 +166,13 @@ class BenchedNet:
         if not made.is_file() and name == plain:
             write_program(self.net, self.tokenizer, self.work, "onnx" if name == ONNX else "openvino")
         elif not made.is_file():
-            if self.texts is None:
-                raise LookupError("needs training texts, from which it reads the ranges of activations")
-            quantize(self.file(plain), made, self.texts(self.folder))
+            integers_of(self.file(plain), made, "int8", self.net.can_generate(), self._feeds)
         return made
+
+    def _feeds(self) -> list[Feed]:
+        if self.texts is None:
+            raise LookupError("needs training texts, from which it reads the ranges of activations")
+        return self.texts(self.folder)
 
     def bytes(self, path: Path) -> int:
         """Return the size of a program, or of the tensors of a folder."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from lit_compress.export.integers import INTEGERS, Integers
 from lit_compress.export.program import Format, check_format
-from lit_compress.export.quantize import INTEGERS, Integers
 from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.vocabulary import check_table
 from lit_compress.utils.errors import UserError
@@ -30,8 +31,8 @@ class Choices:
         embeddings: ``int8``: the table of token embeddings as integers with a scale per row; None or
             ``none`` leaves it.
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
-            program or a budget of speed-up; ``int8``: of the weights and activations of the program; ``int4``: of its
-            weights (quantize.py).
+            program or a budget of speed-up; ``int8``: of the weights and activations of the program, and of its
+            weights alone if the model writes text; ``int4``: of the weights of a model that writes text.
         merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: with a budget of speed, rows
             and factors of a matrix if more than 70 % is left; ``never``: none.
         max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
@@ -117,7 +118,7 @@ class Choices:
 
         Raises:
             UserError: its table cannot be made smaller; it writes summaries, and the program is to be of 8 bits; it
-                writes no text, and the program is to be of 4.
+                writes no text, and the program is to be of 4; a package is missing.
         """
         if self.embeddings:
             check_table(net)
@@ -127,6 +128,11 @@ class Choices:
             )
         if self.dtype == "int4" and not net.can_generate():
             raise UserError("export: --dtype int4 is for models that write text, one token at a time; nearest: int8")
+        if self.integers and net.can_generate() and find_spec("nncf") is None:
+            raise UserError(
+                f"export: --dtype {self.dtype} of a model that writes text needs nncf; in the clone: pip install "
+                "'.[openvino]'"
+            )
 
 
 AS_IS = Choices()

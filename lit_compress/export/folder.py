@@ -15,9 +15,9 @@ from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.copies import PROGRAMS, copy_export
 from lit_compress.export.fuse import MERGE, cast, compact, merged, store_dense
+from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, check_own_code, refuses, renew_code, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
-from lit_compress.export.quantize import INTEGERS, quantize_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
 from lit_compress.export.speed_asked import Programs, find_place

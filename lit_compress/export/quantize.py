@@ -1,4 +1,4 @@
-"""Programs of small integers: one way for ONNX Runtime, and one for OpenVINO.
+"""Programs of 8-bit weights and activations: one way for ONNX Runtime, and one for OpenVINO.
 
 ONNX Runtime's static quantization and NNCF read the range of every activation once, from texts. So a text has the same
 answers alone, in a batch and with padding. Ranges that are read again in every batch would change them. Weights take
@@ -19,113 +19,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from lit_compress.evaluation.divergence import same_order
-from lit_compress.evaluation.evaluate import evaluate, interval_of
-from lit_compress.export.program import Program, program_bytes, read_program
-from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import note
-from lit_compress.utils.timing import integers_note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-
 _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
-EXAMPLES = 128  # training texts, from which the ranges of activations are read
-SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
-GROUP = 64  # weights of 4 bits that share a scale
-
-Integers = Literal["int8", "int4"]
-INTEGERS: dict[str, tuple[str, ...]] = {"int8": ("onnx", "openvino"), "int4": ("openvino",)}  # dtype -> formats
 Feed = dict[str, np.ndarray]  # arrays [texts, tokens] by the names of a program's inputs
-
-
-def training_feeds(data: DataModule, option: str) -> list[Feed]:
-    """Return batches of :data:`EXAMPLES` training texts, or of all if there are fewer.
-
-    Args:
-        data: of the task, as the program's tokenizer reads it.
-        option: as the user typed it; the start of an error message.
-
-    Raises:
-        UserError: there are no training texts.
-    """
-    try:
-        batches = data.calibration_dataloader(min(EXAMPLES, data.train_size()))
-    except UserError as error:
-        raise UserError(f"{option} reads the ranges of activations from training texts: {error}") from error
-    return [{name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")} for batch in batches]
-
-
-def quantize(
-    path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "int8", smooth: Sequence[float] = SMOOTH
-) -> None:
-    """Write the program ``path`` with small integers to ``out``, which may be the same file.
-
-    Args:
-        path: ``.onnx`` or ``.xml``, in float32.
-        out: the file to write, and for ``.xml`` the weights next to it.
-        feeds: batches that the program can read, also with other arrays.
-        dtype: ``int4`` is of weights alone, in OpenVINO.
-        smooth: the shares that are tried for OpenVINO; one is enough to time the program.
-
-    Raises:
-        UserError: the library cannot quantize it.
-    """
-    small = out.with_name(f"small.{out.name}")
-    try:
-        if path.suffix == ".onnx":
-            _quantize_onnx(path, small, feeds)
-        else:
-            _quantize_openvino(path, small, feeds, dtype, smooth)
-    except Exception as error:  # the libraries raise anything
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
-    for suffix in (".xml", ".bin") if path.suffix == ".xml" else (".onnx",):
-        os.replace(small.with_suffix(suffix), out.with_suffix(suffix))
-
-
-def quantize_program(
-    folder: Path, made: dict[str, Any], net: PreTrainedModel, data: DataModule, dtype: Integers
-) -> dict[str, Any]:
-    """Quantize the program in ``folder``, in place, and measure its dev metric.
-
-    Args:
-        folder: of the export.
-        made: the result of :func:`~lit_compress.export.program.write_program`.
-        net: which the program was made from.
-        data: of its task.
-        dtype: of the integers.
-
-    Returns:
-        Its ``dtype`` and ``bytes``; its ``metric`` with ``interval``, or None; the number of ``examples``; ``order``,
-        Spearman's correlation of its numbers with the numbers of ``net``, or None for tasks without one number.
-
-    Raises:
-        UserError: there are no training texts; the library cannot quantize it.
-    """
-    path = folder / made["file"]
-    if said := integers_note():
-        note(said)
-    quantize(path, path, training_feeds(data, f"export: --dtype {dtype}"), dtype)
-    program = Program(read_program(path, tuple(made["outputs"])), net.config)
-    key = f"val/{data.record.metrics[0]}"
-    scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
-    return {
-        "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
-        "examples": min(EXAMPLES, data.train_size()), "order": same_order(net, program, data),
-    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- ONNX Runtime
 
 
-def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
+def quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     """Quantize matrices and their inputs by ONNX Runtime, and tables of embeddings by :func:`integer_tables`.
 
     The output of a matrix stays in float. With ranges for it, too, MiniLM-L6 was off by twice as much, as the last
@@ -146,6 +51,13 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
             nodes_to_exclude=_kept(model.graph),
         )  # fmt: skip
     model = onnx.load(out)
+    save_onnx(model, turned, out)
+
+
+def save_onnx(model: Any, turned: Mapping[str, str], out: Path) -> None:
+    """Write an ONNX model of integer matrices, with :func:`integer_tables`; ``turned`` as :func:`fold` returns it."""
+    import onnx
+
     integer_tables(model, turned)
     model.graph.ClearField("value_info")
     for node in model.graph.node:
@@ -286,6 +198,7 @@ def integer_tables(model: Any, turned: Mapping[str, str] = {}) -> None:
 @contextmanager
 def silent() -> Iterator[None]:
     """Hide the advice that the libraries log and print at every call."""
+    os.environ.setdefault("NNCF_CI", "1")  # else NNCF sends how it is used to its makers
     known = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -298,45 +211,40 @@ def silent() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- OpenVINO
 
 
-def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers, smooth: Sequence[float]) -> None:
-    """Quantize weights and activations, or the weights alone to 4 bits, by NNCF.
+def quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], smooth: Sequence[float]) -> None:
+    """Quantize weights and activations by NNCF.
 
     Of the shares ``smooth`` the one is taken whose answers to ``feeds`` are nearest to those of ``path``. NNCF's 0.95
     is nearer for a dense MiniLM, and far off for components at 0.10: ranges between two factors differ by up to 52
     times there, and with 0.95 of them the columns of the second factor do.
     """
-    os.environ.setdefault("NNCF_CI", "1")  # else it sends how it is used to its makers
-    import openvino
-
     with silent():
         import nncf
+        import openvino
 
         read = openvino.Core().read_model
-        if dtype == "int4":
-            small = nncf.compress_weights(
-                read(path), mode=nncf.CompressWeightsMode.INT4_SYM, group_size=GROUP, all_layers=False,
-                advanced_parameters=nncf.AdvancedCompressionParameters(
-                    group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+        model = read(path)
+        given = [{item.any_name: feed[item.any_name] for item in model.inputs} for feed in feeds]
+        made = [
+            nncf.quantize(
+                read(path), nncf.Dataset(given), subset_size=len(given), model_type=nncf.ModelType.TRANSFORMER,
+                preset=nncf.QuantizationPreset.MIXED,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    overflow_fix=nncf.OverflowFix.ENABLE,
+                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
                 ),
-            )  # fmt: skip
-        else:
-            model = read(path)
-            given = [{item.any_name: feed[item.any_name] for item in model.inputs} for feed in feeds]
-            made = [
-                nncf.quantize(
-                    read(path), nncf.Dataset(given), subset_size=len(given), model_type=nncf.ModelType.TRANSFORMER,
-                    preset=nncf.QuantizationPreset.MIXED,
-                    advanced_parameters=nncf.AdvancedQuantizationParameters(
-                        overflow_fix=nncf.OverflowFix.ENABLE,
-                        smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
-                    ),
-                )
-                for share in smooth
-            ]  # fmt: skip
-            small = min(made, key=_off(model, given)) if made[1:] else made[0]
-        openvino.save_model(small, out, compress_to_fp16=False)
-    graph = out.read_text(encoding="utf-8")
-    out.write_text(re.sub(r">\s+<", "><", graph), encoding="utf-8")  # its indentation is a sixth of it
+            )
+            for share in smooth
+        ]  # fmt: skip
+    save(min(made, key=_off(model, given)) if made[1:] else made[0], out)
+
+
+def save(program: Any, out: Path) -> None:
+    """Write OpenVINO's program without indentation, which is a sixth of its graph."""
+    import openvino
+
+    openvino.save_model(program, out, compress_to_fp16=False)
+    out.write_text(re.sub(r">\s+<", "><", out.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _off(model: Any, feeds: Sequence[Feed]) -> Callable[[Any], float]:

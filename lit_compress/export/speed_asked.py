@@ -1,6 +1,6 @@
 """The speed that a budget asks for: in which runtime and for which batches, and programs timed there in turns.
 
-It times the program that an export writes (program.py, quantize.py), of one thread, by processor time: another process
+It times the program that an export writes (program.py, integers.py), of one thread, by processor time: another process
 on the machine makes a forward longer, not its work. On an accelerator it times PyTorch in bfloat16, on CUDA as graphs.
 Values do not change the time. So a model without values gets random ones, and integers random texts to read their
 ranges from.
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.export.choices import Choices, Dtype
+from lit_compress.export.integers import SMOOTH, integers_of
 from lit_compress.export.program import Format, example_inputs, program_bytes, write_program
-from lit_compress.export.quantize import SMOOTH, quantize
 from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting, placed, torch_runner
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.shapes import with_random_values
@@ -153,7 +153,7 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
     fitting = replace(choices, format=form, dtype=dtype)
     fitting.check()
     fitting.check_net(net)
-    if fitting.integers and not texts:
+    if fitting.integers and not texts and not net.can_generate():
         why = "whose integers read the ranges of activations from training texts, and there are none"
         raise _refused(budget, f"is for {name}, {why}; nearest: {name.replace('-int8', '')}")
     return fitting
@@ -237,7 +237,8 @@ def write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Ch
     path = folder / write_program(net, tokenizer, folder, choices.format)["file"]  # type: ignore[arg-type]
     if integers := choices.integers:
         texts = [example_inputs(net, tokenizer, 8, 32) for _ in range(2)]
-        quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers, SMOOTH[:1])
+        feeds = [{name: value.numpy() for name, value in text.items()} for text in texts]
+        integers_of(path, path, integers, net.can_generate(), lambda: feeds, SMOOTH[:1])
     return path
 
 

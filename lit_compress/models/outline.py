@@ -48,7 +48,7 @@ def file_bytes(net: PreTrainedModel) -> int:
 def estimated_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
     """Return about the size of a program of ``net``; only shapes are read.
 
-    With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 64 weights share a scale of 2 bytes.
+    With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 32 weights share a scale of 2 bytes.
 
     Args:
         net: without values.
@@ -65,7 +65,7 @@ def weight_bytes(value: Tensor, bits: int) -> int:
     """Return the bytes of one parameter in a program, see :func:`estimated_bytes`."""
     if value.ndim < 2 or bits == 32:
         return value.numel() * (4 if value.is_floating_point() else value.element_size())
-    return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 64
+    return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 32
 
 
 def cut_evenly(

@@ -1,4 +1,4 @@
-"""Programs of small integers: a scale per row, the same answers in any batch, one line where it cannot be."""
+"""Programs of 8-bit weights and activations: a scale per row, the same answers in any batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ import transformers
 from helpers import net_of
 
 import lit_compress
-from lit_compress.data.datamodule import DataModule
 from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.integers import integers_of
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
-from lit_compress.export.quantize import (
-    fold,
-    integer_rows,
-    integer_tables,
-    quantize,
-    training_feeds,
-)
+from lit_compress.export.quantize import fold, integer_rows, integer_tables, quantize_onnx, quantize_openvino
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import estimated_bytes
@@ -26,7 +20,6 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.run.solve import GRAPH
-from lit_compress.utils.errors import UserError
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -148,7 +141,7 @@ def test_a_table_that_is_also_the_output_layer_is_stored_once(tmp_path):
     onnx.save(graph_of(nodes, values, {"ids": (TensorProto.INT64, [2, 7])}, ["out"], 3), tmp_path / "model.onnx")
     given = {"ids": np.random.default_rng(1).integers(0, 300, (2, 7))}
     (exact,) = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(None, given)
-    quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", [given])
+    quantize_onnx(tmp_path / "model.onnx", tmp_path / "small.onnx", [given])
     made = onnx.load(tmp_path / "small.onnx")
     kept = {item.name: item for item in made.graph.initializer if np.prod(item.dims) >= 300 * 16}
     assert len(kept) == 2 and {item.data_type for item in kept.values()} == {TensorProto.INT8}
@@ -197,7 +190,7 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
     assert before == sum(file.stat().st_size for file in tmp_path.iterdir())
     for place in (lit_compress, transformers):  # paths of where it was made
         assert place.__file__.rpartition("/")[0].encode() not in path.read_bytes()
-    quantize(path, path, feeds(vocabulary=3000))
+    integers_of(path, path, "int8", False, lambda: feeds(vocabulary=3000))
     assert all(size <= 256 * 4 or size == 3000 * 4 for size in sizes_in_float(path))  # biases, scales of a table
     assert program_bytes(path) < before / 2
     assert abs(program_bytes(path) - estimated_bytes(net, 8, GRAPH[form])) < 0.25 * program_bytes(path)
@@ -211,39 +204,6 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
     for answer, exact in answers:
         assert torch.cosine_similarity(answer, answers[0][0], dim=0) > 0.99999
         assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
-
-
-def test_four_bits_of_a_net_that_writes(tmp_path):
-    pytest.importorskip("nncf")
-    net = net_of("llama", torch.float32, task="wikitext2", hidden_size=64, intermediate_size=128).eval()
-    made = write_program(net, Tokenizer(NAMES[:2]), tmp_path, "openvino")
-    path = tmp_path / made["file"]
-    quantize(path, path, [], "int4")
-    assert program_bytes(path) < made["bytes"]
-    ids = torch.arange(5, 25)[None]
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    answer, exact = Program(read_program(path, ("logits",)), net.config)(**given).logits, net(**given).logits.detach()
-    assert 0.9 < torch.cosine_similarity(answer.flatten(), exact.flatten(), dim=0) < 1
-
-
-def test_what_a_library_cannot_do_is_one_line(tmp_path):
-    pytest.importorskip("onnxruntime")
-    (tmp_path / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(UserError, match=r"--dtype int8 cannot quantize model.onnx: .*") as error:
-        quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", feeds())
-    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-
-
-def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path):
-    data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
-    (batch, *_) = training_feeds(data, "export: --dtype int8")
-    assert {"input_ids", "attention_mask"} <= set(batch) and batch["input_ids"].dtype == np.int64
-    for file in tiny_data.iterdir():
-        if not file.name.startswith("train"):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    data = DataModule("sst2", str(tiny_backbone), str(tmp_path))
-    with pytest.raises(UserError, match=r"^export: --dtype int8 reads the ranges of activations from training texts: "):
-        training_feeds(data, "export: --dtype int8")
 
 
 def test_factors_whose_ranges_differ(tmp_path):
@@ -263,7 +223,7 @@ def test_factors_whose_ranges_differ(tmp_path):
     exact = net(**inputs).logits.detach()
 
     def error(*smooth):
-        quantize(tmp_path / made["file"], tmp_path / "small.xml", given, smooth=smooth)
+        quantize_openvino(tmp_path / made["file"], tmp_path / "small.xml", given, smooth)
         assert b"> <" not in b" ".join((tmp_path / "small.xml").read_bytes().split())  # no indentation
         answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**inputs).logits
         return float((answer - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
