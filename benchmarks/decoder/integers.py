@@ -1,16 +1,22 @@
-"""The models of run.py as OpenVINO programs with integers of 8 and 4 bits: perplexity and bytes.
+"""The models of run.py as OpenVINO programs with integers of 8 and 4 bits: perplexity, bytes, seconds and memory.
 
     python -m benchmarks.decoder.integers --backbone DIR --data DIR [--work DIR] [--only dense even-0.8 ...]
+        [--ways int8 round ...]
 
-Needs ``pip install '.[openvino]'``, and the models that run.py left in ``--work``. Programs are made as by
-``export --format openvino --dtype int8`` and ``int4``: 8 bits for weights and activations, whose ranges are those of
-the calibration texts, or 4 bits for the matrices of the blocks and 8 for the table. Writes
-benchmarks/decoder/results/integers/<model>-<dtype>.json; existing ones are kept.
+Needs ``pip install '.[openvino]'``, and the models that run.py left in ``--work``. ``int8`` is ``export --format
+openvino --dtype int8``: the weights alone, a scale per row. The other ways are of 4 bits for the matrices of the blocks
+and 8 for the table, with a scale for 32 weights, or 64; ``asymmetric``: also a zero; ``mixed``: a tenth of the blocks'
+weights has 8 bits. ``round`` reads no texts. ``awq``, ``scales`` (scale estimation) and ``gptq`` read 32 of the
+calibration texts. Every way has a process of its own. Writes
+benchmarks/decoder/results/integers/<model>-<way>.json; existing ones are kept.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,52 +25,85 @@ import torch
 
 from benchmarks import common
 from benchmarks.decoder import run, texts
+from lit_compress.export.runtimes import peak_mib
 
 SCRIPT = "decoder/integers"
 MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6")
-DTYPES = ("int8", "int4")
+FLAGS = ("awq", "scale_estimation", "gptq")
+# way -> arguments of NNCF's compress_weights
+WAYS: dict[str, dict[str, Any]] = {
+    "int8": {},
+    "round-64": {"group_size": 64},
+    "round": {},
+    "round-asymmetric": {"mode": "int4_asym"},
+    "awq-scales": {"awq": True, "scale_estimation": True},
+    "gptq": {"gptq": True},
+    "scales": {"scale_estimation": True},
+    "awq-scales-gptq": {"awq": True, "scale_estimation": True, "gptq": True},
+    "awq-scales-64": {"awq": True, "scale_estimation": True, "group_size": 64},
+    "awq-scales-asymmetric": {"awq": True, "scale_estimation": True, "mode": "int4_asym"},
+    "awq-scales-mixed": {"awq": True, "scale_estimation": True, "ratio": 0.9},
+}
 
 
-def measure(options: Any, name: str, dtypes: list[Any]) -> None:
-    """Write a model as a program, quantize it and store its losses."""
+def measure(options: Any, name: str, way: str) -> None:
+    """Quantize a program, which is written first, in this process, and store its losses."""
+    from nncf import CompressWeightsMode
+
+    from lit_compress.export.integers import READ, one_by_one, quantize_weights, training_feeds
     from lit_compress.export.program import FILES, program_bytes, read_program, write_program
-    from lit_compress.export.quantize import quantize, training_feeds
     from lit_compress.models.storage import load_net
 
+    torch.set_num_threads(options.threads)
     data, measured = run.command_line(options, "svd").build().data, torch.load(options.work / "data" / "measured.pt")
-    feeds = training_feeds(data, "integers")
+    whole = options.work / name / "program" / FILES["openvino"]
+    if not whole.with_suffix(".bin").exists():
+        whole.parent.mkdir(exist_ok=True)
+        write_program(load_net(options.work / name), data.tokenizer, whole.parent, "openvino")
+    settings, read = dict(WAYS[way]), []
+    if "mode" in settings:
+        settings["mode"] = CompressWeightsMode(settings["mode"])
+    start = time.process_time()
+    if any(settings.get(flag) for flag in FLAGS):
+        read = one_by_one(training_feeds(data, "integers", READ))
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / FILES["openvino"]
-        told = write_program(load_net(options.work / name), data.tokenizer, whole.parent, "openvino")
-        for dtype in dtypes:
-            small = whole.with_name(f"{dtype}.xml")
-            quantize(whole, small, feeds, dtype)
-            program = read_program(small, tuple(told["outputs"]))
+        small = Path(folder) / FILES["openvino"]
+        quantize_weights(whole, small, "int8" if way == "int8" else "int4", read, settings)
+        facts = {"seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()}
+        program = read_program(small, ("logits",))
 
-            def answer(input_ids: torch.Tensor, program: Any = program) -> Any:
-                inputs = {"input_ids": input_ids.contiguous(), "attention_mask": torch.ones_like(input_ids)}
-                return SimpleNamespace(logits=program(inputs)["logits"])
+        def answer(input_ids: torch.Tensor) -> Any:
+            inputs = {"input_ids": input_ids.contiguous(), "attention_mask": torch.ones_like(input_ids)}
+            return SimpleNamespace(logits=program(inputs)["logits"])
 
-            made = {
-                "name": f"{name}-{dtype}", "of": name, "dtype": dtype, "bytes": program_bytes(small),
-                "losses": {key: texts.losses(answer, rows) for key, rows in measured.items()},
-                "threads": options.threads,
-            }  # fmt: skip
-            common.write(options, made["name"], made | common.frame())
-            print(made["name"], made["bytes"], flush=True)
+        made = facts | {
+            "name": f"{name}-{way}", "of": name, "way": way, "texts": len(read), "threads": options.threads,
+            "losses": {key: texts.losses(answer, rows) for key, rows in measured.items()},
+        }  # fmt: skip
+    common.write(options, made["name"], made | common.frame())
+    print(made["name"], facts, flush=True)
+
+
+def alone(*work: Any) -> None:
+    """Call :func:`measure` in a process of its own; its failure ends the script."""
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=work)
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(process.exitcode)
 
 
 def main() -> None:
     """Measure what is missing."""
     parser = common.parser(SCRIPT, __doc__, "backbone", "data", only=MODELS, work=Path("runs/decoder"))
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), metavar="WAY")
     run.add_sizes(parser)
     options = parser.parse_args()
     options.list = None
-    torch.set_num_threads(options.threads)
     run.prepare(options)
     for name in options.only:
-        if todo := [dtype for dtype in DTYPES if common.missing(options, f"{name}-{dtype}")]:
-            measure(options, name, todo)
+        for way in (way for way in options.ways if common.missing(options, f"{name}-{way}")):
+            alone(options, name, way)
 
 
 if __name__ == "__main__":

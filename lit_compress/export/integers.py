@@ -34,6 +34,7 @@ EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
 SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
 GROUP = 32  # weights of 4 bits that share a scale
+NO_WAY: Mapping[str, Any] = {}
 # ways to find weights of 4 bits, by name: arguments of NNCF, which differ in nothing that changes the size
 WAYS: dict[str, dict[str, Any]] = {
     "AWQ and scale estimation": {"awq": True, "scale_estimation": True},
@@ -95,7 +96,7 @@ def integers_of(
 
 
 def quantize_weights(
-    path: Path, out: Path, dtype: Integers, texts: Sequence[Feed] = (), way: Mapping[str, Any] | None = None
+    path: Path, out: Path, dtype: Integers, texts: Sequence[Feed] = (), way: Mapping[str, Any] = NO_WAY
 ) -> None:
     """Write a program with integers for its weights to ``out``, which may be the same file.
 
@@ -104,7 +105,7 @@ def quantize_weights(
         out: the file to write, and for ``.xml`` the weights next to it.
         dtype: of the weights.
         texts: one text each, without padding, which ``way`` reads.
-        way: to find weights of 4 bits, of :data:`WAYS`; None: they are rounded.
+        way: further arguments of NNCF for weights of 4 bits, as in :data:`WAYS`; without any they are rounded.
 
     Raises:
         UserError: NNCF cannot quantize it.
@@ -127,14 +128,13 @@ def quantize_weights(
         if dtype == "int8":
             save(nncf.compress_weights(program, mode=mode.INT8_ASYM), small)
             return
-        names = [item.any_name for item in program.inputs]
-        given = [{name: text[name] for name in names} for text in texts]
-        read = {"dataset": nncf.Dataset(given), "subset_size": len(given), **way} if way else {}
+        settings: dict[str, Any] = {"mode": mode.INT4_SYM, "group_size": GROUP, "all_layers": False, **way}
+        if texts:
+            names = [item.any_name for item in program.inputs]
+            read = [{name: text[name] for name in names} for text in texts]
+            settings |= {"dataset": nncf.Dataset(read), "subset_size": len(read)}
         adjusted = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
-        small_program = nncf.compress_weights(
-            program, mode=mode.INT4_SYM, group_size=GROUP, all_layers=False, advanced_parameters=adjusted, **read
-        )
-        save(small_program, small)
+        save(nncf.compress_weights(program, advanced_parameters=adjusted, **settings), small)
 
 
 def best_weights(
@@ -158,7 +158,7 @@ def best_weights(
     Raises:
         UserError: there are no training texts; NNCF cannot quantize it.
     """
-    texts = _one_by_one(training_feeds(data, "export: --dtype int4", READ))
+    texts = one_by_one(training_feeds(data, "export: --dtype int4", READ))
     batches = list(data.rest_dataloader(len(texts), HELD_OUT))
     exact, tried = Program(read_program(path, results), net.config), dict[str, dict[str, float]]()
     other = out.with_name(f"other.{out.name}")
@@ -241,7 +241,7 @@ def _move(path: Path, to: Path) -> None:
         os.replace(file, other)
 
 
-def _one_by_one(feeds: Sequence[Feed]) -> list[Feed]:
+def one_by_one(feeds: Sequence[Feed]) -> list[Feed]:
     """Return every text of some batches alone, without padding, which would count in statistics."""
     texts = []
     for feed in feeds:
