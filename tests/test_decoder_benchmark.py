@@ -79,11 +79,11 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
     assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
 
-    program = made["structures-0.8"] | {"of": "structures-0.8", "dtype": "int4", "bytes": 9_600_000}
+    program = made["structures-0.8"] | {"of": "structures-0.8", "way": "round", "bytes": 9_600_000}
     stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program], "decoder/serve": []}
     monkeypatch.setattr(tables, "load", stored.get)
     _, rows, origin, _, programs, _ = tables.sections()
-    assert "| 10 | K-FAC heads and neurons, uniform | 0.8 | int4 | " in programs
+    assert "| 9.6 | K-FAC heads and neurons, uniform | 0.8 | int4, 32, rounded | " in programs
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
     assert len(shown) == 12 and all(len(line) == 10 and all(line) for line in shown)
     assert "benchmarks.decoder.run" in origin
@@ -98,6 +98,23 @@ def words_of_a_model(results: Path, words: list[str], monkeypatch: pytest.Monkey
     run.main()
     where = words.index("--results") + 1
     return [*words[:where], str(results), *words[where + 1 :], "--only", "dense", "even-0.8"]
+
+
+def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(integers, "alone", integers.measure)
+    ways = ["round-asymmetric", "awq-scales-gptq"]
+    monkeypatch.setattr(sys, "argv", [*words_of_a_model(tmp_path / "integers", words, monkeypatch), "--ways", *ways])
+    integers.main()
+    made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "integers").glob("*.json")}
+    assert set(made) == {f"{model}-{dtype}" for model in ("dense", "even-0.8") for dtype in ways}
+    dense = json.loads((tmp_path / "results" / "dense.json").read_text())
+    for name, result in made.items():
+        assert result["texts"] == 16 * ("gptq" in name) and tables.WAYS[result["way"]]
+        assert result["seconds"] > 0 and result["memory_mib"] > 100
+        if name.startswith("dense"):
+            assert result["losses"]["news"] == pytest.approx(dense["losses"]["news"], abs=0.3)
 
 
 def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
