@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
+from lit_compress.models.sites import module_at
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def least_missed(
         if len(numbers) > counts[path]
         for number in numbers[holds_first(net) :]
     ]:
-        losses = divergences(net, choices, batches, kind, reduce)
+        losses = divergences(net, choices, batches, kind, reduce, kept)
         best = min(range(len(choices)), key=losses.__getitem__)
         kept, loss = choices[best], losses[best]
     return kept, loss
@@ -69,20 +71,34 @@ def least_missed(
 
 def divergences(
     net: PreTrainedModel, choices: Sequence[Kept], batches: Any, kind: TaskType,
-    reduce: Reduce = None,
+    reduce: Reduce = None, base: Kept | None = None,
 ) -> list[float]:  # fmt: skip
     """Return for each choice of kept blocks the mean over examples of KL(model || model of these blocks).
 
-    For regression and vectors, half the squared difference of the outputs. Arguments as for :func:`least_missed`.
+    For regression and vectors, half the squared difference of the outputs. A choice runs only the blocks behind the
+    first one in which it differs from ``base``: the outputs of the others are kept, of one batch at a time.
+
+    Args:
+        net, batches, kind, reduce: as for :func:`least_missed`.
+        choices: the kept blocks.
+        base: blocks of which most choices have the first ones; None: all blocks.
     """
-    smaller = [with_blocks(net, kept) for kept in choices]
+    whole = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
+    base = whole if base is None else base
+    outputs: dict[tuple[str, int], Any] = {}
+    first = with_blocks(net, base)
+    for path, numbers in base.items():
+        for number in range(len(numbers)):
+            module_at(first, f"{path}.{number}", nn.Module).register_forward_hook(_keep_output(outputs, path, number))
+    smaller = [_continued(with_blocks(net, kept), kept, base, outputs) for kept in choices]
     total = torch.zeros(len(choices) + 1, dtype=torch.float64)  # on the CPU, as some devices have no float64
     with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in track(batches, f"without 1 of {len(choices)} blocks", len(batches)):
             rows = real_rows(kind, batch, net.device, None)
             if not len(rows["index"]):
                 continue
-            theirs = kind.logits(kind.run(net, rows), rows)
+            answer = kind.run(first, rows)
+            theirs = kind.logits(answer if base == whole else kind.run(net, rows), rows)
             for i, other in enumerate(smaller):
                 total[i] += kind.divergence(kind.logits(kind.run(other, rows), rows), theirs, rows)
             total[-1] += len(rows["index"])
@@ -90,6 +106,26 @@ def divergences(
         total = total.to(net.device, torch.float32)
         reduce(total)
     return (total[:-1] / total[-1]).tolist()
+
+
+def _keep_output(outputs: dict[tuple[str, int], Any], path: str, number: int) -> Any:
+    """Return a forward hook that keeps the output of a block."""
+    return lambda module, args, output: outputs.update({(path, number): output})
+
+
+def _continued(
+    small: PreTrainedModel, kept: Kept, base: Kept, outputs: Mapping[tuple[str, int], Any]
+) -> PreTrainedModel:
+    """Let the first blocks of ``small`` give kept outputs, up to the first block that ``base`` has not there."""
+    for path, numbers in kept.items():
+        for number, (own, other) in enumerate(zip(numbers, base[path], strict=False)):
+            if own != other:
+                return small
+            block = module_at(small, f"{path}.{number}", nn.Module)
+            vars(block)["forward"] = lambda *_, _key=(path, number), **__: outputs[_key]
+        if len(numbers) != len(base[path]):
+            return small
+    return small
 
 
 def with_blocks(net: PreTrainedModel, kept: Kept) -> PreTrainedModel:

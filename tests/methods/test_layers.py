@@ -128,7 +128,7 @@ def test_lists_that_say_what_each_block_is_are_cut():
     assert [block.self_attn.layer_idx for block in net.model.layers] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "bart", "t5", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma3_text", "deberta-v2", "bart", "t5", "modernbert"])
 def test_the_divergence_without_a_block_is_that_of_the_model_without_it(name):
     net, kind = four_blocks(name).double(), task_type("classification")
     batches = [make_batch(seed=seed) for seed in (1, 2)]
@@ -159,6 +159,17 @@ def test_a_block_that_does_nothing_is_removed_first():
         net.model.layers[2].mlp.down_proj.weight.zero_()
     kept, loss = least_missed(net, {"model.layers": 3}, [make_batch()], task_type("classification"))
     assert kept == {"model.layers": [0, 1, 3]} and loss == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_candidate_runs_only_the_blocks_behind_it(monkeypatch):
+    """Per batch: 4 blocks and those behind each of 4; then 4, the 3 that are left, and those behind each of these."""
+    net, kind, batches = four_blocks("llama"), task_type("classification"), [make_batch()]
+    runs, kind_of_block = [], type(net.model.layers[0])
+    forward = kind_of_block.forward
+    monkeypatch.setattr(kind_of_block, "forward", lambda *args, **given: runs.append(1) or forward(*args, **given))
+    kept, loss = least_missed(net, {"model.layers": 2}, batches, kind)
+    assert len(runs) == (4 + 3 + 2 + 1 + 0) + (4 + 3 + 2 + 1 + 0)
+    assert divergences(net, [kept], batches, kind) == [loss]
 
 
 def test_hidden_states_learn_from_evenly_spaced_ones():
