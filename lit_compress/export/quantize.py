@@ -33,7 +33,7 @@ Feed = dict[str, np.ndarray]  # arrays [texts, tokens] by the names of a program
 def quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     """Quantize matrices and their inputs by ONNX Runtime, and tables of embeddings by :func:`integer_tables`.
 
-    The output of a matrix stays in float. With ranges for it, too, MiniLM-L6 was off by twice as much, as the last
+    The output of a matrix stays in float. With ranges for it MiniLM-L6 was off by twice as much, as the last
     matrix of a feed-forward network returns a few very large values, and it took longer.
     """
     import onnx
