@@ -69,7 +69,9 @@ def measure(options: Any, name: str, way: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / FILES["openvino"]
         quantize_weights(whole, small, "int8" if way == "int8" else "int4", read, settings)
-        facts = {"seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()}
+        facts: dict[str, Any] = {
+            "seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()
+        }  # fmt: skip
         program = read_program(small, ("logits",))
 
         def answer(input_ids: torch.Tensor) -> Any:

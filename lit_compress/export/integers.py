@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -161,20 +162,20 @@ def best_weights(
     texts = one_by_one(training_feeds(data, "export: --dtype int4", READ))
     batches = list(data.rest_dataloader(len(texts), HELD_OUT))
     exact, tried = Program(read_program(path, results), net.config), dict[str, dict[str, float]]()
-    other = out.with_name(f"other.{out.name}")
-    for name, way in WAYS.items():
+    other, way, best = out.with_name(f"other.{out.name}"), "", nan
+    for name, settings in WAYS.items():
         start = time.process_time()
-        quantize_weights(path, other, "int4", texts, way)
+        quantize_weights(path, other, "int4", texts, settings)
         seconds = time.process_time() - start
         program = Program(read_program(other, results), net.config)
         off = divergence(program, exact, data, batches)  # type: ignore[arg-type]
         note(f"int4, {name}: {off:.4g} nats a text from float32; {seconds:.0f} s, {peak_mib() / 1024:.1f} GB at most")
-        if all(off < one["divergence"] for one in tried.values()):
+        if isnan(best) or off < best:
+            way, best = name, off
             _move(other, out)
         tried[name] = {"divergence": off, "seconds": seconds}
     for file in _files(other):
         file.unlink(missing_ok=True)
-    way = min(tried, key=lambda name: tried[name]["divergence"])
     return {"way": way, "tried": tried, "examples": len(texts)}
 
 
