@@ -57,14 +57,15 @@ REFINED = (
 PROGRAMS = """## With integers
 
 The same models as OpenVINO programs, on the same texts, with the bytes of the program. *int8*: a scale per row of the weights, `--dtype int8`. *int8 and activations*:
-also the activations have 8 bits, which `--dtype int8` did until version 0.3. *int4*: the weights of the matrices of the blocks, and 8 bits for the table.
+also the activations have 8 bits with fixed ranges, as with `--dtype int8` in version 0.2. *int4*: the weights of the matrices of the blocks, and 8 bits for the table.
 A scale is for 32 or 64 weights. *Rounded* reads no texts, the others 32 blocks of the calibration. *asymmetric*: a zero for as many weights
 as a scale. *mixed*: the most sensitive tenth of the blocks' weights has 8 bits. *seconds* of the processor with one thread, for the quantization
 alone, and *GB*, the peak memory of its process. A dash: not measured.
 
-**The dense weights were 4-bit values before** (GGUF's Q4_1: 32 weights share a scale and a smallest value). Its file has 98 MB and loses nothing.
-A grid of asymmetric 4 bits for 32 weights can therefore be nearly lossless for the dense model. It is not for a model whose weights have
-moved, as in every other row of this page and in every other model. So rows of equal bytes favour the dense model.
+**The dense weights were 4-bit values before**: in GGUF's Q4_1, 32 weights share a scale and a smallest value. This file has 98 MB and loses nothing.
+So asymmetric 4 bits in groups of 32 can be nearly lossless for the dense model, and are lossless with a smallest value in float, as in GGUF. They are not
+for other weights: those of every smaller model on this page, and of models that were stored in 16 bits. Rows of equal bytes are therefore unfair
+to everything but the dense model.
 """
 WAYS = {
     "activations": "int8 and activations",
