@@ -87,6 +87,8 @@ def test_what_is_refused(asked, choices, words, dense, all_installed):
 def test_what_is_not_installed_and_what_has_no_texts(dense, all_installed, monkeypatch):
     with pytest.raises(UserError, match=r"training texts, and there are none; nearest: onnx$"):
         place("speedup=5x@onnx-int8", dense, texts=False)
+    writes = make_net("llama", "plain_text")  # integers for its weights alone read no texts
+    assert place("speedup=5x@onnx-int8", writes, texts=False).runtime == "onnx-int8"
     missing(monkeypatch, "openvino", "nncf")
     with pytest.raises(UserError, match=r"is not installed; pip install openvino nncf, or nearest here: onnx-int8$"):
         place("speedup=5x@openvino-int8", dense)
