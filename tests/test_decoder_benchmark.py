@@ -15,7 +15,7 @@ from tiny import WORDS, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.decoder import run, serve, tables, texts
+from benchmarks.decoder import integers, run, serve, tables, texts
 
 
 def write_rows(file: Path, column: str, rows: list[str]) -> None:

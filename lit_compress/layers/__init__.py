@@ -20,7 +20,7 @@ from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
-from lit_compress.layers.deployed.some_heads import SomeHeads
+from lit_compress.layers.deployed.some_heads import SomeHeads, SomeT5Heads
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
@@ -32,7 +32,7 @@ from lit_compress.layers.training.projected import BasisChange, ProjectedLinear,
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
     NarrowEmbedding, NarrowLinear, NarrowNorm, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
-    SizedLinear, SizedNorm, SomeHeads, StackedLowRankLinear, StreamBlock, StreamNorm,
+    SizedLinear, SizedNorm, SomeHeads, SomeT5Heads, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
@@ -40,5 +40,5 @@ __all__ = [
     "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
     "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm",
     "ProjectedLinear", "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm",
-    "SomeHeads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
+    "SomeHeads", "SomeT5Heads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ Deviations, and where paper and program differ:
     - ``shape uniform`` (not in the program) keeps the same numbers in all blocks, within the density.
     - Only heads and neurons go ("block-wise"); the paper's channels of the residual stream stay. With grouped queries
       the queries of a key go with it, which the paper's LLaMA does not have.
-    - The paper prunes decoders; here every family; T5, ALBERT and Phi-3 keep their heads, whose numbers are fixed in
+    - The paper prunes decoders; here every family; ALBERT and Phi-3 keep their heads, whose numbers are fixed in
       their code.
 """
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lit_compress.layers.deployed.some_heads import SomeHeads, SomeT5Heads
 from lit_compress.models.record import Architecture, Returns, Role, Stack, SubLayerSpec, SubLayerType
 from lit_compress.utils.errors import UserError, nearest
 
@@ -24,9 +25,11 @@ def _under(path: str, linears: dict[str, Role]) -> dict[str, Role]:
     return {f"{path}.{name}": role for name, role in linears.items()}
 
 
-def _feed_forward(path: str) -> dict[str, Role]:
-    """Return the roles of T5's two forms of a feed-forward network."""
-    return _under(path, {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"})
+def _t5(path: str, linears: dict[str, Role], kind: SubLayerType = "attention") -> SubLayerSpec:
+    """Return a sub-layer of T5, the module at ``path``; the layer around it has its norm."""
+    stubs: dict[str, Returns] = {path: "zero" if kind == "ffn" else "triple", f"{path[:7]}.layer_norm": "input"}
+    stays = f"{path}.relative_attention_bias" if kind == "attention" else ""
+    return SubLayerSpec(kind, _under(path, linears), when_removed=stubs, module=path, stays=stays)
 
 
 def _bert(suffix: str = "", also: tuple[str, ...] = ()) -> tuple[SubLayerSpec, SubLayerSpec]:
@@ -58,6 +61,7 @@ def _whole(path: str, linears: dict[str, Role], norm: str, kind: SubLayerType = 
 
 
 _QKVO: dict[str, Role] = {"q": "q", "k": "k", "v": "v", "o": "o"}
+_WI_WO: dict[str, Role] = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
 _WORDS = ("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings")
 _NORM = "embeddings.LayerNorm"
 _BERT = Architecture(
@@ -94,6 +98,7 @@ _GEMMA = replace(
     stacks={"decoder": Stack("layers.*", ("embed_tokens",))},
     sublayers=tuple(replace(spec, norm=None) for spec in _LLAMA.sublayers),
     narrows=False,
+    keeps_basis="norms are before and after every sub-layer",
     activation="hidden_activation",
 )
 
@@ -112,7 +117,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 {"intermediate": "input", "output.dense": "zero"},
             ),
         ),
-        embeddings=("embeddings", "encoder.relative_attention_bias"), cuts_stream=True, shares_bias=True,
+        embeddings=("embeddings", "encoder.relative_attention_bias"), cuts_stream=True, shares_bias=SomeHeads,
     ),
     "electra": replace(
         _BERT,
@@ -213,20 +218,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         embeddings=("shared",), activation="activation_function", removes_heads=True, cached=True,
         neurons_field="{stack}_ffn_dim",
     ),
-    # the feed-forward network is plain (wi) or gated (wi_0, wi_1); number 1 in a block, 2 in a decoder's. All layers
-    # share the heads of one bias of relative positions, so heads are not removed
+    # the feed-forward network is plain (wi) or gated (wi_0, wi_1); number 1 in a block, 2 in a decoder's. The first
+    # block of a stack has the bias of relative positions, which all its blocks read
     "t5": Architecture(
         stacks={stack: Stack(f"{stack}.block.*", (f"{stack}.embed_tokens",)) for stack in ("encoder", "decoder")},
         sublayers=(
-            SubLayerSpec("attention", _under("layer.0.SelfAttention", _QKVO)),
-            SubLayerSpec("cross", _under("layer.1.EncDecAttention", _QKVO)),
-            SubLayerSpec("ffn", _feed_forward("layer.1.DenseReluDense") | _feed_forward("layer.2.DenseReluDense")),
+            _t5("layer.0.SelfAttention", _QKVO),
+            _t5("layer.1.EncDecAttention", _QKVO, "cross"),
+            *(_t5(f"layer.{number}.DenseReluDense", _WI_WO, "ffn") for number in (1, 2)),
         ),
         embeddings=(
             "shared",
             *(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias" for stack in ("encoder", "decoder")),
         ),
-        passes_on=True, activation="dense_act_fn", neurons_field="d_ff",
+        keeps_basis="its sub-layers have no form with bases of their own",
+        passes_on=True, activation="dense_act_fn", shares_bias=SomeT5Heads, cached=True, neurons_field="d_ff",
     ),
 }  # fmt: skip
 

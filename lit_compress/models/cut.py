@@ -17,7 +17,7 @@ from lit_compress.layers import LAYERS, GatedLinear, GatedNorm, Removed, SizedEm
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import SubLayer, has, module_at, of_kind, size_at, sublayers
+from lit_compress.models.sites import SubLayer, has, is_removed, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import fill, replace, set_attributes, tell_heads
 
 if TYPE_CHECKING:
@@ -103,12 +103,15 @@ def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
     """Replace a sub-layer by placeholders, which return its last bias if it continues adding a constant."""
     bias = getattr(net.get_submodule(part.last), "bias", None) if constant else None
     stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
-    holder = next(name for kind in ("zero", "pair") for name, returns in stubs.items() if returns == kind)
+    holders = (name for kind in ("zero", "pair", "triple") for name, returns in stubs.items() if returns == kind)
+    holder = part.last if part.last in stubs else next(holders)
     for name, returns in stubs.items():
         stub = Removed(returns)
         if name == holder:
             stub.bias = None if bias is None else nn.Parameter(bias.detach())
         replace(net, name, stub)
+    if part.kind == "attention" and part.module not in stubs:  # it stays, without a head
+        tell_heads(net, part.module, part.width, [])
 
 
 def _cut_attention(
@@ -195,7 +198,7 @@ def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
 def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
     """Renumber the remaining attentions from 0, as the key-value cache of generation expects."""
     cached = [part for part in attentions if part.cached]
-    left = [part for part in cached if not isinstance(net.get_submodule(part.module), Removed)]
+    left = [part for part in cached if not is_removed(net, part)]
     if len(left) < len(cached):
         for number, part in enumerate(left):
             set_attributes(net.get_submodule(part.module), {"layer_idx": number})

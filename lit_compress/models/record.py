@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers.deployed.removed import Returns
+from lit_compress.layers.deployed.some_heads import SomeHeads
 
 Role = Literal["q", "k", "v", "qkv", "qkv_by_head", "o", "gate", "up", "gate_up", "down"]
 SubLayerType = Literal["attention", "cross", "ffn"]
@@ -84,7 +85,9 @@ class SubLayerSpec:
             sub-layer. None if the directions of the residual stream cannot be projected.
         when_removed: path of a module -> the output of its placeholder when the sub-layer is removed; None if it cannot
             be removed. Its norm is removed too, and not named again.
-        module: path of the attention, whose attributes may have to be set to the number of heads left.
+        module: path of the attention, whose attributes may have to be set to the number of heads left; a block that
+            lacks it has no such sub-layer.
+        stays: path of a module in the attention that stays when the attention is removed, in the blocks that have it.
         also: paths of further Linears whose outputs are divided into heads.
     """
 
@@ -94,6 +97,7 @@ class SubLayerSpec:
     when_removed: dict[str, Returns] | None = None
     module: str = ""
     also: tuple[str, ...] = ()
+    stays: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class Architecture:
         removes_heads: the attention finds its number of heads from the width of the projections, so that constant
             heads can be cut.
         head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
-        shares_bias: the heads of all layers read one bias of relative positions, so an attention that has lost heads
-            has to know which it has.
+        shares_bias: the layer that an attention becomes that has lost heads, if the heads of all layers read one bias
+            of relative positions: it knows which it has. None: there is no such bias.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
         neurons_field: the configuration's name of the number of neurons, one for all blocks of a stack; ``{stack}``
@@ -146,7 +150,7 @@ class Architecture:
     activation: str = "hidden_act"
     removes_heads: bool = False
     head_attributes: Callable[[int, int], dict[str, int]] | None = None
-    shares_bias: bool = False
+    shares_bias: type[SomeHeads] | None = None
     cuts_stream: bool = False
     cached: bool = False
     neurons_field: str | None = "intermediate_size"
@@ -160,7 +164,7 @@ class Architecture:
     @property
     def cuts_heads(self) -> bool:
         """Whether an attention can have fewer heads."""
-        return self.removes_heads or self.shares_bias or self.head_attributes is not None
+        return self.removes_heads or bool(self.shares_bias or self.head_attributes)
 
     @property
     def has_removable_sublayers(self) -> bool:

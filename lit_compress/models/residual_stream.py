@@ -195,7 +195,8 @@ def _check(net: PreTrainedModel, group: int) -> None:
     architecture = get_architecture(net)
     if not architecture.has_residual_stream:
         able = families_with(lambda other: other.has_residual_stream)
-        raise UserError(f"model.backbone: the hidden states of '{kind}' cannot be projected; nearest: {able}")
+        why = f" ({architecture.keeps_basis})" if architecture.keeps_basis else ""
+        raise UserError(f"model.backbone: the hidden states of '{kind}' cannot be projected{why}; nearest: {able}")
     if not getattr(config, "share_att_key", True):
         raise UserError(
             "model.backbone: a DeBERTa whose positions have projections of their own cannot be projected; valid: "

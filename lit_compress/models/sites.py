@@ -264,12 +264,13 @@ def get_removable(net: PreTrainedModel) -> Architecture:
     architecture, name = get_architecture(net), net.config.model_type
     if not architecture.has_removable_sublayers:
         able = families_with(lambda other: other.has_removable_sublayers)
+        why = " (one block runs in all layers, so they have one shape)" if architecture.repeated else ""
         even = (
             f", and SecondOrder takes '{name}' with --shape uniform (fit: --model.shape uniform)"
             if architecture.neurons_field
             else ""
         )
-        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated; those of {able} can{even}")
+        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated{why}; those of {able} can{even}")
     if not getattr(net.config, "do_layer_norm_before", True):
         raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
     return architecture
@@ -294,7 +295,11 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
             if spec.module and not has(net, f"{block}.{spec.module}"):
                 continue
             stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
-            paths = {path: role for path, role in spec.linears.items() if removable or _is_there(module, path)}
+            if spec.stays and has(net, f"{block}.{spec.stays}"):  # its matrices are removed, and it stays
+                del stubs[f"{block}.{spec.module}"]
+                stubs |= {f"{block}.{path}": "zero" for path in spec.linears}
+            there = {path: _is_there(module, path) for path in spec.linears}  # None: it was removed
+            paths = {p: role for p, role in spec.linears.items() if there[p] or (removable and there[p] is None)}
             if not paths:
                 continue
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
@@ -318,6 +323,11 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
                 )
             )
     return parts
+
+
+def is_removed(net: PreTrainedModel, part: SubLayer) -> bool:
+    """Return whether a sub-layer was removed as a whole."""
+    return _is_there(net, part.last) is None
 
 
 def cuttable(net: PreTrainedModel) -> list[SubLayer]:

@@ -96,14 +96,14 @@ def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> 
         net: changed in place.
         name: of the attention.
         width: of a head.
-        left: numbers of the heads, among those that it had before; not empty.
+        left: numbers of the heads, among those that it had before.
     """
     architecture = get_architecture(net)
-    if architecture.shares_bias:
+    if layer := architecture.shares_bias:
         attention: Any = net.get_submodule(name)
-        before = attention.heads if isinstance(attention, SomeHeads) else range(attention.num_attention_heads)
+        before = attention.heads if isinstance(attention, SomeHeads) else range(net.config.num_attention_heads)
         if len(left) < len(before):
-            SomeHeads.adopt(attention, [before[head] for head in left])
+            layer.adopt(attention, [before[head] for head in left])
     elif architecture.head_attributes:
         set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
 

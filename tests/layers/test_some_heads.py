@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from tiny import make_batch, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_compress.layers import SomeHeads
-from lit_compress.models.cut import cut_units
+from lit_compress.models.cut import cut_closed, cut_units
+from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, tell_heads
 
@@ -67,3 +69,25 @@ def test_nothing_is_copied_from_the_host():
     with torch.no_grad(), Operations() as seen:
         attention(torch.randn(2, 5, 32), None, torch.randn(2, 4, 5, 5))
     assert "aten.cat.default" in seen.names and not {"aten.index.Tensor", "aten.lift_fresh.default"} & seen.names
+
+
+@pytest.mark.parametrize("first", ["removed", "two heads", "whole"])
+def test_t5_writes_with_a_cache_as_without(first):
+    """The first block's attention makes the bias for all others, also where it has no head of its own."""
+    net = make_net("t5", "xsum", num_layers=3, initializer_factor=2.0).eval()
+    attentions = of_kind(sublayers(net), "attention")
+    heads = torch.ones(len(attentions), 4)
+    for group, part in enumerate(attentions):  # of the decoder's three blocks, whose cross attentions differ
+        heads[group, : group % 4] = 0
+        if "block.0" in part.block and part.type == "attention":
+            heads[group] = {"removed": 0, "whole": 1}.get(first, torch.tensor([0.0, 1, 0, 1]))
+    cut_closed(net, {"attention_layer": torch.ones(len(attentions), 1), "heads": heads}, constant=True)
+    ids = make_batch(size=2)["input_ids"]
+    with torch.no_grad():
+        encoded = net.get_encoder()(ids)
+        step = dict(encoder_outputs=encoded)
+        whole = net(**step, decoder_input_ids=ids, use_cache=False).logits
+        begun = net(**step, decoder_input_ids=ids[:, :5], use_cache=True)
+        ended = net(**step, decoder_input_ids=ids[:, 5:], past_key_values=begun.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat([begun.logits, ended.logits], 1), whole, atol=1e-4, rtol=1e-4)
+    assert net.generate(ids, max_new_tokens=4).shape[0] == 2

@@ -100,10 +100,7 @@ def test_what_goes_is_coupled(family):
     cut_units(net, masks)
     assert torch.allclose(logits(net), logits(reference), atol=1e-5)
     assert 0.84 < stored_density(net) <= 0.85 and count_params(outlined).sites == count_params(net).sites
-    assert {part.kind for part in parts} == {"ffn"} | ({"attention"} - ({"attention"} if kind in KEEP_HEADS else set()))
-
-
-KEEP_HEADS = ("albert", "t5")
+    assert {part.kind for part in parts} == ({"ffn"} if kind == "albert" else {"attention", "ffn"})
 
 
 def test_every_block_keeps_the_same_share_and_some_stay_whole():

@@ -158,7 +158,7 @@ def test_settings_that_cannot_be(settings, message):
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("t5", {}, r"model\.backbone: the hidden states of 't5' cannot be projected; nearest: bert"),
+        ("t5", {}, r"model\.backbone: the hidden states of 't5' cannot be projected \(.*\); nearest: bert"),
         ("albert", {}, r"model\.backbone: hidden states of 'albert' cannot be sliced: its blocks run more than once"),
         ("modernbert", {}, r"model\.backbone: hidden states of 'modernbert' cannot be sliced: its first attention"),
         ("bert", {"density": 0.01}, r"model\.density: 0\.01 cannot be reached .*; the smallest is 0\.03"),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-Returns = Literal["input", "zero", "pair"]
+Returns = Literal["input", "zero", "pair", "triple"]
 
 
 class Removed(nn.Module):
@@ -19,7 +19,8 @@ class Removed(nn.Module):
 
     Attributes:
         returns: what a call returns: ``input`` the first argument; ``zero`` a zero, to which the residual is added;
-            ``pair`` a zero and None, in place of an attention's states and weights.
+            ``pair`` a zero and None, in place of an attention's states and weights; ``triple`` a zero, the bias of
+            relative positions that it was given, and None.
         bias: [features], returned in place of the zero where the removed sub-layer leaves its bias; None elsewhere.
     """
 
@@ -41,6 +42,8 @@ class Removed(nn.Module):
         if self.returns == "input":
             return x
         y = x.new_zeros(1) if self.bias is None else self.bias.to(x.dtype)
+        if self.returns == "triple":
+            return y, kwargs.get("position_bias"), None
         return y if self.returns == "zero" else (y, None)
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
-"""An attention that has lost heads, where all layers read one bias of relative positions (MPNet).
+"""An attention that has lost heads, where all layers read one bias of relative positions: MPNet, T5.
 
-The class is self-contained on purpose: the export copies its source.
+The classes are self-contained on purpose: the export copies their source.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ class SomeHeads(nn.Module):
         """Change the class of ``attention``, a module of the host model, in place; its matrices have these heads."""
         if not isinstance(attention, cls):
             attention.__class__ = type(f"Some{type(attention).__name__}", (cls, type(attention)), {})
-        attention.heads, attention.num_attention_heads = heads, len(heads)
-        attention.all_head_size = len(heads) * attention.attention_head_size
+        attention.heads = heads
+        attention.count_heads()
+
+    def count_heads(self) -> None:
+        """Set the numbers that the model's own code has of its heads."""
+        self.num_attention_heads, self.all_head_size = len(self.heads), len(self.heads) * self.attention_head_size
 
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of :meth:`adopt`, as JSON."""
@@ -43,7 +47,47 @@ class SomeHeads(nn.Module):
         **kwargs: Any,
     ) -> Any:
         """Map [batch, length, width] to a tuple with the same; the bias is [batch, dense heads, length, length]."""
-        if position_bias is not None:
-            # an index would be copied to the device in every forward, which a CUDA graph cannot record
-            position_bias = torch.cat([position_bias[:, head : head + 1] for head in self.heads], 1)
-        return super().forward(hidden_states, attention_mask, position_bias, *args, **kwargs)
+        return super().forward(hidden_states, attention_mask, self.own(position_bias), *args, **kwargs)
+
+    def own(self, position_bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the columns of its heads, [batch, heads, length, length]."""
+        if position_bias is None:
+            return None
+        # an index would be copied to the device in every forward, which a CUDA graph cannot record
+        return torch.cat([position_bias[:, head : head + 1] for head in self.heads], 1)
+
+
+class SomeT5Heads(SomeHeads):
+    """T5's attention with some of the model's heads, or with none.
+
+    The first block's attention makes the bias of its stack, and every attention hands it on with all columns.
+    """
+
+    kind = "some_t5_heads"
+    layer_idx: int | None
+
+    def count_heads(self) -> None:
+        """Set the numbers that the model's own code has of its heads."""
+        self.n_heads, self.inner_dim = len(self.heads), len(self.heads) * self.key_value_proj_dim
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        key_value_states: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Map [batch, length, width] to the same, the bias [1, dense heads, length, keys] and the weights."""
+        if position_bias is None and self.has_relative_attention_bias:
+            length = hidden_states.shape[1]
+            past = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+            keys = length + past if mask is None else mask.shape[-1]
+            position_bias = self.compute_bias(length, keys, hidden_states.device, past)
+        if not self.heads:
+            return self.o(hidden_states), position_bias, None
+        y, _, weights = super(SomeHeads, self).forward(
+            hidden_states, mask, key_value_states, self.own(position_bias), past_key_values, **kwargs
+        )
+        return y, position_bias, weights

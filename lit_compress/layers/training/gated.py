@@ -70,6 +70,7 @@ class GatedLinear(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
+        self.register_parameter("weight", None)  # no weight; T5 reads the attribute before every use
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] to [..., out]."""

@@ -308,7 +308,7 @@ def test_what_a_net_cannot():
         check(density=0.02, gates=("qk", "vo", "neurons"))
     with pytest.raises(UserError, match=r"prune.skip_sites: 5 of 5 sites; valid: 0 to 4"):
         check(skip_sites=5)
-    with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected"):
+    with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected \(its sub-layers "):
         check(make_net("t5"))
     with pytest.raises(
         UserError,
