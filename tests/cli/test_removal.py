@@ -137,7 +137,7 @@ def test_two_processes_choose_what_one_does(short_run, tmp_path):
     assert report_of(alone)["compressed"]["params"] == report_of(tmp_path / "two")["compressed"]["params"]
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", ["llama"])
 def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(family, short_run, words, tmp_path, capsys):
     """Before, plan and fit exited with an error under a speed budget."""
     backbone = str(write_backbone(tmp_path / family, family, "sst2"))
