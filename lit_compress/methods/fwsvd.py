@@ -23,6 +23,8 @@ Deviations and choices where the paper is silent:
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, RankRule
@@ -53,6 +55,7 @@ class FWSVD(Method):
     allocation: Allocation = "uniform"
     dense = Training(warmup=0.0)
     retrain: Weighted = Weighted(warmup=0.0)
+    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
     distillation = Distillation(alpha=0.0)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -78,6 +78,7 @@ class KeptBlocks(Retraining):
     choice: Literal["even", "measured"] = "even"
     examples: int | None = None
     calibration_seed: int = 42
+    matters: ClassVar[dict[str, Any]] = {key: {"choice": ("measured",)} for key in ("examples", "calibration_seed")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
 from lit_compress.stages.weighting import Weighted, calibration_for, weigh
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.fields import Above
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,6 +84,11 @@ class MixedRank(Retraining):
     consistency: float = 1.0
     consistency_after_decay: bool = True
     double_forward: Literal["sequential", "concat"] | None = None
+    matters: ClassVar[dict[str, Any]] = {
+        "power": {"weighting": ("scores", "scores_all", "scores_abs", "scores_raw", "scores_shifted", "mask")},
+        "consistency_after_decay": {"consistency": Above(0)},
+        "double_forward": {"consistency": Above(0)},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.prices import Unit
@@ -101,6 +102,7 @@ class SecondOrder(Method):
     price: Unit = "parameters"
     through: list[float] | None = None
     retrain: KroneckerWeighted = KroneckerWeighted()
+    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
     distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from lit_compress.run.plan import budget_plan, plan_lines
 from lit_compress.run.solve import Outline, Storage, check_choices, outline, solve, solve_speed
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.fields import check_effects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -47,8 +48,9 @@ def check_sizes(method: Method) -> None:
     """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
 
     Raises:
-        UserError: see above.
+        UserError: see above, and of :func:`check_effects`.
     """
+    check_effects(method)
     name, step = type(method).__name__, method.round_to
     if step is not None and step < 1:
         raise UserError(f"model.round_to: {step} is below 1, the smallest valid value; usual: 8")

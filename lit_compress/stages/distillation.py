@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_compress.numerics.losses import LossKind, layer_distillation_loss
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.fields import Above
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,6 +41,11 @@ class Distillation:
     alpha_layers: float = 0.0
     mask_padding: bool = False
     relative: bool = False
+    matters: ClassVar[dict[str, Any]] = {
+        "temperature": {"alpha": Above(0)},
+        "mask_padding": {"alpha_layers": Above(0)},
+        "relative": {"alpha_layers": Above(0)},
+    }
 
     def __post_init__(self) -> None:
         require(self, "distillation.alpha", low=0, high=1)

@@ -78,6 +78,7 @@ class Retraining(Training):
     offers_lora: ClassVar[bool] = True
     parameters: Literal["all", "lora"] = "all"
     lora: LoRA = LoRA()
+    matters: ClassVar[dict[str, Any]] = {"lora": {"parameters": ("lora",)}}
 
     @property
     def updates(self) -> LoRA | None:

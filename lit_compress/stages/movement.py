@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -52,6 +52,7 @@ class MovementTraining(CubicSchedule):
     score_learning_rate: float = 1e-2
     threshold: float = 0.1
     penalty: float = 10.0
+    matters: ClassVar[dict[str, Any]] = {key: {"form": ("soft",)} for key in ("threshold", "penalty")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lit_compress.calibration.gradients import DiagonalFisher, Estimator
 from lit_compress.calibration.moments import KroneckerFactors, Moments
@@ -78,6 +78,12 @@ class Weighted(Retraining):
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     removes: Removes | None = None
+    matters: ClassVar[dict[str, Any]] = {
+        **{key: {"weighting": ("fisher", "importance")} for key in ("axis", "power")},
+        **{key: {"weighting": ("fisher",)} for key in ("estimator", "fisher_examples")},
+        "labels": {"weighting": ("kfac",)},
+        **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,15 @@
-"""Classes whose annotated attributes are the options of their constructors, as those of a dataclass are."""
+"""Classes whose annotated attributes are the options of their constructors; options without an effect."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
+from operator import attrgetter
 from typing import Any, get_type_hints
+
+from lit_compress.utils.errors import UserError
 
 
 class Fields:
@@ -53,3 +58,56 @@ class Fields:
         options = [Parameter(n, Parameter.KEYWORD_ONLY, default=d, annotation=types[n]) for n, d in defaults.items()]
         __init__.__signature__ = Signature([first, *options])  # type: ignore[attr-defined]
         cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+
+
+class Above(float):
+    """All numbers above one.
+
+    >>> 0.5 in Above(0), 0 in Above(0), str(Above(0))
+    (True, False, 'above 0')
+    """
+
+    def __contains__(self, value: float) -> bool:
+        """Return whether ``value`` is one of them."""
+        return value > self
+
+    def __str__(self) -> str:
+        """Return them in words."""
+        return f"above {float(self):g}"
+
+
+def check_effects(method: Fields) -> None:
+    """Refuse an option that was changed although its method does not read it, by the values of its other options.
+
+    A class of options has a class attribute ``matters``: option -> {another option: the values with which the first one
+    is read}. Values are a tuple or :class:`Above`; an option of a group inside the class has a dot in its name.
+
+    Args:
+        method: whose options, and the settings among them, are looked at.
+
+    Raises:
+        UserError: names the first one, and what to do.
+    """
+    usual = {name: parameter.default for name, parameter in signature(type(method)).parameters.items()}
+    _check(type(method), method.given, usual, "model.")
+    for name, value in method.given.items():
+        if is_dataclass(value):
+            _check(type(value), vars(value), vars(usual[name]) if is_dataclass(usual[name]) else {}, f"model.{name}.")
+
+
+def _check(kind: type, values: Mapping[str, Any], usual: Mapping[str, Any], group: str) -> None:
+    matters = {name: others for base in kind.__mro__ for name, others in vars(base).get("matters", {}).items()}
+    for name, others in matters.items():
+        if name not in usual or (value := values[name]) == usual[name]:
+            continue
+        for other, read in others.items():
+            first, _, inside = other.partition(".")
+            if (actual := attrgetter(inside)(values[first]) if inside else values[first]) in read:
+                continue
+            if is_dataclass(value):
+                name, value = next((f"{name}.{k}", v) for k, v in vars(value).items() if v != vars(usual[name])[k])
+            nearest = read if isinstance(read, Above) else next(one for one in read if one is not None)
+            raise UserError(
+                f"{group}{name}: {value} has no effect with {group}{other} {actual}; leave it out, or give "
+                f"{group}{other} {nearest}"
+            )

@@ -44,7 +44,7 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
@@ -52,6 +52,7 @@ from lit_compress.numerics.losses import LossKind
 from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.fields import Above
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
@@ -78,6 +79,7 @@ class SP3Distillation(Distillation):
     mask_padding: bool = True
     alpha_labels: float = 0.0
     squared_temperature: bool = False
+    matters: ClassVar[dict[str, Any]] = {"squared_temperature": {"alpha": Above(0)}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

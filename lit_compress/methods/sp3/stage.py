@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -95,6 +95,10 @@ class ProjectedPruning(GatedTraining):
     train_originals: bool = False
     match_last: bool = True
     tolerance: float = 0.005
+    matters: ClassVar[dict[str, Any]] = {
+        "tolerance": {"exact_target": (False,)},
+        **{key: {"projections": ("pca",)} for key in ("examples", "tokens", "calibration_seed", "ridge")},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
