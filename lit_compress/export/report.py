@@ -184,18 +184,22 @@ def final_metric(report: dict[str, Any]) -> float:
 
 
 def of_program(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report with the metric, its interval and the bytes of the program of integers, if there is one.
+    """Return the report with the bytes of the program, if there is one, and the metric of one of integers.
 
-    The times are the model's in PyTorch. They are left out.
+    The times are the model's in PyTorch. Of a program of integers they are left out.
     """
-    if "metric" not in (made := report.get("program") or {}):
+    known = [key for key in ("metric", "interval", "bytes") if key in (report.get("program") or {})]
+    if not known:
         return report
-    small = report["compressed"] | {key: made[key] for key in ("metric", "interval", "bytes")}
-    small["latency_ms"] = small["latency_ms"] | dict.fromkeys(("median", "p10", "p90"))
+    small = report["compressed"] | {key: report["program"][key] for key in known}
     ratios = {key: small[key] / report["dense"][key] if report["dense"][key] else None for key in ("metric", "bytes")}
+    timing = report.get("timing")
+    if "metric" in known:
+        small["latency_ms"] = small["latency_ms"] | dict.fromkeys(("median", "p10", "p90"))
+        ratios, timing = ratios | {"speedup": None}, None
     return report | {
-        "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": None,
-        "ratios": report["ratios"] | ratios | {"speedup": None},
+        "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": timing,
+        "ratios": report.get("ratios", {}) | ratios,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.export.report import of_program
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
@@ -16,7 +17,11 @@ from lit_compress.utils.timing import Speedup
 
 
 def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of the final table; its last column is compressed / dense, or the speed-up."""
+    """Return the header and the rows of the final table; its last column is compressed / dense, or the speed-up.
+
+    Metric and bytes of the export are its program's, if it has one.
+    """
+    report = of_program(report)
     stages, dense, small = report["stages"], report["dense"], report["compressed"]
     body = []
 
@@ -120,7 +125,8 @@ def of_all(used: int, available: int | None) -> str:
 
 
 def score_lines(report: dict[str, Any]) -> list[str]:
-    """Return the metric of the compressed model with its error and its number of rows, and whether it is chance."""
+    """Return the metric of the export, as in its table, with its error and number of rows, and whether it is chance."""
+    report = of_program(report)
     small, metric = report["compressed"], report["metric"]
     error = f" ± {standard_error(small['interval']):.4f}" if small.get("interval") else ""
     rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
@@ -139,7 +145,7 @@ def print_table(report: dict[str, Any]) -> None:
     console, (header, body) = Console(highlight=False), rows(report)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     console.print(screen_table(header, body, whole=len(header)))
-    lines = [*score_lines(report), speed_line(report), *program_speed_lines(report)]
+    lines = [*score_lines(report), speed_line(of_program(report)), *program_speed_lines(report)]
     print(*filter(None, lines), sep="\n")
     if budget := report.get("budget"):
         print(budget_line(budget))

@@ -141,3 +141,19 @@ def test_table_and_line_agree_on_the_times_of_a_busy_machine(monkeypatch):
     assert "| ≈2.0x |" in markdown(made) and "2.00x" not in markdown(made) + speed_line(made)
     made = timed(monkeypatch, QUIET, BUSY)
     assert speed_line(made).startswith("speed-up unknown: the machine") and "| noise |" in markdown(made)
+
+
+def test_the_table_is_of_the_program_that_is_shipped(capsys):
+    """In integers its metric and bytes, and no time of PyTorch; of floats its bytes."""
+    program = {"file": "model.onnx", "dtype": "int8", "metric": 0.8, "interval": [0.77, 0.83], "bytes": 120_000_000}
+    made = report(program=program, timing={"speedup": {"median": 2.0, "low": 1.9, "high": 2.1}, "steady": True})
+    add_intervals(made, {})
+    lines = {line.split("|")[1].strip(): line for line in markdown(made).splitlines()}
+    assert "| 0.8000 | 0.870 |" in lines["dev accuracy"]
+    assert "| 437.96 | 120.00 | 0.274 |" in lines["MB on disk"] and "112.48 |  |" in lines["CPU latency ms, median"]
+    print_table(made)
+    said = capsys.readouterr().out
+    assert "dev accuracy 0.8000 ± 0.0153 (872 of 872 rows)" in said and "speed-up" not in said
+    made["program"] = {"file": "model.onnx", "difference": 1e-6, "bytes": 120_000_000}
+    shown = markdown(made)
+    assert "| 120.00 | 0.274 |" in shown and "| 0.8165 | 0.887 |" in shown and "| 112.48 | 2.00x |" in shown
