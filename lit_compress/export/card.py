@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import counted, markdown, speed_line
-from lit_compress.models.backbones import EMBEDDED, given_dtype
+from lit_compress.models.backbones import EMBEDDED, given_bytes, given_dtype
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -69,9 +69,11 @@ def license_of(backbone: str) -> str:
         return "unknown"
 
 
-def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, str]:
-    """Return the ``license`` of a backbone, and the ``dtype`` of the files of the dense model, a teacher's if given."""
-    return {"license": license_of(backbone), "dtype": given_dtype(teacher or backbone, task)}
+def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
+    """Return the ``license`` of a backbone, and the ``dtype`` of a teacher's files, with their ``bytes``, or its own."""
+    given, record = teacher or backbone, {"license": license_of(backbone)}
+    size = {"bytes": given_bytes(given, task)} if teacher else {}
+    return record | {"dtype": given_dtype(given, task)} | size
 
 
 def for_repository(text: str, name: str) -> str:

@@ -18,8 +18,10 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.report import Measured, commit, hardware, versions
+from lit_compress.models.budget import shown
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
+from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.results import read_report
@@ -27,6 +29,7 @@ from lit_compress.run.runner import use_threads
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import link_if_equal
 from lit_compress.utils.manifest import MANIFEST
+from lit_compress.utils.progress import note
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
@@ -64,10 +67,13 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
 
     def measured(name: str) -> Measured:
         net, entry = load_net(run.net(name)), done[name]
-        size = file_bytes(copy.deepcopy(net).to(dtype))
+        size = entry.get("bytes") or file_bytes(copy.deepcopy(net).to(dtype))  # of a teacher that was given
         return Measured(net, size, entry["metric"][key], entry["initial"].get(key))
 
     *before, last = map(measured, stages)
+    if dtype != torch.float32:
+        stored = shown("size", net_bytes(run.net("dense")))
+        note(f"MB on disk of a dense model of {done['dense']['dtype']} files; {run.net('dense')} is float32, {stored}")
     nets = dict(zip(stages, before, strict=False))
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "license": done["dense"].get("license")}

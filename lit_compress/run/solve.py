@@ -171,13 +171,14 @@ def solve(
     """
     if budget.kind == "density":
         return budget.value
-    whole = Outline(dense, dense, length, False)
-    before = cost(budget, whole)
+    whole, half = Outline(dense, dense, length, False), storage.choices.half
+    stored = Choices(dtype=storage.choices.dtype) if half else AS_IS  # a file of 16 bits has half of the bytes
+    before = cost(budget, replace(whole, net=outline_export(dense, stored)))
     limit = budget.value * before if budget.kind == "flops" else budget.value
     if limit > before and budget.kind in ("params", "size"):
         raise UserError(
-            f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}; "
-            "nearest: a smaller one"
+            f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}"
+            f"{f' in {stored.dtype}' if half else ''}; nearest: a smaller one"
         )
     kept, choices = whole, storage.choices
     if storage != Storage():

@@ -121,6 +121,17 @@ def test_what_cannot_be(dense):
     assert 0 < solve(parse_budget("size=60kB"), rank, dense, LENGTH) < 1
 
 
+def test_a_size_above_the_dense_model_is_refused_in_the_dtype_of_the_file(dense):
+    """In float32 it has 99 kB, in 16 bits half of it, so 60 kB leave nothing to do there."""
+    single = file_bytes(dense) / 1e3
+    for asked, dtype, size in (("size=200MB", "float32", f"{single:.4g} kB"), ("size=60kB", "float16", "in float16"),
+                               ("size=200MB", "bfloat16", "in bfloat16")):  # fmt: skip
+        with pytest.raises(UserError, match=f"'{asked}' is more than the dense model has, .*{size}; nearest: a sm"):
+            solve(parse_budget(asked), builder("SVD", asked), dense, LENGTH, Storage(Choices(dtype=dtype)))
+    assert solve(parse_budget("size=40kB"), builder("SVD", "size=40kB"), dense, LENGTH,
+                 Storage(Choices(dtype="float16"))) < 1  # fmt: skip
+
+
 def test_whole_sublayers_may_go_for_a_small_budget(dense):
     build = builder("SecondOrder", "params=7300", retrain=KroneckerWeighted(removes="structures"))
     found = outline(build(solve(parse_budget("params=7300"), build, dense, LENGTH)), dense, LENGTH)
