@@ -63,7 +63,8 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
             f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
         )
     key = f"val/{data.record.metrics[0]}"
-    dtype = getattr(torch, done["dense"].get("dtype", "float32"))
+    of_files = done["dense"].get("dtype", "float32")
+    dtype = getattr(torch, of_files)
 
     def measured(name: str) -> Measured:
         net, entry = load_net(run.net(name)), done[name]
@@ -73,7 +74,10 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     *before, last = map(measured, stages)
     if dtype != torch.float32:
         stored = shown("size", net_bytes(run.net("dense")))
-        note(f"MB on disk of a dense model of {done['dense']['dtype']} files; {run.net('dense')} is float32, {stored}")
+        note(
+            f"MB on disk: the dense model counts as {of_files}, as its files are; {run.net('dense')} is float32, "
+            f"{stored}"
+        )
     nets = dict(zip(stages, before, strict=False))
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "license": done["dense"].get("license")}

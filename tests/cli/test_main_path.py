@@ -11,7 +11,7 @@ import pytest
 import yaml
 from mistakes import rewrite
 from tiny import WORDS, make_net
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lit_compress.__main__ import main
 from lit_compress.cli.fitting import run_fit
@@ -67,6 +67,20 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
         ("dense", False), ("prune", True), ("retrain", True)
     ]  # fmt: skip
     assert records[0]["teacher"] == str(model)
+
+
+def test_the_dense_model_counts_with_the_bytes_of_its_file(model, reviews, tmp_path, capsys):
+    """Of 16 bits, in the table; the folder of the dense stage is float32, and a note says so."""
+    AutoModelForSequenceClassification.from_pretrained(model).half().save_pretrained(model)
+    main(command(model, reviews, tmp_path / "run", "--model.density", "0.5"))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["dense"]["bytes"] == (model / "model.safetensors").stat().st_size
+    assert report["dtype"] == "float16" and 0.5 < report["ratios"]["bytes"] < 0.7
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        f"the dense model counts as float16, as its files are; {tmp_path / 'run' / 'dense' / 'net'} is float32, "
+        in said
+    )
 
 
 @pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
