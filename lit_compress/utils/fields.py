@@ -86,7 +86,7 @@ def check_effects(method: Fields) -> None:
         method: whose options, and the settings among them, are looked at.
 
     Raises:
-        UserError: names the first one, and what to do.
+        UserError: names the first one, and the way out.
     """
     usual = {name: parameter.default for name, parameter in signature(type(method)).parameters.items()}
     _check(type(method), method.given, usual, "model.")
