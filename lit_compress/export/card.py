@@ -70,7 +70,7 @@ def license_of(backbone: str) -> str:
 
 
 def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
-    """Return the ``license`` of a backbone, and the ``dtype`` of a teacher's files, with their ``bytes``, or its own."""
+    """Return the ``license`` of a backbone, and the ``dtype`` of its files, or a teacher's with their ``bytes``."""
     given, record = teacher or backbone, {"license": license_of(backbone)}
     size = {"bytes": given_bytes(given, task)} if teacher else {}
     return record | {"dtype": given_dtype(given, task)} | size

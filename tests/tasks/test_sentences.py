@@ -10,7 +10,6 @@ from tiny import WORDS, make_net
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
-from lit_compress.export.integers import quantize_program
 from lit_compress.export.program import read_program, write_program
 from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.backbones import load_finetuned
