@@ -87,7 +87,6 @@ def test_a_check_changes_nothing(method, size, family):
         before = pickle.dumps(vars(stage))
         stage.check(net)
         stage.check_data(10_000)
-        stage.density_of(net)
         stage.outline(copy.deepcopy(net))
         assert pickle.dumps(vars(stage)) == before
 

@@ -37,7 +37,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,9 +128,9 @@ class BlockPruning(MovementStage):
         """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
         return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the model and put a masked layer at every site."""
-        net, size = super().build(method, previous, structure), self.settings.block
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Put a masked layer at every site."""
+        size = self.settings.block
         for part in sublayers(net):
             for role, name in part.sites.items():
                 linear: Any = net.get_submodule(name)
@@ -261,9 +260,8 @@ class Filling(Stage):
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the pruned model and cut it; all remaining values in its matrices are trained, including zeros."""
-        net = super().build(method, previous, structure)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Cut the pruned model; all remaining values in its matrices are trained, including zeros."""
         cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net
 

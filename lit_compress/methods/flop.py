@@ -28,7 +28,6 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -122,15 +121,14 @@ class RankPruning(GatedStage):
             rule = RankRule(self.density, fill=True, round_to=self.round_to)
             return factorize(net, rule.allocate(net), None)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Decompose all matrices with all of their ranks; configure_model sends the values of the first process."""
-        factors = WeightedDecomposer(sigma_side="balanced").factors if values and is_first() else None
-        return factorize(net, {name: min(shape) for name, shape in site_shapes(net).items()}, factors, GatedRankLinear)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Decompose all matrices and put gates on all of their ranks.
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Put gates on the ranks of the decomposed matrices."""
-        net = super().build(method, previous, structure)
+        configure_model sends the values of the first process.
+        """
         self.shapes = site_shapes(net)
+        factors = WeightedDecomposer(sigma_side="balanced").factors if structure is None and is_first() else None
+        factorize(net, {name: min(shape) for name, shape in self.shapes.items()}, factors, GatedRankLinear)
         size = gated_size(self.shapes, dense_site_params(net))
         self.sites = grouped(self.shapes)
         self.finest = min(self.sites, key=lambda gate: min(sum(self.shapes[name]) for name in self.sites[gate]))

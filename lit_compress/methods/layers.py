@@ -136,10 +136,6 @@ class Layers(OneShot):
             )
         return counts
 
-    def density_of(self, net: PreTrainedModel) -> float:
-        """Return the fraction of the blocks that is kept, of all lists together."""
-        return sum(self.counts(net).values()) / sum(total for _, total in stack_lengths(net).values())
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the fraction of the blocks that was kept."""
         return self.share

@@ -25,7 +25,6 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -128,10 +127,9 @@ class LPAFPruning(UnstructuredPruning):
         super().__init__(settings, 1.0)
         self.rule = rule
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the model and choose v."""
-        net = super().build(method, previous, structure)
-        self.density = self.density_of(net)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Choose v."""
+        self.density = self.kept(net)
         return net
 
     @property
@@ -139,7 +137,7 @@ class LPAFPruning(UnstructuredPruning):
         """Whether no matrix is factorized, and so none is pruned."""
         return self.rule.keeps_all
 
-    def density_of(self, net: PreTrainedModel) -> float:
+    def kept(self, net: PreTrainedModel) -> float:
         """Return v; where it is not given, by the density that the ranks leave."""
         return self.settings.density or by_density(self.rule.density_of(net), 0.50, 0.25, 0.10)
 
@@ -204,9 +202,9 @@ class MixedRankRetraining(CompressedStage):
                 "project relative positions; use sequential"
             )
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Factorize the model and choose p_init."""
-        net = super().build(method, previous, structure)
+        net = super().begin(net, method, structure)
         self.p_init = self.first_p(net)
         return net
 

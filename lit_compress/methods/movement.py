@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -61,9 +60,8 @@ class MovementPruning(MovementStage):
         density: final stored fraction of the sites' weights.
     """
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the model and put a masked layer at every site."""
-        net = super().build(method, previous, structure)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Put a masked layer at every site."""
         for site in find_sites(net):
             replace(net, site.name, MaskedLinear(module_at(net, site.name, nn.Linear)))
         return net

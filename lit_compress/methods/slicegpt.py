@@ -127,7 +127,7 @@ class SliceGPT(OneShot):
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
-        if (density := self.density_of(net)) > 1:
+        if (density := self.asked(net)) > 1:
             note(
                 f"model.slicing: {self.slicing} leaves {density:.4f} of the weights, as the residual path gets "
                 "matrices; slices above about 0.13 leave fewer than there were"
@@ -139,7 +139,7 @@ class SliceGPT(OneShot):
             "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner"
         )
 
-    def density_of(self, net: PreTrainedModel) -> float:
+    def asked(self, net: PreTrainedModel) -> float:
         """Return the density; if slices were asked for, the density at these widths."""
         size, widths = gated_size(net, SLICED), self.widths(net)
         return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total

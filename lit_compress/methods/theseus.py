@@ -25,7 +25,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -134,12 +133,6 @@ class BlockReplacing(Stage):
         lengths = stack_lengths(net).items()
         return {path: blocks_left(total, self.density, self.within) for path, (_, total) in lengths}
 
-    def density_of(self, net: PreTrainedModel) -> float:
-        """Return the share of the blocks that is left; the density that is asked for, where lists differ in it."""
-        left = self.left(net)
-        shares = {left[path] / total for path, (_, total) in stack_lengths(net).items()}
-        return shares.pop() if len(shares) == 1 else self.density
-
     def check(self, net: PreTrainedModel) -> None:
         """Refuse blocks that cannot stand in for each other, a number that does not divide them, and matched layers."""
         check_blocks(net)
@@ -155,10 +148,12 @@ class BlockReplacing(Stage):
         shorten(net, {path: range(count) for path, count in self.left(net).items()})
         return net
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the fine-tuned model; put copies of its first blocks in the place of modules; freeze the rest."""
-        net = super().build(method, previous, structure)
-        left, self.density = self.left(net), self.density_of(net)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Put copies of the first blocks of the fine-tuned model in the place of modules; freeze the rest."""
+        left = self.left(net)
+        shares = {left[path] / total for path, (_, total) in stack_lengths(net).items()}
+        if len(shares) == 1:  # else lists differ in it
+            self.density = shares.pop()
         predecessors = {path: list(module_at(net, path, nn.ModuleList)) for path in left}
         shorten(net, {path: range(count) for path, count in left.items()})
         net.requires_grad_(False)

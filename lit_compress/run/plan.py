@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost
@@ -23,12 +24,17 @@ MOST_CLASSES = 8  # that are listed with their counts
 
 
 def target_density(method: Method, net: PreTrainedModel) -> float:
-    """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
+    """Return the fraction of the weights of the sites of ``net`` that ``method`` is to leave.
 
-    With scope ``all`` it counts all weights, with a price it counts the price.
+    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights or
+    blocks was asked for, it follows from the shapes.
     """
-    density = method.stages()[-1].density_of(net)
-    return method.density if density is None else density
+    if method.density < 1:
+        return method.density
+    left = copy.deepcopy(net).to("meta")
+    for stage in method.stages():
+        left = stage.outline(left)
+    return count_params(left).sites / dense_site_params(net)
 
 
 def plan_lines(method: Method, net: PreTrainedModel, steps: Mapping[str, int]) -> Iterator[str]:

@@ -93,6 +93,7 @@ class Stage(nn.Module):
         distil: True to add the distillation terms to the loss if there is a teacher.
 
     Attributes:
+        previous: folder of the model that the stage starts from, once it is built; None for the backbone.
         from_backbone: True to start from the pre-trained backbone instead of the model of the stage before.
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
         shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
@@ -109,6 +110,7 @@ class Stage(nn.Module):
         notes: facts found by :meth:`build`, as JSON, for the record of the stage; checkpoints have it.
     """
 
+    previous: Path | None = None
     from_backbone = False
     decided_by_data = False
     shrinks_first = repeatable = False
@@ -178,17 +180,6 @@ class Stage(nn.Module):
         """
         return net
 
-    def density_of(self, net: PreTrainedModel) -> float | None:
-        """Return the density that the stage is to leave: of the sites' weights, or in the unit of its rule.
-
-        Args:
-            net: dense; only shapes are read.
-
-        Returns:
-            None if the stage does not change it.
-        """
-        return self.density
-
     def check_data(self, examples: int) -> None:
         """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.
 
@@ -207,24 +198,15 @@ class Stage(nn.Module):
         from lit_compress.models.storage import load_net
 
         net = load_net(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
-        if structure is None:
-            return self.begin(net, method, previous, values=True)
-        return self.resume(net, method, structure)
+        self.previous = previous
+        return self.begin(net, method, structure)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Return ``net``, from the stage before, in its form for training; it may be changed in place.
 
-        Args:
-            net: with values.
-            method: as for :meth:`build`.
-            previous: as there.
-            values: False: a checkpoint has the values of new parts.
+        With a ``structure``, values of new parts come from a checkpoint; where data decide, it has the shapes.
         """
         return net
-
-    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Return ``net`` in the form that it has in a checkpoint; where data decide, its ``structure`` says which."""
-        return self.begin(net, method, None, values=False)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""

@@ -148,10 +148,6 @@ class Compression(ABC):
         """The asked density of the sites' weights; None: something else was asked for."""
         return self.density
 
-    def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density that is to be left of the dense ``net``; only shapes are read."""
-        return self.density
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of the compressed ``net``."""
         return stored_density(net)
@@ -314,10 +310,6 @@ class CompressedStage(Stage):
         """Refuse more examples than there are."""
         self.compression.check_data(examples)
 
-    def density_of(self, net: PreTrainedModel) -> float | None:
-        """Return the density that the compression leaves."""
-        return self.compression.density_of(net)
-
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
         return data.calibration_dataloader(*self.compression.drawn(data), "calibration_examples")
@@ -345,21 +337,16 @@ class CompressedStage(Stage):
         self.compression.fill(net, self.compression.plan(net, measured), None)
         return net
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Compress ``net``."""
-        trainer: Any = getattr(method, "_trainer", None)
-        place = (trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1) if trainer else ()
-        net, notes = self.compress(multiply_out(net), previous, method.task, *place)
-        self.notes = {} if notes is None else {"calibration": notes}
-        return net
-
-    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Give ``net`` the modules of a checkpoint."""
-        return self.compression.rebuilt(multiply_out(net), structure, self.notes)
-
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Compress the model of the stage before, or give it the modules of a checkpoint."""
-        net = super().build(method, previous, structure)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Compress ``net``, or give it the modules of a checkpoint."""
+        net = multiply_out(net)
+        if structure is not None:
+            net = self.compression.rebuilt(net, structure, self.notes)
+        else:
+            trainer: Any = getattr(method, "_trainer", None)
+            place = (trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1) if trainer else ()
+            net, notes = self.compress(net, self.previous, method.task, *place)
+            self.notes = {} if notes is None else {"calibration": notes}
         self.achieved = self.compression.density_left(net)
         return net
 

@@ -80,7 +80,7 @@ def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
 class GatedStage(Stage):
     """Train weights and gates together.
 
-    A subclass calls :meth:`make_gates` in ``build`` and implements :meth:`set_gates`.
+    A subclass calls :meth:`make_gates` in ``begin`` and implements :meth:`set_gates`.
 
     Args:
         name: of the stage.

@@ -105,10 +105,6 @@ class ByRule(Compression):
         """The asked density of the sites' weights; None: ranks or another price were asked for."""
         return self.rule.density if self.rule.by_density and self.rule.price == "parameters" else None
 
-    def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density that is left, in the unit of the rule."""
-        return self.rule.density_of(net)
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of ``net`` in the scope of the ranks."""
         return self.rule.left_of(net)

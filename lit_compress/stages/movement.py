@@ -84,7 +84,7 @@ class MaskedUnits:
 class MovementStage(CubicStage):
     """Train weights and scores; mask units by their scores.
 
-    A subclass puts masked layers into the model in ``build``, names their units in :meth:`find_units`, and replaces the
+    A subclass puts masked layers into the model in ``begin``, names their units in :meth:`find_units`, and replaces the
     layers in ``deploy``.
 
     Args:

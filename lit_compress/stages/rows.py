@@ -50,6 +50,8 @@ from lit_compress.utils.sharding import Shards, local
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.models.surgery import Structure
+
 
 @dataclass(frozen=True)
 class RowPruning(Training):
@@ -190,15 +192,16 @@ class RowSparsePruning(Stage):
         final = max(0, budget - low_rank) / total if self.low_rank < self.density else 0.0
         return RowBudget(ranks, size(ranks), total, final)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8)."""
         if not self.settings.dropout:
             without_dropout(net)
         self.budget = self.budget_of(net)
         self.row_sizes = RowSizes(net, self.budget.ranks)
-        weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if values and self.kfac else None
+        starts = structure is None
+        weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if starts and self.kfac else None
         factors = weighted.factors if weighted else balanced
-        factorize(net, self.budget.ranks, factors if values and self.low_rank else None, LowRankSparseLinear)
+        factorize(net, self.budget.ranks, factors if starts and self.low_rank else None, LowRankSparseLinear)
         if weighted and self.kfac_rows:
             parts = {site.name: net.get_parameter(f"{site.name}.sparse") for site in find_sites(net)}
             self._costs = [weighted.row_costs(name, s) / s.shape[1] for name, s in parts.items()]

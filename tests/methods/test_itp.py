@@ -67,8 +67,8 @@ def test_is_losparse_without_factors(fit, dense):
     rows = []
 
     class Zero(RowSparsePruning):
-        def build(self, method, previous, structure):
-            net = super().build(method, previous, structure)
+        def begin(self, net, method, structure):
+            net = super().begin(net, method, structure)
             for layer in layers(net).values():
                 rank = 2
                 layer.rank = rank

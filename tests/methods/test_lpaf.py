@@ -121,7 +121,7 @@ def test_p_falls_linearly_to_zero_at_half_time(pruned):
 @pytest.mark.parametrize(("density", "p", "v"), [(0.5, 0.1, 0.5), (0.25, 0.3, 0.25), (0.16, 0.7, 0.1), (0.1, 0.7, 0.1)])
 def test_defaults_follow_the_density(density, p, v):
     _, prune, retrain = LPAF(backbone="unused", density=density).stages()
-    assert (retrain.first_p(make_net()), prune.density_of(make_net())) == (p, v)
+    assert (retrain.first_p(make_net()), prune.kept(make_net())) == (p, v)
     assert by_density(density, 0.1, 0.3, 0.7) == p
 
 
@@ -133,7 +133,7 @@ def test_defaults_follow_the_rank(rank, p, v):
     with torch.device("meta"):
         net = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
     _, prune, retrain = LPAF(backbone="unused", rank=rank).stages()
-    assert (retrain.first_p(net), prune.density_of(net)) == (p, v)
+    assert (retrain.first_p(net), prune.kept(net)) == (p, v)
 
 
 def test_a_stage_that_begins_follows_the_rank(tmp_path):

@@ -138,7 +138,7 @@ def test_widths_meet_the_density_or_are_the_slice():
     assert {width % 8 for width in stage_of(density=0.6, round_to=8).compression.widths(make_net("opt"))} == {0}
     stage = stage_of(slicing=0.25)
     # here a W_R is a quarter of what stands beside it
-    assert stage.density_of(make_net("bert")) == pytest.approx(0.75 + 0.75**2 / 4)
+    assert stage.compression.asked(make_net("bert")) == pytest.approx(0.75 + 0.75**2 / 4)
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,11 @@ class MatchedStage(Stage):
                 "matched; valid: 0"
             )
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Build the model, freeze its embeddings, and note the file with the projection of the stage before."""
-        net = super().build(method, previous, structure)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Freeze the embeddings."""
+        net = super().begin(net, method, structure)
         for parameter in embedding_params(net):
             parameter.requires_grad_(False)
-        self._projection = None if previous is None else previous / "projection.safetensors"
         return net
 
     def attach(self, net: PreTrainedModel) -> None:
@@ -133,10 +132,10 @@ class MatchedStage(Stage):
         if self.distillation.alpha_layers > 0:
             self.matching = MatchedLayers(stream_width(net), net.config.hidden_size)
             self.matching.exists = existing(net)
-            if self._projection is not None and self._projection.is_file():
+            if self.previous is not None and (file := self.previous / "projection.safetensors").is_file():
                 from safetensors.torch import load_file
 
-                self.matching.load_state_dict(load_file(self._projection))
+                self.matching.load_state_dict(load_file(file))
 
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
         """Train the projection with the model; its gradients are not clipped, because it is not sharded."""
@@ -216,9 +215,9 @@ class GatedPruning(MatchedStage, GatedStage):
         units = [name for name in ("heads", "neurons") if name in self.names(net)]
         return cut_evenly(net, self.density, units) if units else net
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the model of the stage before and put gates into it."""
-        net = super().build(method, previous, structure)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Put gates into the model of the stage before."""
+        net = super().begin(net, method, structure)
         names, least = self.names(net), least_units(self.names(net))
         self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
         gates = {

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -44,6 +43,8 @@ from lit_compress.utils.sharding import whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lit_compress.models.surgery import Structure
 
 
 def _coarse() -> list[str]:
@@ -276,9 +277,9 @@ class RowsAndGates(GatedPruning):
         """Whether nothing is to be removed."""
         return self.rows.whole == 1
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Decompose the matrices, around which the gates come."""
-        return self.rows.begin(net, method, previous, values)
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Decompose the matrices, then put gates around them."""
+        return super().begin(self.rows.begin(net, method, structure), method, structure)
 
     def set_total_steps(self, total_steps: int) -> None:
         """Also turn the fractions of the rows' schedule into steps."""

@@ -156,7 +156,7 @@ class ProjectedStage(GatedStage):
             raise UserError(
                 f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
             )
-        size, density = gated_size(net, self.form), self.density_of(net)
+        size, density = gated_size(net, self.form), self.asked(net)
         least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
         smallest = size.count(least)
         if not smallest <= density * size.total or density > 1:
@@ -171,36 +171,27 @@ class ProjectedStage(GatedStage):
         """Whether nothing is to be removed; a number of weights is not compared with the model's."""
         return self.params is None and self.density == 1
 
-    def density_of(self, net: PreTrainedModel) -> float:
+    def asked(self, net: PreTrainedModel) -> float:
         """Return the density; with a number of weights, of this number."""
         return self.density if self.params is None else self.params / gated_size(net, self.form).total
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        return outline_evenly(net, self.form, self.density_of(net))
+        return outline_evenly(net, self.form, self.asked(net))
 
-    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Calibrate the dense model and insert projections (Eqs. 6-12)."""
-        self._make_buffers(net, method)
-        bases = self._bases(method, net)
-        for i in range(self.settings.skip_sites, len(self.axes)):
-            self.axes[i] = bases.sites[i]
-        return insert_projections(net, bases, self.form)
-
-    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Insert the projections of a checkpoint."""
-        self._make_buffers(net, method)
-        return rebuild(net, structure)
-
-    def _make_buffers(self, net: PreTrainedModel, method: StageContext) -> None:
-        stream, d = self.form.residual_stream(net), net.config.hidden_size
-        listens = stream.pre_norm and "hidden" in self.settings.gates and method.distillation.alpha_layers > 0
+    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+        """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""
+        stream, settings, d = self.form.residual_stream(net), self.settings, net.config.hidden_size
+        listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
         self.register_buffer("shares", torch.zeros(len(stream.rotatable), d))
         self.register_buffer("axes", torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1))
-
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Put gates on the inserted projections."""
-        net, settings = super().build(method, previous, structure), self.settings
+        if structure is not None:
+            rebuild(net, structure)
+        else:
+            bases = self._bases(method, net)
+            for i in range(settings.skip_sites, len(self.axes)):
+                self.axes[i] = bases.sites[i]
+            insert_projections(net, bases, self.form)
         if not settings.train_originals:
             _freeze(net, self.form.residual_stream(net))
         shapes = gate_shapes(net, self.form)
@@ -210,8 +201,8 @@ class ProjectedStage(GatedStage):
             for i, (name, shape) in enumerate(shapes.items())
         }
         self.make_gates(gates, gated_size(net, self.form))
-        self.density = self.density_of(net)
-        self.map = nn.Parameter(torch.eye(net.config.hidden_size))
+        self.density = self.asked(net)
+        self.map = nn.Parameter(torch.eye(d))
         return net
 
     def _bases(self, method: StageContext, net: PreTrainedModel) -> Bases:

@@ -20,7 +20,7 @@ def rows_of(net, gates, density=0.2, arrived=True, **settings):
     """The rows' part of the stage on a net, at its last step, with random scores; closed rows score highest."""
     rows = OpenRows(RowPruning(**settings), 0.5, 0.05, density, lambda step: gates, lambda step: arrived)
     rows.rounded(None)
-    rows.begin(net, None, None, values=False)
+    rows.begin(net, None, {})
     rows.attach(net)
     rows.set_total_steps(100)
     rows.refresh(100)

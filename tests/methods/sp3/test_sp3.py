@@ -266,7 +266,7 @@ def test_params_and_density():
     net = make_net()
     stage = sp3(density=None, params="8K").stages()[-1]
     stage.check(net)
-    assert stage.density_of(net) * dense_site_params(net) == 8000
+    assert stage.asked(net) * dense_site_params(net) == 8000
     with pytest.raises(UserError, match=r"model.params 8K, model.density 0.4: only one .* set the other to null"):
         sp3(params="8K")
 
