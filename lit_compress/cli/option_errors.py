@@ -15,17 +15,20 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_compress.cli import catalogue
-from lit_compress.cli.words import choices_of, plain
+from lit_compress.cli.words import CLASSES_OF_STAGES, choices_of, plain
 from lit_compress.utils.errors import UserError, nearest
 
-# option of the trainer -> module of Lightning with the classes that it takes, and what they are called
+# option of the trainer or of a stage -> module with the classes that it takes, and what they are called
 CLASSES = {
     "callbacks": ("lightning.pytorch.callbacks", "callback"),
     "logger": ("lightning.pytorch.loggers", "logger"),
     "plugins": ("lightning.pytorch.plugins", "plugin"),
     "profiler": ("lightning.pytorch.profilers", "profiler"),
     "strategy": ("lightning.pytorch.strategies", "strategy"),
+    "optimizer": ("torch.optim", "optimizer"),
+    "lr_scheduler": ("torch.optim.lr_scheduler", "schedule"),
 }
+_MADE_LATER = ("params", "optimizer")  # first parameters of the classes of a stage
 
 
 def explained(
@@ -43,7 +46,7 @@ def explained(
     values = [(name, value, False) for name, value in _values(config)]
     for name, value, typed in [*values, *((name, text, True) for name, text in options)]:
         name = plain(name)
-        if name == "print_config" or name.startswith(tuple(f"trainer.{option}" for option in CLASSES)):
+        if name == "print_config" or _of_class(name):
             continue
         with suppress(Exception):
             parser.parse_args([f"--{name}={value}"]) if typed else parser.parse_object(_nested(name, value))
@@ -59,7 +62,7 @@ def _values(config: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any
     """Yield the values of a config by dotted name."""
     for key, value in config.items():
         name = f"{before}{key}"
-        if isinstance(value, dict) and name != "trainer" and not name.startswith("trainer."):
+        if isinstance(value, dict) and name != "trainer" and not name.startswith("trainer.") and not _of_class(name):
             yield from _values(value, f"{name}.")
         elif name == "trainer":
             yield from ((f"trainer.{option}", inner) for option, inner in value.items())
@@ -73,19 +76,32 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-# ------------------------------------------------------------------------------------------ classes of the trainer
+# ------------------------------------------------------------------------------------------ classes as values
+
+
+def _of_class(name: str) -> tuple[str, str, str] | None:
+    """Return the option that names a class, its last part, and the argument of the class behind it; None for others.
+
+    >>> _of_class("model.retrain.optimizer.lr"), _of_class("model.retrain.epochs")
+    (('model.retrain.optimizer', 'optimizer', 'lr'), None)
+    """
+    parts = plain(name).split(".")
+    at = {"trainer": 1, "model": 2}.get(parts[0], len(parts))
+    if parts[at : at + 1] and parts[at] in CLASSES and (parts[at] in CLASSES_OF_STAGES) == (parts[0] == "model"):
+        return ".".join(parts[: at + 1]), parts[at], ".".join(parts[at + 1 :])
+    return None
 
 
 def _of_classes(options: list[tuple[str, Any]]) -> str | None:
-    """Return one line on the first mistake in a class that an option of the trainer names, or in its arguments."""
+    """Return one line on the first mistake in a class that an option names, or in its arguments."""
     classes: dict[str, tuple[type, set[str]]] = {}
     for name, value in options:
-        group, _, argument = plain(name).removeprefix("trainer.").partition(".")
-        if group not in CLASSES or not name.startswith("trainer."):
+        if value is None or (place := _of_class(name)) is None:
             continue
-        if argument and group in classes:
-            kind, given = classes[group]
-            if line := _argument(f"trainer.{group}", kind, argument, value):
+        option, group, argument = place
+        if argument and option in classes:
+            kind, given = classes[option]
+            if line := _argument(option, kind, argument, value):
                 return line
             given.add(argument.partition(".")[0])
             continue
@@ -94,17 +110,16 @@ def _of_classes(options: list[tuple[str, Any]]) -> str | None:
                 (one.get("class_path"), one.get("init_args") or {}) if isinstance(one, dict) else (one, {})
             )
             if (named := _imported(group, str(path))) is None:
-                return _unknown(group, str(path))
+                return _unknown(option, group, str(path))
             for key, inner in arguments.items():
-                if line := _argument(f"trainer.{group}", named, key, inner):
+                if line := _argument(option, named, key, inner):
                     return line
-            classes[group] = named, set(arguments)
-    for kind, given in classes.values():
+            classes[option] = named, set(arguments)
+    for option, (kind, given) in classes.items():
         parameters = list(signature(kind).parameters.values())
         lacks = [p.name for p in parameters if p.default is p.empty and p.kind is not Parameter.VAR_KEYWORD]
-        if missing := [name for name in lacks if name not in {*given, "args"}]:
-            names = ", ".join(missing)
-            return f"trainer: a class that it names needs {names}; give it as class_path and init_args, or as an option"
+        if missing := [name for name in lacks if name not in {*given, *_MADE_LATER, "args"}]:
+            return f"{option}: {kind.__name__} needs {', '.join(missing)}; e.g. --{option}.{missing[0]} VALUE"
     return None
 
 
@@ -120,10 +135,10 @@ def _names(group: str) -> list[str]:
     return list(import_module(CLASSES[group][0]).__all__)
 
 
-def _unknown(group: str, path: str) -> str:
+def _unknown(option: str, group: str, path: str) -> str:
     package, _, name = path.rpartition(".")
     near = nearest(name, _names(group)) if package in ("", CLASSES[group][0]) else "give the import path of one"
-    return f"trainer.{group}: '{path:.80}' is no {CLASSES[group][1]}, or cannot be imported here; {near}"
+    return f"{option}: '{path:.80}' is no {CLASSES[group][1]}, or cannot be imported here; {near}"
 
 
 def _argument(option: str, kind: type, name: str, value: Any) -> str | None:

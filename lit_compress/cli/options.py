@@ -216,6 +216,13 @@ class CommandLine:
             raise UserError(
                 f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {0 if seed < 0 else 2**32 - 1}"
             )
+        for option in self.line.names:
+            stage, _, name = option.removeprefix("model.").rpartition(".")
+            taker = {"learning_rate": "optimizer", "weight_decay": "optimizer", "warmup": "lr_scheduler"}.get(name)
+            if taker and stage in init and (kind := init[stage].get(taker)) is not None:
+                own = "lr" if name == "learning_rate" else name
+                hint = "leave it out" if name == "warmup" else f"give --model.{stage}.optimizer.{own}"
+                raise UserError(f"{option}: {kind.class_path} takes its place; {hint}")
         if init.get("backbone") is None:
             raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
         own = parameters_of(self.kind)

@@ -261,7 +261,8 @@ def _taken_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     names = {option.split(".", 1)[1] for option in known}
 
     def kept(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-        inner = {k: kept(v, f"{before}{k}.") if isinstance(v, dict) else v for k, v in values.items()}
+        groups = [key for key, value in values.items() if isinstance(value, dict) and "class_path" not in value]
+        inner = {k: kept(v, f"{before}{k}.") if k in groups else v for k, v in values.items()}
         return {key: value for key, value in inner.items() if f"{before}{key}" in names}
 
     return {**below, "model": {"class_path": name, "init_args": kept(model["init_args"])}}

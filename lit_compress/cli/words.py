@@ -29,6 +29,7 @@ SHORT = {
     **{name: f"export.{name}" for name in ("format", "merge", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 _CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes
+CLASSES_OF_STAGES = ("optimizer", "lr_scheduler")  # options of a stage that name classes
 
 # arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
 SET_BY_STAGE = {
@@ -52,7 +53,8 @@ READ: dict[str, tuple[str, ...]] = {
     "verify": ("trust_remote_code",),
 }
 WHOLE = ("fit", "plan", "compare")
-_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora")  # of a stage
+# options of a stage
+_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", *CLASSES_OF_STAGES)
 _ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
 # command -> options of these groups that it does not read
 _UNREAD: dict[str, tuple[str, ...]] = {
@@ -253,6 +255,7 @@ def check_names(line: Line, method: str | None) -> None:
         if name in ("model.task", "help"):
             raise UserError(f"{name}: follows from the data; give --data.task")
         inside = name.startswith(tuple(f"trainer.{option}" for option in _CLASSES))
+        inside |= name.startswith(tuple(f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)))
         if name not in known and not inside and not _is_foreign(name, method):
             raise UserError(unknown(name, method, list(own_options(line.command))))
         group = name not in ("model", "model.class_path") and any(other.startswith(f"{name}.") for other in known)

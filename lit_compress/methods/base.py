@@ -28,7 +28,7 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
-from lit_compress.stages.base import Stage, Training, build_adamw, build_schedule, count_steps
+from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
 from lit_compress.stages.distillation import Distillation, check_widths
 from lit_compress.stages.lora import Retraining, add_updates
@@ -258,13 +258,13 @@ class Method(MicroBatches, Checkpointed, Fields):
         self._teacher = ()
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""
+        """Return the stage's optimizer, and its schedule, which depends on the optimizer step only."""
         trainer = self.trainer
         steps = trainer.datamodule.steps_per_epoch()  # type: ignore[attr-defined]
         self.stage.set_total_steps(
             count_steps(steps, self.stage.settings.epochs, trainer.limit_train_batches, trainer.max_steps)
         )
-        optimizer = build_adamw(self.stage, self.net, trainer.precision)
+        optimizer = build_optimizer(self.stage, self.net, trainer.precision)
         return {"optimizer": optimizer, "lr_scheduler": build_schedule(self.stage, optimizer)}
 
     # ---------------------------------------------------------------- around the optimizer step

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
 from lit_compress.numerics.schedules import linear_warmup_decay
-from lit_compress.utils.errors import require
+from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class Training:
         learning_rate: peak learning rate of AdamW.
         warmup: fraction of the optimizer steps in which the learning rate rises; then it falls linearly to 0.
         weight_decay: decoupled weight decay of matrices; biases and LayerNorms have none.
+        optimizer: in place of AdamW, a class such as torch.optim.SGD; options behind its name are the class's, e.g.
+            optimizer.lr and optimizer.weight_decay, which replace learning_rate and weight_decay.
+        lr_scheduler: in place of warm-up and linear decay, a class such as torch.optim.lr_scheduler.ExponentialLR, with
+            its options behind its name; it counts optimizer steps.
 
     Attributes:
         offers_lora: True if a setting ``parameters lora`` trains low-rank updates of the matrices only.
@@ -50,12 +55,37 @@ class Training:
     learning_rate: float = 2e-5
     warmup: float = 0.06
     weight_decay: float = 0.0
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
 
     def __post_init__(self) -> None:
         require(self, "epochs", low=0)
         require(self, "learning_rate", above=0, hint="e.g. 2e-5")
         require(self, "warmup", low=0, high=1)
         require(self, "weight_decay", low=0)
+        if self.optimizer is not None or self.lr_scheduler is not None:
+            self.tried()
+
+    def tried(self) -> torch.optim.Optimizer:
+        """Return the optimizer, for two small parameters, after its schedule was made: classes check their options so.
+
+        Raises:
+            UserError: a class refuses its options, or cannot train a stage.
+        """
+        option, shapes = "optimizer", ((1, 1), (1,))
+        try:
+            groups: Any = [{"params": [nn.Parameter(torch.zeros(shape))]} for shape in shapes]
+            optimizer = (self.optimizer or torch.optim.AdamW)(groups)
+            option = "lr_scheduler"
+            schedule = None if self.lr_scheduler is None else self.lr_scheduler(optimizer)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{option}: {error}") from error
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UserError(
+                "lr_scheduler: ReduceLROnPlateau waits for a metric, and schedules here count steps; nearest: "
+                "torch.optim.lr_scheduler.ExponentialLR"
+            )
+        return optimizer
 
     @property
     def updates(self) -> Any:
@@ -287,8 +317,8 @@ def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_s
     return min(steps * epochs, max_steps) if max_steps and max_steps > 0 else steps * epochs
 
 
-def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.optim.AdamW:
-    """Return AdamW for the trained parameters of ``net``: the stage's own groups, and matrices apart from the rest.
+def build_optimizer(stage: Stage, net: PreTrainedModel, precision: str) -> torch.optim.Optimizer:
+    """Return the optimizer of the trained parameters: the stage's own groups, and matrices apart from the rest.
 
     Args:
         stage: its settings hold for all parameters that are not in :meth:`Stage.param_groups`.
@@ -302,22 +332,28 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
     for parameter in net.parameters():
         if parameter.requires_grad and id(parameter) not in named:
             (decay if parameter.ndim > 1 else plain).append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}, *own],
-        lr=settings.learning_rate,
-        # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
-        fused=None if precision == "16-mixed" else True,
-    )
+    rest: dict[str, Any] = {"params": plain, "weight_decay": 0.0}
+    if settings.optimizer is None:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            [{"params": decay, "weight_decay": settings.weight_decay}, rest, *own],
+            lr=settings.learning_rate,
+            # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
+            fused=None if precision == "16-mixed" else True,
+        )
+    else:
+        optimizer = settings.optimizer([{"params": decay}, rest, *own])
     if precision == "bf16-mixed":
         optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
     return optimizer
 
 
 def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> LRSchedulerConfigType:
-    """Return linear warm-up and decay of the learning rates, as Lightning takes it, for every step.
+    """Return linear warm-up and decay of the learning rates, or the schedule of the settings, as Lightning takes it.
 
-    Groups with ``constant`` True keep their rate.
+    It counts steps. In the linear one, groups with ``constant`` True keep their rate.
     """
+    if stage.settings.lr_scheduler is not None:
+        return {"scheduler": stage.settings.lr_scheduler(optimizer), "interval": "step"}
     total, warmup = stage.total_steps, ceil(stage.settings.warmup * stage.total_steps)
 
     def scheduled(step: int) -> float:

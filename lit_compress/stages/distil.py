@@ -26,7 +26,7 @@ from lit_compress.calibration.statistics import TOKENS
 from lit_compress.calibration.uses import Batch, frozen, real_rows, row_parts
 from lit_compress.numerics.chunked_logits import ChunkedLogits
 from lit_compress.numerics.losses import distillation_loss, logits_losses
-from lit_compress.stages.base import Stage, Training, build_adamw, build_schedule
+from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule
 from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import move
@@ -143,7 +143,7 @@ def distil(
     kind.freeze(net)
     stage.set_total_steps(steps)
     precision = "bf16-mixed" if recovery.mixed else "32-true"
-    optimizer = build_adamw(stage, net, precision)
+    optimizer = build_optimizer(stage, net, precision)
     schedule: Any = build_schedule(stage, optimizer)["scheduler"]
     with frozen(dense), torch.enable_grad():
         for batch in track(islice(_endless(texts), steps), "distil", steps):

@@ -60,6 +60,12 @@ class GatedTraining(Training):
         for name in ("gate_learning_rate", "multiplier_learning_rate"):
             require(self, f"prune.{name}", above=0, hint="usual: 1e-2")
         require(self, "prune.target_warmup", low=0, below=1)
+        if self.lr_scheduler is not None:
+            raise UserError("prune.lr_scheduler: it would change the learning rate of gates; null is valid")
+        if self.optimizer is not None and "maximize" not in self.tried().defaults:
+            raise UserError(
+                "prune.optimizer: its class has no `maximize`, which the multipliers need; nearest: torch.optim.AdamW"
+            )
 
 
 def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:

@@ -179,7 +179,7 @@ CLASSES = [
     (("callbacks+=os.system",), "trainer.callbacks: 'os.system' is no callback, or cannot be imported here; give the"),
     (("logger=NoSuch",), "trainer.logger: 'NoSuch' is no logger"),
     (("plugins=5",), "trainer.plugins: '5' is no plugin"),
-    (("callbacks+=EarlyStopping",), "trainer: a class that it names needs monitor; "),
+    (("callbacks+=EarlyStopping",), "trainer.callbacks: EarlyStopping needs monitor; "),
     (
         ("callbacks+=EarlyStopping", "callbacks.moniter=x"),
         "unknown option 'trainer.callbacks.moniter'; did you mean 'monitor'?",
@@ -188,12 +188,24 @@ CLASSES = [
         ("callbacks+=EarlyStopping", "callbacks.monitor=x", "callbacks.patience=y"),
         "trainer.callbacks.patience: 'y' is not a valid int",
     ),
+    (
+        ("model.retrain.optimizer=SDG",),
+        "model.retrain.optimizer: 'SDG' is no optimizer, or cannot be imported here; di",
+    ),
+    (("model.retrain.optimizer=SGD", "model.retrain.optimizer.lrr=1"), "'model.retrain.optimizer.lrr'; did you mean"),
+    (("model.retrain.optimizer=SGD", "model.retrain.optimizer.lr=x"), "retrain.optimizer.lr: 'x' is not a valid float"),
+    (("model.retrain.lr_scheduler=ExponentialLR",), "model.retrain.lr_scheduler: ExponentialLR needs gamma; e.g. --mo"),
+    (
+        ("model.retrain.optimizer=torch.optim.SGD", "model.retrain.learning_rate=0.1"),
+        "model.retrain.learning_rate: torch.optim.SGD takes its place; give --model.retrain.optimizer.lr",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("given", "words"), CLASSES, ids=lambda value: str(value[-1]))
-def test_a_mistaken_class_of_the_trainer_is_no_method(given, words, capsys):
-    assert words in fails(capsys, *SVD, "--model.backbone", "x", *(f"--trainer.{option}" for option in given))
+def test_a_mistaken_class_of_the_trainer_or_of_a_stage(given, words, capsys):
+    options = [option if option.startswith("model.") else f"trainer.{option}" for option in given]
+    assert words in fails(capsys, *SVD, "--model.backbone", "x", *(f"--{option}" for option in options))
 
 
 REFUSED = [

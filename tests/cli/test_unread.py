@@ -7,6 +7,7 @@ from inspect import signature
 from typing import get_args
 
 import pytest
+import torch
 
 from lit_compress import methods
 from lit_compress.__main__ import main
@@ -25,7 +26,7 @@ OTHER = {  # values that are valid, and are not the default
     "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
     "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
     "weighting": "none", "importance": "element2", "reduction": "max", "price": "flops",
-    "through": [0.9],
+    "through": [0.9], "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
 }  # fmt: skip
 
 

@@ -104,8 +104,9 @@ def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
         if name in STAGES:
             extra |= {
                 f"--model.{name}.epochs": "2" if name == "dense" else "1",
-                f"--model.{name}.learning_rate": "3e-3",
             }
+            if given(words, f"--model.{name}.optimizer") is None:
+                extra[f"--model.{name}.learning_rate"] = "3e-3"
     extra |= {f"--model.prune.{name}": value for name, value in SHORT.get(method, {}).items()}
     if "interval" in SHORT.get(method, {}):  # scores of rows need a few optimizer steps
         extra["--trainer.accumulate_grad_batches"] = "1"
