@@ -74,6 +74,34 @@ class Distillation:
         return self.alpha
 
 
+@dataclass(frozen=True)
+class MappedDistillation(Distillation):
+    """Distillation of hidden states that a learned map compares, with a weight of its own for the labels: CoFi, SP3.
+
+    Args:
+        alpha_labels: weight of the loss on the labels.
+    """
+
+    alpha_labels: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.relative:
+            raise UserError("distillation.relative: True is not for layers that a learned map compares; False is valid")
+        require(self, "distillation.alpha_labels", low=0)
+        if not self.on and not self.alpha_labels:
+            usual = type(self)
+            raise UserError(
+                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: "
+                f"{usual.alpha}, {usual.alpha_layers}, 0"
+            )
+
+    @property
+    def label_weight(self) -> float:
+        """Weight of the labels; the rest is the teacher's."""
+        return self.alpha_labels
+
+
 def check_widths(settings: Distillation, net: PreTrainedModel, teacher: PreTrainedModel) -> None:
     """Refuse to compare hidden states of different widths.
 

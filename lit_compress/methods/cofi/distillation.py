@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_compress.stages.distillation import Distillation
-from lit_compress.utils.errors import UserError, require
+from lit_compress.stages.distillation import MappedDistillation
 from lit_compress.utils.sharding import sum_over_ranks
 
 
 @dataclass(frozen=True)
-class CoFiDistillation(Distillation):
+class CoFiDistillation(MappedDistillation):
     """CoFi's distillation loss (Xia et al. 2022, section 3.2):
 
         L = alpha_labels L_task + alpha L_logits + alpha_layers sum_i MSE(W H_student^m(i), H_teacher^i)
@@ -31,22 +30,6 @@ class CoFiDistillation(Distillation):
 
     alpha: float = 0.1
     alpha_layers: float = 0.9
-    alpha_labels: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.relative:
-            raise UserError("distillation.relative: True is not for layers that a learned map compares; False is valid")
-        require(self, "distillation.alpha_labels", low=0)
-        if not self.on and not self.alpha_labels:
-            raise UserError(
-                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: 0.1, 0.9, 0"
-            )
-
-    @property
-    def label_weight(self) -> float:
-        """Weight of the labels; the rest is the teacher's."""
-        return self.alpha_labels
 
 
 class MatchedLayers(nn.Module):

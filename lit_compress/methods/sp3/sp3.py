@@ -50,15 +50,15 @@ from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
 from lit_compress.numerics.losses import LossKind
 from lit_compress.stages.base import Stage
-from lit_compress.stages.distillation import Distillation
-from lit_compress.utils.errors import UserError, require
+from lit_compress.stages.distillation import MappedDistillation
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import Above
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True)
-class SP3Distillation(Distillation):
+class SP3Distillation(MappedDistillation):
     """The distillation loss of SP3's program (Hu et al. 2024):
 
         L = alpha_labels L_task + alpha KL + alpha_layers sum_i MSE(A H_student^i, H_teacher^m(i))
@@ -77,24 +77,8 @@ class SP3Distillation(Distillation):
     alpha: float = 0.3
     alpha_layers: float = 0.7
     mask_padding: bool = True
-    alpha_labels: float = 0.0
     squared_temperature: bool = False
     matters: ClassVar[dict[str, Any]] = {"squared_temperature": {"alpha": Above(0)}}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.relative:
-            raise UserError("distillation.relative: True is not for layers that a learned map compares; False is valid")
-        require(self, "distillation.alpha_labels", low=0)
-        if not self.on and not self.alpha_labels:
-            raise UserError(
-                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: 0.3, 0.7, 0"
-            )
-
-    @property
-    def label_weight(self) -> float:
-        """Weight of the labels; the rest is the teacher's."""
-        return self.alpha_labels
 
     def logits_weight(self, kind: LossKind) -> float:
         """Return the factor on the logits' term; without ``squared_temperature`` it takes out that term's factor."""
