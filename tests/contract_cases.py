@@ -37,10 +37,6 @@ VARIANTS = {
         "": ["--model.retrain.double_forward", "sequential"],
         "kfac": ["--model.retrain.double_forward", "sequential", "--model.retrain.weighting", "kfac"],
     },
-    "LoSparse": {
-        "": [],
-        "kfac": ["--model.prune.weighting", "kfac", "--model.prune.rows", "kfac", "--model.prune.init", "finetuned"],
-    },
     "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},

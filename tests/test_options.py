@@ -82,7 +82,7 @@ def test_a_recipe_has_its_values(recipe):
 def typed_for(name):
     """Return an option by its last part, in full, and a method that had it."""
     pairs = ((option, method) for method, names in FROZEN["methods"].items() for option in names)
-    return next(pair for pair in pairs if name in (pair[0], pair[0].rpartition(".")[2]))
+    return next(pair for pair in pairs if name in (pair[0], pair[0].removeprefix("model."), pair[0].rpartition(".")[2]))
 
 
 def changed(before, now):

@@ -34,7 +34,7 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import require
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,14 @@ class LowRankPlusSparse(RowPruning):
             With a share as large as the density no row is left.
         ratio: ``exact`` makes factors and kept rows together meet the density, ``nominal`` gives the rows
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
-        weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
-            Kronecker-factored Fisher information (second-order compression), with ``init finetuned``.
-        rows: the score of the rows: their ``sensitivity`` while they are trained, as the paper has it; or, with
-            weighting ``kfac``, their cost under the same Fisher information before they are trained.
     """
 
     low_rank: float | None = None
     ratio: Literal["exact", "nominal"] = "exact"
-    weighting: Literal["none", "kfac"] = "none"
-    rows: Literal["sensitivity", "kfac"] = "sensitivity"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.low_rank", above=0, high=1)
-        if self.rows == "kfac" and self.weighting != "kfac":
-            raise UserError(
-                "prune.rows: 'kfac' takes the moments of prune.weighting kfac, which is none; nearest: prune.weighting "
-                "kfac"
-            )
-        if self.weighting == "kfac" and self.init == "pretrained":
-            raise UserError(
-                "prune.weighting: 'kfac' needs a model trained on the task, not prune.init pretrained; nearest: "
-                "prune.init finetuned"
-            )
 
 
 def usual_low_rank(density: float) -> float:
@@ -106,9 +90,8 @@ class LoSparse(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
-        return [RowSparsePruning(self.prune, self.density, share, self.prune.ratio, *kfac).rounded(self.round_to)]
+        return [RowSparsePruning(self.prune, self.density, share, self.prune.ratio).rounded(self.round_to)]
 
 
 @dataclass(frozen=True)

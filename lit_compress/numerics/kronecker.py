@@ -119,22 +119,6 @@ def centred(moment: Moment, mean: Tensor | None) -> Moment:
     return moment.double().addr_(m, m, alpha=-1)
 
 
-@torch.no_grad()
-def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | None = None) -> Tensor:
-    """Return the growth of (M) if only row s_i of a matrix is set to zero, G_ii s_i A s_i^T, float64 [out].
-
-    Args:
-        matrix: S [out, in].
-        inputs: A [in, in], which may be overwritten.
-        gradients: G [out, out].
-        mean: m [in], which a bias takes over; None without one.
-    """
-    rows = matrix.detach().to("cpu", torch.float64)
-    moment = centred(inputs, mean)
-    assert moment is not None
-    return gradients.diagonal().double() * (rows @ moment.double() * rows).sum(1)
-
-
 @dataclass(frozen=True)
 class KroneckerSVD:
     """The best approximations of all ranks of a matrix, or of stacked matrices, under (M); :func:`kronecker_svd`.

@@ -43,7 +43,6 @@ from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, who
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
-from lit_compress.stages.weighting import Weighted, kronecker_decomposer
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -133,9 +132,6 @@ class RowSparsePruning(Stage):
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
         ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
             density - low_rank, although ranks are rounded up.
-        kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the model, on
-            1,024 examples, in place of the plain SVD's.
-        kfac_rows: True to also rank the rows by their cost under that information, measured before the training.
     """
 
     settings: RowPruning
@@ -149,13 +145,9 @@ class RowSparsePruning(Stage):
         density: float,
         low_rank: float = 0.0,
         ratio: Literal["exact", "nominal"] = "exact",
-        kfac: bool = False,
-        kfac_rows: bool = False,
     ) -> None:
         super().__init__("prune", settings)
         self.density, self.low_rank, self.ratio = density, min(low_rank, density), ratio
-        self.kfac, self.kfac_rows = kfac, kfac_rows
-        self._costs: list[Tensor] = []
         self.from_backbone = settings.init == "pretrained"
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
@@ -163,11 +155,6 @@ class RowSparsePruning(Stage):
         """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
         self.round_to = round_to or 1
         return self
-
-    @property
-    def moments(self) -> str | None:
-        """The weighting of the factors, if it takes second moments."""
-        return "kfac" if self.kfac else None
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
@@ -198,14 +185,8 @@ class RowSparsePruning(Stage):
             without_dropout(net)
         self.budget = self.budget_of(net)
         self.row_sizes = RowSizes(net, self.budget.ranks)
-        starts = structure is None
-        weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if starts and self.kfac else None
-        factors = weighted.factors if weighted else balanced
-        factorize(net, self.budget.ranks, factors if starts and self.low_rank else None, LowRankSparseLinear)
-        if weighted and self.kfac_rows:
-            parts = {site.name: net.get_parameter(f"{site.name}.sparse") for site in find_sites(net)}
-            self._costs = [weighted.row_costs(name, s) / s.shape[1] for name, s in parts.items()]
-        return net
+        factors = balanced if structure is None and self.low_rank else None
+        return factorize(net, self.budget.ranks, factors, LowRankSparseLinear)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make the buffers of the score, two float32 numbers per row, sharded like the rows."""
@@ -214,9 +195,6 @@ class RowSparsePruning(Stage):
             for name in ("average", "window"):
                 self.register_buffer(f"{name}_{i}", torch.zeros_like(weight.detach().select(1, 0), dtype=torch.float32))
         self._shards = Shards(next(net.parameters()))
-        for score, costs in zip(self.scores if self._costs else (), self._costs, strict=True):
-            number, shards = self._shards.place
-            local(score).copy_([*costs.chunk(shards), *[costs[:0]] * shards][number])
         self._whole: list[Tensor | None] | None = None  # gradients before they were clipped
         self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
         self._flips: Tensor | None = None
@@ -288,7 +266,7 @@ class RowSparsePruning(Stage):
             self._whole = None
         interval = self.settings.interval
         left_out = all(weight.grad is None for weight in self._weights)
-        if not self.kfac_rows and not left_out:
+        if not left_out:
             update_row_average_(
                 self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,10 +17,9 @@ from lit_compress.calibration.moments import KroneckerFactors, Moments
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, KroneckerSVD, kronecker_svd, row_costs
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, KroneckerSVD, kronecker_svd
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.base import StageContext
-from lit_compress.stages.calibration import Calibration, collected
+from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
@@ -253,34 +251,9 @@ class KroneckerDecomposer:
         """Return the singular values of the weighted matrix, falling, float64."""
         return self.svd(name, weight, 1).sigma
 
-    def row_costs(self, name: str, matrix: Tensor) -> Tensor:
-        """Return the cost of leaving out each row of ``matrix``, a part of site ``name``'s; float64 [out]."""
-        moment = self.moments[name]
-        return row_costs(matrix, moment.inputs(), moment.gradients(), self.mean(name))
-
     def mean(self, name: str) -> Tensor | None:
         """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
         return self.moments[name].mean if name in self.centred else None
-
-
-def kronecker_decomposer(method: StageContext, net: PreTrainedModel, settings: Weighted) -> KroneckerDecomposer:
-    """Return the decomposer of ``net`` under ``kfac`` or ``inputs``, after the calibration of a stage.
-
-    Args:
-        method: of the stage; has the task and, through its trainer, data and device.
-        net: on the CPU, before and afterwards; every rank has the same.
-        settings: the weighting.
-
-    Raises:
-        UserError: the moments are not usable, or there are too few examples.
-    """
-    trainer = method.trainer
-    calibration = calibration_for([settings], trainer.datamodule)
-    place = (method.task, trainer.strategy.root_device, trainer.world_size > 1)
-    ((_, moments),) = collected(net, calibration, *place, most=inf)
-    decomposer = weigh(settings, net, moments)
-    assert isinstance(decomposer, KroneckerDecomposer)
-    return decomposer
 
 
 def weigh(

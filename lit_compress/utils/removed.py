@@ -15,6 +15,8 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "stacked": (True, "matrices that read the same input always share one right factor"),
     "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
+    "prune.weighting": ("none", "factors are those of the plain SVD; --model SecondOrder has the ones by K-FAC"),
+    "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
@@ -37,7 +39,8 @@ COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clon
 
 def removed(option: str) -> str | None:
     """Return one line on an option that was removed, named in full or by its last part; None for any other."""
-    _, advice = REMOVED.get(option) or REMOVED.get(option.rpartition(".")[2]) or (None, None)
+    names = (option, option.removeprefix("model."), option.rpartition(".")[2])
+    _, advice = next((REMOVED[name] for name in names if name in REMOVED), (None, None))
     return advice and f"{option}: this option was removed in version 0.3; {advice}"
 
 

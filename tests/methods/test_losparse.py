@@ -19,7 +19,6 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.stages import rows as row_pruning_stage
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
-from lit_compress.stages.weighting import KroneckerDecomposer
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -53,27 +52,6 @@ def bert_base():
 
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
-
-
-def test_rows_are_ranked_by_their_costs(fit, dense):
-    """The scores are those of S before the training, and the rows that are left have the largest ones."""
-    costs = []
-    given = KroneckerDecomposer.row_costs
-
-    def row_costs(self, name, matrix):
-        costs.append(given(self, name, matrix) / matrix.shape[1])
-        return given(self, name, matrix)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KroneckerDecomposer, "row_costs", row_costs)
-        method = fit(losparse(init="finetuned", weighting="kfac", rows="kfac"), "prune", dense)
-    assert len(costs) == len(method.stage.scores) == 12
-    assert all(torch.allclose(a, b.float()) and b.min() > 0 for a, b in zip(method.stage.scores, costs, strict=True))
-    kept = torch.cat([layer.sparse.detach().any(1) for layer in layers(method.net)])
-    ranking = torch.cat(costs)
-    assert 0 < kept.sum() < len(kept) and ranking[kept].min() >= ranking[~kept].max()
-    with pytest.raises(UserError, match=r"prune\.rows: 'kfac' takes the moments of prune\.weighting kfac"):
-        losparse(init="finetuned", rows="kfac")
 
 
 @pytest.mark.parametrize(("share", "real"), [(0.01, 0.0111), (0.02, 0.0210), (0.03, 0.0310), (0.05, 0.0510)])

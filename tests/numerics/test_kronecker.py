@@ -19,7 +19,6 @@ from lit_compress.numerics.kronecker import (
     corrected_bias,
     damped_root,
     kronecker_svd,
-    row_costs,
 )
 from lit_compress.utils.errors import UserError
 
@@ -190,15 +189,3 @@ def test_errors(changes: dict, words: str) -> None:
         svd_of(**{"weight": draw(5, 6), "name": "key", **changes})
     with pytest.raises(UserError, match="key: rank 6 does not fit"):
         svd_of(draw(5, 6), name="key").factors(6)
-
-
-@pytest.mark.parametrize("with_mean", [False, True])
-def test_the_cost_of_a_row_is_what_the_matrix_without_it_loses(with_mean: bool) -> None:
-    matrix, a, g = draw(6, 9), moment(9, 1), moment(6, 2)
-    mean = a.mean(0) / 9 if with_mean else None
-    inputs = centred(a.clone(), mean)
-    assert inputs is not None
-    for i, cost in enumerate(row_costs(matrix, a, g, mean)):
-        without = matrix.clone()
-        without[i] = 0
-        assert float(cost) == pytest.approx(loss_by_loops(matrix - without, inputs, g).item(), rel=1e-9)
