@@ -168,14 +168,21 @@ class GatedStage(Stage):
         """Return the target t(step) of the expected density."""
         return linear_to(step, 0, self._warmup, self.initial, self.density)
 
+    def active(self, step: int) -> set[str]:
+        """Return the gates that are trained in the optimizer step after ``step`` completed ones; others are open."""
+        return set(self.gates)
+
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sample the gates; return the usual loss terms and the Lagrangian of the size."""
+        """Sample the trained gates; return the usual loss terms and the Lagrangian of the size."""
+        step = method.trainer.global_step
+        active = self.active(step)
         with same_draws(method):
-            z = {name: gate.sample() for name, gate in self.gates.items()}
+            z = {n: gate.sample() if n in active else opened(gate) for n, gate in self.gates.items()}
         self.set_gates(self._net[0], z)
         terms = super().losses(method, batch)
-        target = self.target(method.trainer.global_step)
-        return terms | {"size": lagrangian(self.size.density(self.log_alphas), target, self.linear, self.quadratic)}
+        log_alphas = {n: a if n in active else a.detach() for n, a in self.log_alphas.items()}
+        density = self.size.density(log_alphas)
+        return terms | {"size": lagrangian(density, self.target(step), self.linear, self.quadratic)}
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Average the gradients of gates and multipliers over ranks where the strategy does not."""
@@ -211,8 +218,8 @@ class GatedStage(Stage):
 
     def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them by name."""
-        masks = self.kept_masks(step)
-        z = {name: gate.deterministic(masks[name]) for name, gate in self.gates.items()}
+        masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
+        z = {n: gate.deterministic(masks[n]) if n in active else opened(gate) for n, gate in self.gates.items()}
         self.set_gates(net, z, deterministic=True)
         self.tell_gap(step)
         return z
@@ -255,6 +262,11 @@ class GatedStage(Stage):
         with torch.no_grad():
             gap = float(self.size.density(self.log_alphas)) - self.density
         return self.settings.exact_target or abs(gap) <= self.tolerance
+
+
+def opened(gate: HardConcrete) -> Tensor:
+    """Return the values of a gate whose units are all open."""
+    return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
 
 
 @contextmanager

@@ -37,7 +37,6 @@ from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import find_sites, size_at
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
-from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
@@ -196,8 +195,6 @@ class RowSparsePruning(Stage):
                 self.register_buffer(f"{name}_{i}", torch.zeros_like(weight.detach().select(1, 0), dtype=torch.float32))
         self._shards = Shards(next(net.parameters()))
         self._whole: list[Tensor | None] | None = None  # gradients before they were clipped
-        self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
-        self._flips: Tensor | None = None
 
     def layers(self, net: PreTrainedModel) -> list[Any]:
         """Return the modules at the sites."""
@@ -277,9 +274,6 @@ class RowSparsePruning(Stage):
     def _zero(self, step: int) -> None:
         budget = self.budget.factors + round(self.kept_share(step) * self.budget.total)
         keep = select_rows(self.scores, self.row_sizes.choose, budget, self._shards.reduce, self._shards.place)
-        rows = joined(keep)
-        self._flips = None if self._rows is None else (rows != self._rows).sum()
-        self._rows = rows
         keep_rows_(self._weights, keep)
 
     def stored(self) -> Tensor:
@@ -289,18 +283,12 @@ class RowSparsePruning(Stage):
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Log target and achieved density, and how many rows changed between kept and pruned at the last pruning.
+        """Log target and achieved density.
 
         Between two prunings, rows that training has moved away from zero count as kept.
         """
         total, factors = self.budget.total, self.budget.factors / self.budget.total
-        shown = {"target": factors + self.kept_share(step), "density": int(self.stored()) / total}
-        if self._flips is not None:  # known from the second selection on, also after a resume
-            flips = self._flips.clone()
-            if self._shards.reduce:
-                self._shards.reduce(flips)
-            shown["flips"] = int(flips)
-        return shown
+        return {"target": factors + self.kept_share(step), "density": int(self.stored()) / total}
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
         """Write the score Gamma of every site's rows, for ``benchmarks.analysis neurons``."""

@@ -106,30 +106,6 @@ def test_families_whose_matrices_stand_otherwise(family, tmp_path):
         assert torch.allclose(logits(found), expected, atol=1e-5)
 
 
-def test_a_short_run_ends_at_its_budget(fit, dense):
-    """The target falls linearly from the size of all factors, gates move, the fused net gives the validated logits."""
-    seen = []
-
-    def look(trainer, module):
-        seen.append(
-            module.stage.status(module.net, trainer.global_step) | {"at": module.stage.at_budget(len(seen) + 1)}
-        )
-
-    done = fit(flop(gate_learning_rate=0.1, multiplier_learning_rate=0.05), "prune", dense, look=look)
-    stage, net = done.stage, done.net
-    steps, warm = stage.total_steps, round(0.4 * stage.total_steps)
-    first = stage.target(0)
-    assert 1.5 < first < 2  # the factors of all ranks have up to twice the weights
-    for step, status in enumerate(seen, 1):
-        assert status["target"] == pytest.approx(max(0.4, first + (0.4 - first) * step / warm))
-        assert status["at"] == (step >= warm)
-    assert seen[-1]["density"] < seen[0]["density"] - 0.2 and seen[-1]["lambda1"] > 0
-    stage.before_validation(net, steps)
-    expected = logits(net)
-    small = fuse(net)
-    assert 0.39 < stored_density(small) <= 0.4 and torch.allclose(logits(small), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "error"),
     [

@@ -84,31 +84,6 @@ def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
     assert torch.allclose(load_net(tmp_path)(**inputs).logits, expected, atol=1e-5)
 
 
-def test_removed_rows_stand_still_and_their_scores_move(fit, dense):
-    """Spec 2.3: no weight gradient, a score gradient, for rows that are switched off."""
-    off = []
-
-    def look(trainer, method):
-        for layer in layers(method):
-            gone = ~before[id(layer)]
-            assert torch.count_nonzero(layer.weight.grad[gone]) == 0
-            off.append(bool(layer.score.grad[gone].any()))
-            before[id(layer)] = layer.mask.clone()
-
-    method = movement()
-    before = {}
-    original = MovementPruning.attach
-
-    def attach(self, net):
-        original(self, net)
-        before.update({id(layer): layer.mask.clone() for layer in self._layers})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MovementPruning, "attach", attach)
-        fit(method, "prune", dense, look)
-    assert any(off)
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_masks_change_only_after_an_optimizer_step(fit, dense, accumulate):
     """One cut-off for all micro-batches of a step."""
@@ -143,20 +118,6 @@ def test_scores_have_their_own_learning_rate(fit, dense):
 
     fit(movement(weight_decay=0.1, score_learning_rate=2e-2), "prune", dense, look)
     assert all(a == b and c == pytest.approx(20 * a) for a, b, c in rates) and max(c for *_, c in rates) > 0.015
-
-
-def test_plain_sgd_moves_the_score_by_minus_g_w():
-    """Spec 2.3: s = -lr sum_ij g_ij W_ij, so a row whose weights grow gets a higher score."""
-    layer = MaskedLinear(torch.nn.Linear(2, 1, bias=False))
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[1.0, -1.0]]))
-    optimizer, total = torch.optim.SGD([layer.score, layer.weight], lr=0.1), 0.0
-    for _ in range(4):
-        optimizer.zero_grad()
-        (0.5 * (layer(torch.tensor([1.0, -1.0])) - 5.0) ** 2).sum().backward()
-        total -= 0.1 * float((layer.weight.grad * layer.weight).sum())
-        optimizer.step()
-    assert layer.score.item() == pytest.approx(total) and total > 0
 
 
 def test_soft_penalty_is_the_gradient_of_its_formula():
@@ -217,21 +178,6 @@ def test_soft_threshold_rises_and_a_miss_is_said(fit, dense, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method.stage.finish(method.net, tmp_path)
-
-
-@pytest.mark.parametrize("family", ["bert", "t5"])
-def test_density_one_is_the_dense_net(family, tmp_path):
-    """Before the first step every mask is 1, whatever the family; with density 1 there is none."""
-    folder = tmp_path / "dense"
-    folder.mkdir()
-    save_net(make_net(family), folder)
-    inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
-    for density in (0.5, 1.0):
-        method = movement(density=density)
-        method.prepare(method.stages()[1], 0, folder, None)
-        method.configure_model()
-        assert torch.equal(method.net.eval()(**inputs).logits, load_net(folder)(**inputs).logits)
-    assert not any(isinstance(module, MaskedLinear) for module in method.net.modules())
 
 
 @pytest.mark.parametrize(

@@ -92,18 +92,6 @@ def test_the_sign_of_the_price(density, sign, monkeypatch):
     assert sign * seen[0]["lambda1"] > 0 and sign * seen[2]["lambda1"] > sign * seen[0]["lambda1"]
 
 
-def test_maximize_is_a_negative_learning_rate(monkeypatch):
-    first, second = toy(), toy()
-    groups = second.param_groups(None)
-    groups[1] |= {"maximize": False, "lr": -groups[1]["lr"]}
-    run(first, 20, monkeypatch)
-    optimizer = torch.optim.AdamW(groups[:1], fused=False)
-    optimizer.add_param_group(groups[1])
-    run(second, 20, monkeypatch, optimizer=optimizer)
-    assert first.linear.item() == pytest.approx(second.linear.item(), rel=1e-4)
-    assert torch.allclose(first.gates["heads"].log_alpha, second.gates["heads"].log_alpha, atol=1e-5)
-
-
 def test_what_is_evaluated(monkeypatch):
     """Deterministic; as many units as expected before the target has arrived, then exactly the budget."""
     stage = toy()

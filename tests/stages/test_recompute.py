@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny import make_net
 
 from lit_compress.__main__ import main
@@ -12,21 +11,6 @@ from lit_compress.models.accounting import forward_bytes
 from lit_compress.stages import recompute
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.recompute import activations, most_kept, surely_few
-
-
-@pytest.mark.parametrize("method", ["SVD", "LPAF"])
-def test_the_weights_are_the_same(method, short_run, tmp_path, monkeypatch):
-    """With dropout and hidden states of a teacher; in the stages that can: LPAF's last one throws coins."""
-    done = []
-    monkeypatch.setattr("lit_compress.methods.base.recompute", lambda net: (done.append(net), recompute.recompute(net)))
-    epochs, found = ["--model.prune.epochs", "1"] if method == "LPAF" else [], {}
-    for again in ("true", "false"):
-        run = tmp_path / again
-        main(["fit", "--model", method, "--model.density", "0.5", *short_run, *epochs, "--model.recompute", again,
-              "--run_dir", str(run)])  # fmt: skip
-        found[again] = load_file(run / "export" / "model.safetensors")
-    assert len(done) == 2
-    assert all(torch.equal(value, found["false"][name]) for name, value in found["true"].items())
 
 
 def test_blocks_recompute_above_a_limit_only(short_run, tmp_path, monkeypatch):
@@ -56,13 +40,17 @@ def test_what_is_kept():
     assert surely_few(net, (8, 32), 10 * whole) and not surely_few(net, (8, 32), whole)
 
 
-def test_the_gradient_is_that_of_kept_activations():
+@pytest.mark.parametrize(("family", "task"), [("llama", "wikitext2"), ("bert", "sst2")])
+def test_the_gradient_is_that_of_kept_activations(family, task):
+    """With dropout, which is drawn once."""
+
     def gradients(again):
-        net = make_net("llama", "wikitext2").train()
+        net = make_net(family, task, dropout=0.1).train()
         if again:
             recompute.recompute(net)
+        torch.manual_seed(0)
         ids = torch.arange(5, 21).view(2, 8)
-        net(input_ids=ids, labels=ids).loss.backward()
+        net(input_ids=ids, labels=ids if family == "llama" else torch.tensor([0, 1])).loss.backward()
         return {name: value.grad for name, value in net.named_parameters()}
 
     kept, made = gradients(False), gradients(True)

@@ -35,11 +35,11 @@ from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
-from lit_compress.numerics.losses import lagrangian, matched_layers_loss
+from lit_compress.numerics.losses import matched_layers_loss
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.distillation import Distillation
-from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates, same_draws
+from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
@@ -276,23 +276,11 @@ class ProjectedStage(GatedStage):
     # ------------------------------------------------------------------- loss
 
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sample the trained gates; return the terms of distillation and the Lagrangian of the size (Eq. 5)."""
-        step = method.trainer.global_step
-        self._active = self.active(step)
-        with same_draws(method):
-            z = {n: gate.sample() if n in self._active else self._open(gate) for n, gate in self.gates.items()}
-        self.set_gates(self._net[0], z)
-        terms = method.objective(method.logits(batch), batch, distil=self.distil)
+        """Return the terms of distillation and, once gates are trained, the Lagrangian of the size (Eq. 5)."""
+        terms, self._active = super().losses(method, batch), self.active(method.trainer.global_step)
         parameters = (*self.log_alphas.values(), self.linear, self.quadratic, self.map)
         size = torch.stack([0 * p.sum() for p in parameters]).sum()  # DDP needs all gradients
-        if self._active:
-            log_alphas = {n: a if n in self._active else a.detach() for n, a in self.log_alphas.items()}
-            size = size + lagrangian(self.size.density(log_alphas), self.target(step), self.linear, self.quadratic)
-        return terms | {"size": size}
-
-    @staticmethod
-    def _open(gate: HardConcrete) -> Tensor:
-        return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
+        return terms | {"size": size + terms["size"] if self._active else size}
 
     def layer_loss(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
@@ -342,12 +330,9 @@ class ProjectedStage(GatedStage):
 
     def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
-        masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
-        z = {n: gate.deterministic(masks[n]) if n in active else self._open(gate) for n, gate in self.gates.items()}
-        self.set_gates(net, z, deterministic=True)
-        self.tell_gap(step)
+        z = super().deterministic(net, step)
         if self.settings.exact_target and step == self.total_steps:
-            kept = self.size.count(masks) / self.size.total
+            kept = self.size.count(self.kept_masks(step)) / self.size.total
             if kept < 0.99 * self.density:
                 rank_zero_warn(
                     f"prune: the gates closed so many heads and layers that a density of {kept:.4f} is kept, not "

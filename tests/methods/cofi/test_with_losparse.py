@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import make_batch, make_net
 
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.fuse import compact
 from lit_compress.methods import CoFiLoSparse
 from lit_compress.methods.cofi.with_losparse import OpenRows, RowsInGates
 from lit_compress.models import accounting as budget
@@ -132,25 +132,6 @@ def test_shards_know_their_rows():
             rows._shards.place = (rank, ranks)
             parts.append(rows._mine(torch.arange(32)))
         assert [part.tolist() for part in parts] == [part.tolist() for part in torch.arange(32).chunk(ranks)]
-
-
-def test_a_short_run_has_the_product(fit, dense, tmp_path):
-    """The whole gated stage: density 0.3 = share 0.55 x gates, from the checkpoint's form to the cut net."""
-    prune = RowsInGates(epochs=2, learning_rate=1e-3, init="finetuned", target_warmup=0.3, start=0.1, end=0.3)
-    done = fit(CoFiLoSparse(backbone="unused", density=0.3, prune=prune), "prune", dense, teacher=dense)
-    stage, net = done.stage, done.net
-    assert stage.density == pytest.approx(0.3 / 0.3**0.5)
-    stage.before_validation(net, stage.total_steps)
-    assert 0 < stage.rows.status(net, stage.total_steps)["density"] <= 1  # closed heads and sub-layers count too
-    batch = make_batch()
-    inputs = {"input_ids": batch["input_ids"] % 20, "attention_mask": batch["attention_mask"]}
-    expected = net.eval()(**inputs).logits
-    stage.deploy(net)
-    stage.finish(net, tmp_path)
-    small = compact(net)
-    assert torch.allclose(small(**inputs).logits, expected, atol=1e-5)
-    assert torch.allclose(fuse(net)(**inputs).logits, expected, atol=1e-5)
-    assert 0 <= round(0.3 * budget.dense_site_params(small)) - budget.count_params(small).sites < 64  # a row
 
 
 def test_settings_are_checked():

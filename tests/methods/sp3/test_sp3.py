@@ -200,17 +200,6 @@ def test_a_run_of_albert(tiny_backbone, short_run, tmp_path):
     assert not (run / "prune" / "net" / COMPONENTS).exists()
 
 
-def test_accumulated_batches_are_one_step(fit, dense):
-    """The same examples in two halves give the same gates after a step, when nothing is drawn."""
-    results = []
-    for accumulate, size in ((1, 16), (2, 8)):
-        settings = replace(QUICK, start=0.0, target_warmup=0.0, structure_start=0.0, epochs=1)
-        method = fit(sp3(settings), "prune", dense, teacher=dense, batch_size=size, max_steps=1,
-                     accumulate=accumulate)  # fmt: skip
-        results.append(method.stage.status(method.net, 1)["density"])
-    assert results[0] == pytest.approx(results[1], abs=1e-3)
-
-
 @pytest.mark.parametrize("log_alpha", [10.0, 0.0])
 def test_where_the_gates_begin(tmp_path, log_alpha):
     """P(z > 0) = sigmoid(log_alpha - 2/3 log(0.1 / 1.1)); the target falls from the density that is then expected."""
