@@ -53,8 +53,13 @@ def net_of(family, dtype=torch.float64, **settings):
 
 def logits(net, **settings):
     batch = make_batch(**settings)
+    ids = batch["input_ids"] % net.config.vocab_size  # the backbone of fits has fewer
     with torch.no_grad():
-        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return net(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+
+
+def evaluated(net):
+    return logits(net.eval())
 
 
 def random_bases(net, group=1, seed=0):

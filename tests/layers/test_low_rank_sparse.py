@@ -131,14 +131,6 @@ def test_spec_gives_the_shapes(rank):
         }
 
 
-@pytest.mark.parametrize("sizes", [(4, 0), (0, 4), (4, 3)])
-@torch.no_grad()
-def test_sized_linear_of_any_size(sizes):
-    inner, out = sizes
-    weight, bias, x = torch.randn(out, inner), torch.randn(out), torch.randn(2, 5, inner)
-    assert torch.equal(SizedLinear.from_tensors(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_program_of_rows_alone_takes_any_batch(bias):
     """The number of texts that the layer was traced with is not part of it."""

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from helpers import logits
+from tiny import make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_compress.layers import SomeHeads
@@ -14,12 +15,6 @@ from lit_compress.models.cut import cut_closed, cut_units
 from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, tell_heads
-
-
-def logits(net):
-    batch = make_batch()
-    with torch.no_grad():
-        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
 def test_other_heads_in_every_layer_and_again_in_the_second(tmp_path):

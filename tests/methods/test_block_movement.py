@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import evaluated as logits
 from tiny import make_batch, make_net
 
 from lit_compress.export.fuse import fuse
@@ -38,12 +39,6 @@ def masked_net(folder, family="bert", seed=0, **settings):
     stage.attach(masked)
     stage.set_total_steps(10)
     return net, masked, stage
-
-
-def logits(net):
-    batch = {name: value for name, value in make_batch().items() if name.startswith(("input", "att"))}
-    with torch.no_grad():
-        return net.eval()(**batch).logits
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_losparse import logits
+from helpers import evaluated as logits
 from tiny import make_net
 from torch import nn
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import evaluated as logits
 from safetensors.torch import load_file
-from tiny import make_batch, make_net
+from tiny import make_net
 from torch import nn
 
 from lit_compress.export.fuse import compact, fuse
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
-from lit_compress.methods import LoSparse, LowRankI, LowRankII
+from lit_compress.methods import ITP, LoSparse, LowRankI, LowRankII
 from lit_compress.methods.losparse import LowRankPlusSparse
 from lit_compress.models import accounting as budget
 from lit_compress.models.sites import find_sites
@@ -33,13 +34,6 @@ def build(dense, method):
 
 def layers(net):
     return [net.get_submodule(site.name) for site in find_sites(net)]
-
-
-def logits(net):
-    batch = make_batch()
-    ids = batch["input_ids"] % 20
-    with torch.no_grad():
-        return net.eval()(input_ids=ids, attention_mask=batch["attention_mask"]).logits
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +67,14 @@ def test_published_schedule(bert_base):
     printed = 0.15 + 0.85 * (1 - (676 - 675 - 3375) / (12272 - 675 - 3375)) ** 3
     assert printed > 1 >= stage.kept_share(676)
     assert not stage.at_budget(8896) and stage.at_budget(8897)
+
+
+def test_itp_prunes_the_weight_itself(dense):
+    method = build(dense, ITP(backbone="unused", density=0.3))
+    assert torch.equal(logits(method.net), logits(load_net(dense)))
+    for layer, linear in zip(layers(method.net), layers(load_net(dense)), strict=True):
+        assert layer.rank == 0 and layer.left is None and torch.equal(layer.sparse, linear.weight)
+    assert method.stage.budget.final == pytest.approx(0.3, abs=1e-4)
 
 
 @pytest.mark.parametrize("point", ["after", "before"])

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import save_file
 from tiny import make_batch, make_net
 
-from lit_compress.layers import MixedRankLinear
 from lit_compress.methods import LPAF
 from lit_compress.methods.lpaf import MixedRank, by_density
 from lit_compress.models.sites import find_sites
@@ -142,20 +141,6 @@ def test_coins_have_the_right_mean_and_depend_on_the_seed_only(pruned):
     assert not torch.equal(*(row for row in stage._throw(0.5, 9, 2)))
 
 
-def test_p_one_is_the_sparse_net_p_zero_the_factorized(pruned):
-    """Invariant 30."""
-    from lit_compress.models.storage import load_net
-
-    method, batch = module(pruned), make_batch()
-    method.stage._set(torch.ones(1, len(method.stage._layers), dtype=torch.bool))
-    sparse = load_net(pruned)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    assert torch.allclose(method.logits(batch), sparse, atol=1e-6)
-    method.stage._set(torch.zeros(1, len(method.stage._layers), dtype=torch.bool))
-    trained = method.logits(batch)
-    assert torch.equal(trained, method.eval().logits(batch))
-    assert not torch.allclose(trained, sparse, atol=1e-3)
-
-
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "t5", "llama"])
 @pytest.mark.parametrize("mode", ["concat", "sequential"])
 def test_two_forwards_equal_two_plain_ones(family, mode, tmp_path):
@@ -218,15 +203,6 @@ def test_no_consistency_is_a_single_forward(pruned):
     method = at(module(pruned, consistency=0.0), 0)
     assert set(method.stage.losses(method, make_batch())) == {"task"}
     assert {len(layer.z) for layer in method.stage._layers} == {1}
-
-
-def test_sparse_matrix_is_not_trained_and_not_saved(pruned):
-    """Invariant 34."""
-    method = module(pruned)
-    assert all(isinstance(m, MixedRankLinear) and not m.weight.requires_grad for m in method.stage._layers)
-    trained = {id(p) for p in method.net.parameters()}
-    assert not any(id(m.weight) in trained for m in method.stage._layers)
-    assert not any(name.endswith("query.weight") for name in method.state_dict())
 
 
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):

@@ -84,25 +84,6 @@ def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
     assert torch.allclose(load_net(tmp_path)(**inputs).logits, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_masks_change_only_after_an_optimizer_step(fit, dense, accumulate):
-    """One cut-off for all micro-batches of a step."""
-    seen, method = [], movement(start=0.0)
-    step = type(method)._terms
-
-    def note(self, *args):
-        seen.append((self.trainer.global_step, torch.cat([layer.mask for layer in layers(self)])))
-        return step(self, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(method), "_terms", note)
-        fit(method, "prune", dense, accumulate=accumulate)
-    masks = {}
-    for at, mask in seen:
-        assert torch.equal(masks.setdefault(at, mask), mask)
-    assert len(seen) >= accumulate * (len(masks) - 2) and len({int(m.sum()) for m in masks.values()}) > 3
-
-
 def test_scores_have_their_own_learning_rate(fit, dense):
     """One AdamW: the scores at 1e-2 without decay, the rest as ever; the schedule scales all."""
     rates = []

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from helpers import logits
 from tiny import make_batch, make_net
 
 from lit_compress.methods import Theseus
@@ -35,12 +36,6 @@ MORE = {"bert": {"num_hidden_layers": 6}, "distilbert": {"n_layers": 4}}
 def stage_for(density=0.5, within=False, **settings):
     given = {"epochs": 2, "learning_rate": 1e-3, "warmup": 0.0} | settings
     return BlockReplacing(Replacing(**given), density, Distillation(alpha=0.0), within)
-
-
-def logits(net):
-    batch = make_batch()
-    with torch.no_grad():
-        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
 def naive(net, dense, coins):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import as_deployed, random_bases
+from helpers import as_deployed, logits, random_bases
 from tiny import make_batch, make_net
 
 from lit_compress.__main__ import main
@@ -34,12 +34,6 @@ QUICK = ProjectedPruning(
 def sp3(prune=QUICK, task="sst2", **settings):
     settings = {"density": 0.4, "distillation": SP3Distillation()} | settings
     return SP3(task=task, backbone="unused", prune=prune, **settings)
-
-
-def logits(net):
-    batch = make_batch()
-    with torch.no_grad():
-        return net(input_ids=batch["input_ids"] % 20, attention_mask=batch["attention_mask"]).logits
 
 
 class Built:
