@@ -220,8 +220,8 @@ class CommandLine:
             stage, _, name = option.removeprefix("model.").rpartition(".")
             taker = {"learning_rate": "optimizer", "weight_decay": "optimizer", "warmup": "lr_scheduler"}.get(name)
             if taker and stage in init and (kind := init[stage].get(taker)) is not None:
-                own = "lr" if name == "learning_rate" else name
-                hint = "leave it out" if name == "warmup" else f"give --model.{stage}.optimizer.{own}"
+                theirs = "lr" if name == "learning_rate" else name
+                hint = "leave it out" if name == "warmup" else f"give --model.{stage}.optimizer.{theirs}"
                 raise UserError(f"{option}: {kind.class_path} takes its place; {hint}")
         if init.get("backbone") is None:
             raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")

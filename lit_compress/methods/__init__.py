@@ -6,7 +6,6 @@ package offers every subclass of ``Method`` that a file of this folder defines.
 """
 
 from importlib import import_module
-from inspect import isabstract
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from lit_compress.methods.base import Method
 def _found() -> dict[str, type[Method]]:
     modules = [import_module(info.name) for info in walk_packages(__path__, f"{__name__}.")]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
-    return {kind.__name__: kind for kind in classes if issubclass(kind, Method) and not isabstract(kind)}
+    found = [kind for kind in classes if issubclass(kind, Method) and kind.__module__ != Method.__module__]
+    return {kind.__name__: kind for kind in (Method, *found)}
 
 
 globals().update(_found())

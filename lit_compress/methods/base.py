@@ -358,6 +358,12 @@ class Method(MicroBatches, Checkpointed, Fields):
         self.log_dict({"val/score": score if at_budget else -inf} | ({} if loss is None else {"val/loss": loss}))
 
 
+class Untaught(Method):
+    """A method that does not distil by default, as in its paper."""
+
+    distillation = Distillation(alpha=0.0)
+
+
 class OneShot(Method, Compression):
     """A method that compresses in one shot, and may train afterwards.
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import GatedRankLinear, HardConcrete
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import Structure, factorize
@@ -174,16 +174,14 @@ class RankPruning(GatedStage):
         )
 
 
-class FLOP(Method):
+class FLOP(Untaught):
     """Factorize all matrices and prune ranks by learned gates; the export has ordinary low-rank layers.
 
     Args:
         prune: training of factors and gates.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     prune: FLOPPruning = FLOPPruning(epochs=20, target_warmup=0.5)
-    distillation = Distillation(alpha=0.0)
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -15,23 +15,21 @@ are removed with a neuron or a head; the paper counts the kept rows. The paper d
 
 from __future__ import annotations
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Untaught
 from lit_compress.stages.base import Stage
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 
 
-class ITP(Method):
+class ITP(Untaught):
     """Iterative structured pruning: the rows of every matrix, ranked together by sensitivity.
 
     Args:
         density: stored / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
     prune: RowPruning = RowPruning()
-    distillation = Distillation(alpha=0.0)
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Untaught
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
@@ -65,19 +65,17 @@ def usual_low_rank(density: float) -> float:
     return min(0.05, density / 2)
 
 
-class LoSparse(Method):
+class LoSparse(Untaught):
     """Approximate matrices by factors, which stay, plus a sparse matrix whose rows are pruned by sensitivity.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         prune: the decomposition, the schedule of the pruning, and its training.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
     prune: LowRankPlusSparse = LowRankPlusSparse()
-    distillation = Distillation(alpha=0.0)
 
     @classmethod
     def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
@@ -105,20 +103,18 @@ class FromLowRank(Retraining):
     init: Literal["pretrained", "finetuned"] = "pretrained"
 
 
-class LowRankI(Method):
+class LowRankI(Untaught):
     """LoSparse without its sparse part: fine-tune the factors of the backbone.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         retrain: fine-tuning of the factors.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
     rule: RankRule
     retrain: FromLowRank = FromLowRank()
-    distillation = Distillation(alpha=0.0)
 
     def __post_init__(self) -> None:
         self.rule = self.rank_rule()
@@ -131,19 +127,17 @@ class LowRankI(Method):
         return [stage]
 
 
-class LowRankII(Method):
+class LowRankII(Untaught):
     """LoSparse whose sparse matrix is pruned until only the factors are left.
 
     Args:
         density: parameters of the factors / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         prune: schedule and score of the pruning, and its training.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
     prune: RowPruning = RowPruning()
-    distillation = Distillation(alpha=0.0)
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

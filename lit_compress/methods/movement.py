@@ -25,13 +25,12 @@ whose rows are all removed is removed with the columns that read it, as in ITP (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from lit_compress.layers import MaskedLinear
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import FEED_FORWARD
@@ -45,11 +44,6 @@ from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True)
-class MovementSettings(MovementTraining):
-    """How rows are masked."""
 
 
 class MovementPruning(MovementStage):
@@ -96,18 +90,16 @@ class MovementPruning(MovementStage):
                 replace(net, site.name, layer.zeroed())
 
 
-class Movement(Method):
+class Movement(Untaught):
     """Prune neurons by scores that are trained with the weights.
 
     Args:
         density: stored fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and masks of the pruning, and its training.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
-    prune: MovementSettings = MovementSettings()
-    distillation = Distillation(alpha=0.0)
+    prune: MovementTraining = MovementTraining()
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Untaught
 from lit_compress.numerics.importance import accumulate_sensitivity_, fold_sensitivity_
 from lit_compress.stages.base import Stage
 from lit_compress.stages.unstructured import Reduce, Score, Unstructured, UnstructuredPruning
@@ -104,19 +104,17 @@ class ConfidenceSettings(Unstructured):
         return UpperConfidenceScore(self.beta1, self.beta2, self.interval)
 
 
-class PLATON(Method):
+class PLATON(Untaught):
     """Prune single weights by an upper confidence bound of their sensitivity.
 
     Args:
         density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     stores_zeros = True
     usual_density = 0.2
     prune: ConfidenceSettings = ConfidenceSettings()
-    distillation = Distillation(alpha=0.0)
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

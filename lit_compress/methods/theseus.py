@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Distillation, Untaught
 from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stack_lengths
 from lit_compress.models.sites import module_at
 from lit_compress.models.surgery import Structure, replace
@@ -206,18 +206,16 @@ class BlockReplacing(Stage):
             block.release()
 
 
-class Theseus(Method):
+class Theseus(Untaught):
     """Replace modules of several blocks by one block each, at random; the export is an ordinary model of fewer blocks.
 
     Args:
         density: fraction of the blocks that is left: their number must divide the number of all; default 0.5.
         replace: the schedule of the replacing, and the training of the successors.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.5
     replace: Replacing = Replacing(epochs=15, warmup=0.0)
-    distillation = Distillation(alpha=0.0)
 
     def own_stages(self) -> list[Stage]:
         """Return replace."""

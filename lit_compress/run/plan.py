@@ -31,7 +31,7 @@ def target_density(method: Method, net: PreTrainedModel) -> float:
     """
     if method.density < 1:
         return method.density
-    left = copy.deepcopy(net).to("meta")
+    left = copy.deepcopy(net)
     for stage in method.stages():
         left = stage.outline(left)
     return count_params(left).sites / dense_site_params(net)

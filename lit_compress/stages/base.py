@@ -334,7 +334,7 @@ def build_optimizer(stage: Stage, net: PreTrainedModel, precision: str) -> torch
             (decay if parameter.ndim > 1 else plain).append(parameter)
     rest: dict[str, Any] = {"params": plain, "weight_decay": 0.0}
     if settings.optimizer is None:
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        optimizer: Any = torch.optim.AdamW(
             [{"params": decay, "weight_decay": settings.weight_decay}, rest, *own],
             lr=settings.learning_rate,
             # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.

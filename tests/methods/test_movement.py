@@ -14,17 +14,18 @@ from lit_compress.export.fuse import compact
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods import Movement
-from lit_compress.methods.movement import MovementPruning, MovementSettings
+from lit_compress.methods.movement import MovementPruning
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.stages.movement import MovementTraining
 from lit_compress.utils.errors import UserError
 
 
 def movement(density=0.3, **settings):
     ramp = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2, **settings}
-    return Movement(backbone="unused", density=density, prune=MovementSettings(**ramp))
+    return Movement(backbone="unused", density=density, prune=MovementTraining(**ramp))
 
 
 def layers(method):
@@ -103,7 +104,7 @@ def test_scores_have_their_own_learning_rate(fit, dense):
 
 def test_soft_penalty_is_the_gradient_of_its_formula():
     """lambda(t) sum over {attention, feed-forward} of (1 / 2) mean over matrices of mean_i sigmoid(s_i)."""
-    stage = MovementPruning(MovementSettings(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
+    stage = MovementPruning(MovementTraining(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
     net = make_net()
     for site in find_sites(net):
         layer = MaskedLinear(net.get_submodule(site.name))
@@ -172,4 +173,4 @@ def test_soft_threshold_rises_and_a_miss_is_said(fit, dense, tmp_path):
 )
 def test_bad_settings_are_one_line(settings, words):
     with pytest.raises(UserError, match=words):
-        MovementSettings(**settings)
+        MovementTraining(**settings)

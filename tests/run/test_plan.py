@@ -80,7 +80,7 @@ def test_a_density_of_the_whole_net():
 
 
 def test_the_target_of_a_rank_and_of_a_number_of_weights():
-    net = make_net("bert")
+    net = make_net("bert").to("meta")
     rank = target_density(methods.SVD(task="sst2", rank=4), net)
     sites = [(32, 32)] * 4 + [(64, 32), (32, 64)]
     assert rank == pytest.approx(sum(4 * (a + b) for a, b in sites) / sum(a * b for a, b in sites))
