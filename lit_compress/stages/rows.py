@@ -18,7 +18,8 @@ Deviations, and open points of the paper (the published numbers come from the au
       and not more than the matrix. So the file has the density. A head that does not fit any more is passed over for
       the next rows.
     - Rows are zeroed, not masked: they keep their gradient and AdamW's averages, and may come back.
-    - p is a function of the completed steps, here as everywhere; the code is one step behind.
+    - p is a function of the completed steps, here as everywhere; the code is one step behind. It trains most steps
+      without the backbone's dropout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
@@ -62,7 +63,6 @@ class RowPruning(Training):
         beta: weight of the old value in the score's moving average.
         score_point: take |w g| with the weight ``after`` the step (the authors' code) or ``before`` it (their paper).
         init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense model.
-        dropout: False turns the backbone's dropout off; the authors' code trains most steps without.
     """
 
     start: float = 0.05
@@ -71,7 +71,6 @@ class RowPruning(Training):
     beta: float = 0.85
     score_point: Literal["after", "before"] = "after"
     init: Literal["pretrained", "finetuned"] = "pretrained"
-    dropout: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,16 +87,6 @@ class RowPruning(Training):
             )
         require(self, "prune.interval", low=1)
         require(self, "prune.beta", low=0, below=1)
-
-
-def without_dropout(net: nn.Module) -> None:
-    """Turn dropout off, of modules and of the functions that models (BART, OPT, Llama) call with a probability."""
-    for module in net.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -180,8 +169,6 @@ class RowSparsePruning(Stage):
 
     def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8)."""
-        if not self.settings.dropout:
-            without_dropout(net)
         self.budget = self.budget_of(net)
         self.row_sizes = RowSizes(net, self.budget.ranks)
         factors = balanced if structure is None and self.low_rank else None

@@ -7,7 +7,6 @@ import torch
 from helpers import evaluated as logits
 from safetensors.torch import load_file
 from tiny import make_net
-from torch import nn
 
 from lit_compress.export.fuse import compact, fuse
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
@@ -159,12 +158,6 @@ def test_any_density(dense, density):
     stage.after_step(method.net, 1)
     stage.after_step(method.net, 100)
     assert budget.density(compact(method.net)) <= max(density, 0.0625)
-
-
-def test_dropout_can_be_turned_off(dense):
-    kept, off = build(dense, losparse()).net, build(dense, losparse(dropout=False)).net
-    assert {m.p for m in kept.modules() if isinstance(m, nn.Dropout)} == {0.1}
-    assert {m.p for m in off.modules() if isinstance(m, nn.Dropout)} == {0.0}
 
 
 @pytest.mark.parametrize("point", ["after", "before"])

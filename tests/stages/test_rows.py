@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from tiny import TINY, make_batch, make_net
 
-from lit_compress.stages.rows import RowPruning, RowSparsePruning, _rank, without_dropout
+from lit_compress.stages.rows import RowPruning, RowSparsePruning, _rank
 from lit_compress.utils.errors import UserError
 
 
@@ -42,17 +40,3 @@ def test_rows_are_not_chosen_before_the_first_scores(low_rank):
         with pytest.raises(UserError, match=r"prune.interval: the first scores are known after 10 steps"):
             stage.set_total_steps(steps)
     stage.set_total_steps(11)
-
-
-@pytest.mark.parametrize("family", TINY)
-def test_without_dropout_two_forwards_are_one(family):
-    """Some families have dropout as modules, some as numbers."""
-    net, batch = make_net(family, dropout=0.5).train(), make_batch()
-    for name in ("activation_dropout", "attention_dropout"):
-        for module in net.modules():
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.5)
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    assert not torch.equal(net(**inputs).logits, net(**inputs).logits)
-    without_dropout(net)
-    assert torch.equal(net(**inputs).logits, net(**inputs).logits)
