@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -307,8 +308,16 @@ def _of_method(method: Any) -> dict[str, Any]:
             continue
         before = {field.name: getattr(usual, field.name) for field in fields(usual)}
         own = {key: inner for key, inner in vars(value).items() if inner != before.get(key)}
-        changed |= {f"model.{option}.{key}": asdict(v) if hasattr(v, "__dict__") else v for key, v in own.items()}
+        changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
     return changed
+
+
+def _as_option(value: Any) -> Any:
+    """Return a setting as a config has it: also an optimizer, a class or a ``functools.partial`` of one."""
+    if isinstance(value, type | partial):
+        kind, given = (value, {}) if isinstance(value, type) else (value.func, value.keywords)
+        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": given}
+    return asdict(value) if is_dataclass(value) else value
 
 
 def _target(model: Any, tokenizer: Any, brought: Path) -> Target:

@@ -10,7 +10,8 @@ left [out, rank] = V^T, right [rank, in] = U^T, sparse = S^T.
     Eqs. 2-4, 9, Algorithm 1   train all, prune rows of S on the cubic schedule        stages/rows.py
 
 ``density`` is the low-rank share plus the share of the kept rows, both of the matrices of the transformer blocks
-(their "remaining ratio" r + p_T). ``prune.ratio`` says how the rounding of ranks to whole numbers is made up for.
+(their "remaining ratio" r + p_T). The authors give the rows density - low_rank, although ranks are rounded up (5.1 %
+for 5 % of BERT-base). Here factors and rows together meet the density.
 
 The two variants of section 4.4 give the sparse part up:
     Low-rank I    S is dropped at once: only the factors are fine-tuned
@@ -44,12 +45,9 @@ class LowRankPlusSparse(RowPruning):
     Args:
         low_rank: share of the matrices' parameters that the factors get; None = 0.05, or half of a density below 0.1.
             With a share as large as the density no row is left.
-        ratio: ``exact`` makes factors and kept rows together meet the density, ``nominal`` gives the rows
-            density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
     """
 
     low_rank: float | None = None
-    ratio: Literal["exact", "nominal"] = "exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +87,7 @@ class LoSparse(Untaught):
     def own_stages(self) -> list[Stage]:
         """Return prune."""
         share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
-        return [RowSparsePruning(self.prune, self.density, share, self.prune.ratio).rounded(self.round_to)]
+        return [RowSparsePruning(self.prune, self.density, share).rounded(self.round_to)]
 
 
 @dataclass(frozen=True)

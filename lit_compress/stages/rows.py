@@ -118,8 +118,6 @@ class RowSparsePruning(Stage):
         settings: schedule, score and training.
         density: final density of the sites, factors included.
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
-        ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
-            density - low_rank, although ranks are rounded up.
     """
 
     settings: RowPruning
@@ -127,15 +125,9 @@ class RowSparsePruning(Stage):
     decided_by_data = True
     round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
-    def __init__(
-        self,
-        settings: RowPruning,
-        density: float,
-        low_rank: float = 0.0,
-        ratio: Literal["exact", "nominal"] = "exact",
-    ) -> None:
+    def __init__(self, settings: RowPruning, density: float, low_rank: float = 0.0) -> None:
         super().__init__("prune", settings)
-        self.density, self.low_rank, self.ratio = density, min(low_rank, density), ratio
+        self.density, self.low_rank = density, min(low_rank, density)
         self.from_backbone = settings.init == "pretrained"
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
@@ -160,11 +152,10 @@ class RowSparsePruning(Stage):
             return sum(rank * sum(shapes[name]) for name, rank in ranks.items())
 
         ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
-        if self.ratio == "exact" and size(ranks) > budget:  # no room to round up
+        if size(ranks) > budget:  # no room to round up
             ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
         ranks = {name: rounded(rank, self.round_to or 1) for name, rank in ranks.items()}
-        low_rank = size(ranks) if self.ratio == "exact" else round(self.low_rank * total)
-        final = max(0, budget - low_rank) / total if self.low_rank < self.density else 0.0
+        final = max(0, budget - size(ranks)) / total if self.low_rank < self.density else 0.0
         return RowBudget(ranks, size(ranks), total, final)
 
     def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:

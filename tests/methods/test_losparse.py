@@ -45,21 +45,15 @@ def bert_base():
 
 @pytest.mark.parametrize(("share", "real"), [(0.01, 0.0111), (0.02, 0.0210), (0.03, 0.0310), (0.05, 0.0510)])
 def test_share_of_the_factors_of_bert_base(bert_base, share, real):
-    """Rounding up costs this much; ``exact`` takes it from the rows, ``nominal`` does not."""
-    found = {}
-    for ratio in ("exact", "nominal"):
-        stage = RowSparsePruning(RowPruning(), 0.2, share, ratio)
-        budget_ = stage.budget_of(bert_base)
-        assert budget_.factors / 84_934_656 == pytest.approx(real, abs=1e-4)
-        found[ratio] = budget_.final
-    assert found["nominal"] == pytest.approx(0.2 - share, abs=1e-8)
-    assert found["exact"] * 84_934_656 + budget_.factors == pytest.approx(round(0.2 * 84_934_656))
+    """Rounding up costs this much, which is taken from the rows."""
+    found = RowSparsePruning(RowPruning(), 0.2, share).budget_of(bert_base)
+    assert found.factors / 84_934_656 == pytest.approx(real, abs=1e-4)
+    assert found.final * 84_934_656 + found.factors == pytest.approx(round(0.2 * 84_934_656))
 
 
-def test_published_schedule(bert_base):
+def test_published_schedule():
     """Spec table for MNLI: T=12272, t_i=675, t_f=3375, p_T=.15, and the printed formula is another one."""
-    stage = RowSparsePruning(RowPruning(start=675, end=3375), 0.2, 0.05, "nominal")
-    stage.budget = stage.budget_of(bert_base)
+    stage = RowSparsePruning(RowPruning(start=675, end=3375), 0.2, 0.05)
     stage.set_total_steps(12272)
     for step, p in ((674, 1), (675, 1), (2000, 0.652), (4050, 0.324), (5000, 0.241), (8896, 0.15), (8897, 0.15)):
         assert stage.kept_share(step) == pytest.approx(p, abs=6e-4)

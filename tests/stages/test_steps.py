@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 import torch
 from tiny import make_net
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau
 from transformers import Adafactor
 
+from lit_compress.api.functions import _of_method
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.words import from_python
 from lit_compress.methods import SVD
 from lit_compress.methods.svd import Factorized
 from lit_compress.run.folder import Run
@@ -116,6 +118,15 @@ def test_a_run_goes_on_with_its_optimizer_only(short_run, tmp_path):
     run.check_same(first)
     with pytest.raises(UserError, match=r"model.retrain.optimizer.lr was 0.01, now 0.1; give the same config"):
         run.check_same(other)
+
+
+def test_an_optimizer_from_python():
+    settings = Factorized(optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=LinearLR)
+    given = _of_method(SVD(task="sst2", retrain=settings)) | {"data.task": "sst2"}
+    made = CommandLine(from_python("fit", given), "fit").build().method.retrain
+    optimizer = made.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert type(optimizer) is torch.optim.SGD and optimizer.defaults["lr"] == 0.5
+    assert type(made.lr_scheduler(optimizer)) is LinearLR
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
