@@ -317,7 +317,7 @@ def _as_option(value: Any) -> Any:
     if isinstance(value, type | partial):
         kind, given = (value, {}) if isinstance(value, type) else (value.func, value.keywords)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": given}
-    return asdict(value) if is_dataclass(value) else value
+    return asdict(value) if hasattr(value, "__dict__") else value
 
 
 def _target(model: Any, tokenizer: Any, brought: Path) -> Target:

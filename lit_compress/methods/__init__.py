@@ -15,8 +15,9 @@ from lit_compress.methods.base import Method
 def _found() -> dict[str, type[Method]]:
     modules = [import_module(info.name) for info in walk_packages(__path__, f"{__name__}.")]
     classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
-    found = [kind for kind in classes if issubclass(kind, Method) and kind.__module__ != Method.__module__]
-    return {kind.__name__: kind for kind in (Method, *found)}
+    shared = Method.__module__  # whose other classes are bases of methods
+    found = [kind for kind in classes if issubclass(kind, Method) and (kind is Method or kind.__module__ != shared)]
+    return {kind.__name__: kind for kind in found}
 
 
 globals().update(_found())
