@@ -17,7 +17,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "pivot": (False, "factors are stored as they are, which is as fast"),
     "prune.dropout": (True, "the backbone's config.json says how much there is, e.g. hidden_dropout_prob"),
     "prune.ratio": ("exact", "factors and rows together always meet the density"),
-    "prune.weighting": ("none", "factors are those of the plain SVD; --model SecondOrder has the ones by K-FAC"),
+    "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
