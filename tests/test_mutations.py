@@ -40,8 +40,9 @@ def test_the_same_places_are_chosen_again() -> None:
 
 
 def test_who_looks_at_a_file() -> None:
-    first, *_, room, contract = looking_at(mutations.ROOT / "lit_compress/numerics/kronecker.py")
-    assert (first, room) == ("tests/numerics/test_kronecker.py", "tests/numerics") and "contract" in contract
+    mirror, room, rest = looking_at(mutations.ROOT / "lit_compress/numerics/kronecker.py")
+    assert mirror == ["tests/numerics/test_kronecker.py"] and not set(mirror) & {*room, *rest}
+    assert all(test.startswith("tests/numerics/") for test in room) and rest[-1] == "tests/test_contract.py"
 
 
 def test_a_test_that_fails_is_named(tmp_path: Path) -> None:

@@ -3,19 +3,22 @@
     python -m benchmarks.reliability.mutations [--places 100] [--seed 0] [--only TEXT] [--minutes 60] [--list]
 
 Chooses places of ROOMS by the seed alone, as many of each room as its share of the lines. A place is a comparison, an
-operator, a condition or a number of a function, and is broken in a copy of the tree. Then the tests run that import the
-file, the nearest by name first; if they pass, those of its room, and the contract of all methods. The first test that
-fails has noticed it. Writes benchmarks/reliability/results/mutations/all.json, and continues where it was: a place that
-was tried before is not tried again unless its line has changed. Places that change nothing that can be seen (a bound
-of a search, a text) are in EQUAL with the reason.
+operator, a condition or a number of a function, and is broken in a copy of the tree. Then the tests run that mirror the
+file. Places that pass them meet the tests of the room that import the file, and at last all others that do, the room
+and the contract of all methods. The first test that fails has noticed it. Writes
+benchmarks/reliability/results/mutations/all.json, and continues where it was: a place that was tried before is not
+tried again unless its line has changed. Places that change nothing that can be seen (a bound of a search, a text) are
+in EQUAL with the reason; the next place of the room is tried instead.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +32,7 @@ from benchmarks import common
 SCRIPT = "reliability/mutations"
 ROOT = common.HERE.parent
 ROOMS = ("numerics", "stages", "export", "run", "data")
-SECONDS = 900  # of the tests of a place; a test that never ends has noticed it
+SECONDS = 300  # of a test; one that never ends has noticed it
 EQUAL: dict[str, str] = {}  # "file: line as it is -> line as it was made": why nobody can see it
 SWAPPED: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
@@ -104,45 +107,45 @@ def places_of(path: Path) -> list[Place]:
 
 
 def chosen(count: int, seed: int) -> list[Place]:
-    """Return ``count`` places, of each room as many as its share of the lines."""
+    """Return ``count`` places, of each room as many as its share of the lines, and none of EQUAL."""
     rooms = {room: sorted((ROOT / "lit_compress" / room).rglob("*.py")) for room in ROOMS}
     lines = {room: sum(len(path.read_text().splitlines()) for path in paths) for room, paths in rooms.items()}
     picked = []
     for room, paths in rooms.items():
         places = [place for path in paths for place in places_of(path)]
+        random.Random(f"{seed} {room}").shuffle(places)
         share = round(count * lines[room] / sum(lines.values()))
-        picked += random.Random(f"{seed} {room}").sample(places, min(share, len(places)))
+        picked += [place for place in places if str(place) not in EQUAL][:share]
     return picked
 
 
-def looking_at(path: Path) -> list[str]:
-    """Return the test files that import a file, the nearest by name first, and then its room's and the contract."""
+def looking_at(path: Path) -> list[list[str]]:
+    """Return the tests of a file: its mirror; those of the room that import it; all others, the room, the contract."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     package, _, name = module.rpartition(".")
-    importing = []
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = test.read_text(encoding="utf-8")
-        if module in text or f"from {package} import {name}" in text:
-            importing.append(str(test.relative_to(ROOT)))
     room = f"tests/{path.relative_to(ROOT / 'lit_compress').parts[0]}"
-    importing.sort(key=lambda test: (f"test_{name}." not in test, not test.startswith(room), name not in test, test))
-    return [*importing, *([room] if (ROOT / room).is_dir() else []), "tests/test_contract.py"]
+    steps: list[list[str]] = [[], [], []]
+    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        text, own = test.read_text(encoding="utf-8"), str(test.relative_to(ROOT))
+        if own == f"tests/{path.relative_to(ROOT / 'lit_compress').parent}/test_{name}.py":
+            steps[0].append(own)
+        elif re.search(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b", text):
+            steps[1 if own.startswith(room) else 2].append(own)
+    steps[2] += [*([room] if (ROOT / room).is_dir() else []), "tests/test_contract.py"]
+    return steps
 
 
 def first_failure(tree: Path, tests: list[str], threads: int = 1) -> str | None:
     """Return the test that fails first in a tree, or None if all pass."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *tests]
-    try:
-        done = subprocess.run(
-            words, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)},
-            capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "does not end"
+    words = ["-m", "pytest", "-xq", "-n0", "-p", "no:cacheprovider", "--tb=no", "-o", f"timeout={SECONDS}", *tests]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tree, env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode == 0:
         return None
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else done.stdout[-200:]
+    return failed[0].split(" - ")[0] if failed else (done.stdout + done.stderr)[-200:]
 
 
 def main() -> None:
@@ -156,19 +159,27 @@ def main() -> None:
     options = parser.parse_args()
     places = {str(place): place for place in chosen(options.places, options.seed) if options.only in str(place)}
     file, until = options.results / "all.json", time.monotonic() + 60 * options.minutes
-    known = json.loads(file.read_text())["noticed"] if file.is_file() else {}
-    noticed = {name: known[name] for name in places if name in known}
-    for name, place in places.items():
-        if options.list:
-            print(name, "->", EQUAL.get(name) or noticed.get(name, "not tried"))
-        elif name not in noticed and name not in EQUAL and time.monotonic() < until:
-            with tempfile.TemporaryDirectory() as work:
-                tree = Path(work) / "tree"
-                shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "site", "__pycache__"))
-                (tree / place.path.relative_to(ROOT)).write_text(place.broken(), encoding="utf-8")
-                noticed[name] = first_failure(tree, looking_at(place.path), options.threads)
-            print(name, "->", noticed[name], flush=True)
-            common.write(options, "all", {"noticed": noticed, "equal": EQUAL, **common.frame()})
+    known = json.loads(file.read_text()) if file.is_file() else {"noticed": {}, "passed": {}}
+    noticed = {name: test for name, test in known["noticed"].items() if name in places}
+    passed = {name: steps for name, steps in known["passed"].items() if name in places}  # of the three
+    if options.list:
+        print(*(f"{name} -> {noticed.get(name, f'passed {passed.get(name, 0)} of 3')}" for name in places), sep="\n")
+        return
+    with tempfile.TemporaryDirectory() as work:
+        tree = Path(work) / "tree"  # one for all places: what is compiled is kept
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "site", "__pycache__"))
+        for step, (name, place) in itertools.product(range(3), places.items()):
+            if name in noticed or passed.get(name, 0) > step or time.monotonic() > until:
+                continue
+            broken, tests = tree / place.path.relative_to(ROOT), looking_at(place.path)[step]
+            broken.write_text(place.broken(), encoding="utf-8")
+            test = first_failure(tree, tests, options.threads) if tests else None
+            shutil.copyfile(place.path, broken)
+            if test:
+                noticed[name] = test
+            passed[name] = step + (test is None)
+            print(f"{time.strftime('%H:%M')} {name} -> {test or f'passed {step + 1} of 3'}", flush=True)
+            common.write(options, "all", {"noticed": noticed, "passed": passed, "equal": EQUAL, **common.frame()})
 
 
 if __name__ == "__main__":
