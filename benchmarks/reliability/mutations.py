@@ -20,12 +20,14 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from benchmarks import common
 
@@ -135,21 +137,33 @@ def looking_at(path: Path) -> list[list[str]]:
     return steps
 
 
-def first_failure(tree: Path, tests: list[str], threads: int = 1) -> str | None:
-    """Return the test that fails first in a tree, or None if all pass."""
-    words = ["-m", "pytest", "-xq", "-n0", "-p", "no:cacheprovider", "--tb=no", "-o", f"timeout={SECONDS}", *tests]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tree, env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 0:
-        return None
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else (done.stdout + done.stderr)[-200:]
+def first_failure(tree: Path, tests: list[str]) -> str | None:
+    """Return the test that fails first in a tree, or None if all pass; a fork of this process runs them."""
+    with tempfile.TemporaryFile("w+") as said:
+        if not (child := os.fork()):
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            sys.stdout = sys.stderr = said
+            os.chdir(tree)
+            sys.path = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
+            os.environ["PYTHONPATH"] = str(tree)
+            for name in [name for name in sys.modules if name.split(".")[0] in ("lit_compress", "benchmarks")]:
+                del sys.modules[name]
+            words = ["-xq", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no", "-o", f"timeout={SECONDS}"]
+            code = pytest.main([*words, *tests])
+            said.flush()
+            os._exit(int(code))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        lines = said.read().splitlines()
+    failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return (failed or lines[-1:] or [f"exit code {code}"])[0] if code else None
 
 
 def main() -> None:
     """Break places until all are tried or the time is over, and write what was noticed."""
+    for library in ("lightning.pytorch", "datasets", "transformers.models.bert.modeling_bert"):
+        import_module(library)  # what takes seconds is imported once
     parser = common.parser(SCRIPT, __doc__)
     parser.add_argument("--places", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -173,7 +187,7 @@ def main() -> None:
                 continue
             broken, tests = tree / place.path.relative_to(ROOT), looking_at(place.path)[step]
             broken.write_text(place.broken(), encoding="utf-8")
-            test = first_failure(tree, tests, options.threads) if tests else None
+            test = first_failure(tree, tests) if tests else None
             shutil.copyfile(place.path, broken)
             if test:
                 noticed[name] = test
