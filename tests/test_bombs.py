@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
+import resource
 import shutil
+import signal
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-OLD = Path(__file__).with_name("old_runs")
-SECONDS = 20  # several times what the slowest takes, for a busy machine
-# runs {name: arguments} in turn, each until it ends or is interrupted; prints exit code, lines and name
-PROGRAM = f"""
-import contextlib, io, json, re, resource, signal, sys
-from pathlib import Path
-import datasets, transformers, lit_compress.cli.commands, lit_compress.run.runner
 from lit_compress.__main__ import main
 
-taken = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (taken + 2**31, taken + 2**31))
-for name, given in json.loads(sys.stdin.read()).items():
-    said, code = io.StringIO(), 0
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        signal.alarm({SECONDS})  # ends all: nothing below the interpreter could be interrupted
-        try:
-            main(given)
-        except SystemExit as stop:
-            code = stop.code
-        except BaseException as error:
-            code = repr(error)[:200]
-        signal.alarm(0)
-    lines = [line for line in said.getvalue().splitlines() if not line.startswith(("note: ", "warning: "))]
-    print(json.dumps([code, lines, name]), flush=True)
-"""
+OLD = Path(__file__).with_name("old_runs")
+SECONDS = 20  # several times what the slowest takes, for a busy machine
+
+
+def run_all(commands: dict[str, list[str]], answers: Path, cache: str) -> None:
+    """Run commands in turn, each until it ends or is interrupted; write exit code, lines and name of each."""
+    os.environ["LIT_COMPRESS_CACHE"] = cache
+    taken = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**31, taken + 2**31))
+    for name, given in commands.items():
+        said, code = io.StringIO(), 0
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            signal.alarm(SECONDS)  # ends all: nothing below the interpreter could be interrupted
+            try:
+                main(given)
+            except SystemExit as stop:
+                code = stop.code
+            except BaseException as error:
+                code = repr(error)[:200]
+            signal.alarm(0)
+        lines = [line for line in said.getvalue().splitlines() if not line.startswith(("note: ", "warning: "))]
+        with answers.open("a") as file:
+            file.write(json.dumps([code, lines, name]) + "\n")
+
 
 DEEP, BRACKETS = "[" * 100_000 + "]" * 100_000, "[" * 900 + "]" * 900
 LAUGHS = "a: &a [x, x]\n" + "".join(
@@ -98,16 +104,8 @@ def models(folder: Path) -> dict[str, list[str]]:
 
 def data(folder: Path) -> dict[str, list[str]]:
     """Write hostile data and configs, and return the commands that read them."""
-    plan = [
-        "plan",
-        "--model",
-        "SVD",
-        "--model.density",
-        "0.5",
-        f"--model.backbone={OLD / 'backbone'}",
-        "--data.task",
-        "sst2",
-    ]
+    plan = ["plan", "--model", "SVD", "--model.density", "0.5", f"--model.backbone={OLD / 'backbone'}",
+            "--data.task", "sst2"]  # fmt: skip
     commands = {}
     for kind, rows, size in (("repeated", 4096, 2**20), ("long", 1, 2**28 + 1)):  # 4 GiB, 256 MiB
         (folder / kind).mkdir()
@@ -135,10 +133,9 @@ def test_what_is_larger_than_any_real_file_is_one_line(tmp_path):
     for make in (models, records, data):
         (folder := tmp_path / make.__name__).mkdir()
         commands |= make(folder)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(commands), capture_output=True, text=True,
-        env=os.environ | {"LIT_COMPRESS_CACHE": str(tmp_path / "cache")},
-    )  # fmt: skip
-    ended = {name: (code, lines) for code, lines, name in map(json.loads, done.stdout.splitlines())}
-    assert set(ended) == set(commands), (next(n for n in commands if n not in ended), done.stderr[-500:])
+    process = processes._CONTEXT.Process(target=run_all, args=(commands, tmp_path / "said", str(tmp_path / "cache")))
+    process.start()
+    process.join()
+    ended = {name: (code, lines) for code, lines, name in map(json.loads, (tmp_path / "said").read_text().splitlines())}
+    assert set(ended) == set(commands), next(name for name in commands if name not in ended)
     assert not {name: said for name, said in ended.items() if said[0] != 2 or len(said[1]) != 1}

@@ -8,6 +8,7 @@ import pickle
 import random
 import signal
 from pathlib import Path
+from statistics import median
 
 import processes
 import pytest
@@ -30,6 +31,7 @@ from golden import make
 from safetensors.torch import load_file
 from tiny import make_batch, make_net
 
+from benchmarks.device.counting import FILE
 from benchmarks.reliability.events import Kill
 from lit_compress import methods
 from lit_compress.__main__ import main
@@ -237,6 +239,13 @@ def on_second_device(args: list[str], errors: Path, killed_at: Path | None = Non
     processes.finish(processes.fork(args, errors, device), errors)
 
 
+def check_waits(path: Path) -> None:
+    """A step waits for whether gradients are finite, and copies every column of its batch, nothing else."""
+    steps = json.loads(path.read_text())
+    usual = [median(step[name] for step in steps) for name in ("waits", "to_host", "to_device")]
+    assert usual == [1, 0, 5], f"{path.parent.name}: {usual}"
+
+
 def difference(first: Path, second: Path) -> float:
     """Return the largest difference of two exports' logits; their tensors must have the same names and shapes."""
     nets = [load_net(folder / "export") for folder in (first, second)]
@@ -258,8 +267,12 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
     if method != WHOLE:
         args += ["--model.teacher", str(straight / "dense" / "net")]
     folder, killed = tmp_path / "run", tmp_path / "killed"
-    on_second_device([*args, *STEPS, "--run_dir", str(folder)], tmp_path / "errors")
+    counted = "--trainer.callbacks+=benchmarks.device.counting.Counts"
+    on_second_device([*args, *STEPS, counted, "--run_dir", str(folder)], tmp_path / "errors")
     assert difference(straight, folder) <= 1e-5
+    if method != WHOLE:  # test_steps_on_a_device.py looks at its steps
+        for path in folder.glob(f"*/{FILE}"):
+            check_waits(path)
     records = [json.loads((f / "stages.json").read_text()) for f in (straight, folder)]
     assert [r["metric"] for r in records[0]] == [r["metric"] for r in records[1]]
     assert records[1][-1]["gpu_peak_mib"] > 0  # it was there
@@ -271,7 +284,7 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
-    """kill -9 in mid-epoch, between stages, and at events drawn by the methods' names: a file, a step, a
+    """kill -9 in mid-epoch, between stages, and at an event drawn by the method's name: a file, a step, a
     batch of training, of calibration, of evaluation. Through the command line; the exports are bit for bit the same.
 
     A teacher takes the place of the dense stage, with the same export; one method goes through that stage, too.
@@ -281,16 +294,6 @@ def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     args = ["fit", *options(method, short_run), *STEPS, "--run_dir", str(killed), "--ckpt_path", "last"]
     args += [] if method == WHOLE else [*LEAN, "--model.teacher", str(straight / "dense" / "net")]
     names = [s["name"] for s in json.loads((straight / "stages.json").read_text())]
-    rng = random.Random(method)
-
-    def kill_at_an_event():
-        act = Kill(rng.randrange(80), torn=rng.random() < 0.5)
-        process = processes.fork(args, errors, met=(killed, act))
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, (act.at, errors.read_text()[-3000:])
-
-    if method in CLASSES[::2]:
-        kill_at_an_event()
     if method == WHOLE:
         processes.kill_when(processes.fork(args, errors), errors, killed / "dense" / "last.ckpt")
         assert not (killed / "stages.json").exists()
@@ -298,7 +301,11 @@ def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     for number, name in enumerate(names[1:], start=1):
         processes.kill_when(processes.fork(args, errors), errors, killed / name / "last.ckpt")  # in mid-epoch
         assert len(json.loads((killed / "stages.json").read_text())) == number
-    kill_at_an_event()
+    rng = random.Random(method)
+    act = Kill(rng.randrange(80), torn=rng.random() < 0.5)
+    process = processes.fork(args, errors, met=(killed, act))
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, (act.at, errors.read_text()[-3000:])
     # once in a new process: it has another hash seed than the forks
     processes.finish((processes.start if method == WHOLE else processes.fork)(args, errors), errors)
     assert (straight / "dense" / "best.ckpt").exists() == (method == WHOLE)
@@ -332,12 +339,13 @@ def test_two_processes(method, strategy, teacher, short_run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(GIVEN is not None, reason="one method of another package is given")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_listen_to_the_layers(strategy, short_run, tmp_path):
+def test_two_processes_listen_to_the_layers(strategy, teacher, short_run, tmp_path):
     """Hidden states of two forwards and of a teacher that is neither wrapped nor sharded nor saved."""
-    args = [*options("LPAF", short_run), "--model.distillation.alpha_layers", "5", "--run_dir", str(tmp_path / "run"),
-            "--trainer.strategy", strategy, "--trainer.devices", "2",
+    short = ["--model.teacher", str(teacher), "--model.prune.epochs", "1", "--model.retrain.epochs", "1", *LEAN]
+    args = [*options("LPAF", short_run), *short, "--model.distillation.alpha_layers", "5",
+            "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy, "--trainer.devices", "2",
             "--trainer.callbacks+=processes.KeepBest"]  # fmt: skip
-    if strategy == "ddp":  # by Lightning's launcher
+    if strategy == "ddp":  # by Lightning's launcher, in processes that import everything: over 10 s
         processes.finish(processes.start(["fit", *args], tmp_path / "errors"), tmp_path / "errors")
     else:
         processes.fork_ranks(["fit", *args], tmp_path / "errors")

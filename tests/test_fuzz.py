@@ -213,11 +213,11 @@ def damaged(good: bytes, kind: str, rng: random.Random) -> bytes:
 
 @pytest.mark.slow
 def test_no_damage_changes_an_answer(whole):
-    """200 cuts, flipped bits, signs and exponents, other bytes and zeros, in all files: one line, or no change."""
+    """120 cuts, flipped bits, signs and exponents, other bytes and zeros, in all files: one line, or no change."""
     expected, seen, findings = answers(whole), {"line": 0, "same": 0}, []
     files = sorted(path for path in whole.rglob("*") if path.is_file())
     weights = [path for path in files if path.suffix == ".safetensors"]
-    for seed in range(200):
+    for seed in range(120):
         rng = random.Random(seed)
         path = files[seed] if seed < len(files) else rng.choice(weights if seed % 2 else files)
         kind = ("cut", "bit", "sign", "exponent", "byte", "zero")[seed % 6]
@@ -237,4 +237,4 @@ def test_no_damage_changes_an_answer(whole):
             findings.append(f"{place}: {type(error).__name__}: {error}")
         path.write_bytes(good)
     assert not findings, "\n".join(findings)
-    assert seen["line"] > 150, seen
+    assert seen["line"] > 90, seen

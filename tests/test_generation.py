@@ -83,17 +83,16 @@ TURNED = ("bart", "opt", "gpt2", "phi3", "llama", "llama-one-key", "mistral", "q
 
 @pytest.mark.parametrize(
     ("variant", "change"),
-    [*((v, change) for change in (compressed, cut) for v in WRITERS),
+    [*((v, compressed) for v in ("bart", "t5-gated", "gpt2", "llama")), *((v, cut) for v in WRITERS),
      *((v, turned) for v in TURNED)],
 )  # fmt: skip
 def test_cache_changes_nothing(variant, change):
     net, batch = change(make_writer(variant)), make_batch()
     assert describe(net)
-    for beams in (1, 3):
-        with_cache, scores = write(net, batch, num_beams=beams, use_cache=True)
-        without, other = write(net, batch, num_beams=beams, use_cache=False)
-        assert torch.equal(with_cache, without)
-        torch.testing.assert_close(scores, other, atol=1e-4, rtol=1e-4)
+    with_cache, scores = write(net, batch, num_beams=3, use_cache=True)
+    without, other = write(net, batch, num_beams=3, use_cache=False)
+    assert torch.equal(with_cache, without)
+    torch.testing.assert_close(scores, other, atol=1e-4, rtol=1e-4)
     first = write(net, batch)[1][3]
     assert not torch.allclose(first[0], first[2], atol=1e-3)  # it depends on the text
 

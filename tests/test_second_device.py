@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import processes
 import pytest
 import second_device
@@ -122,24 +120,6 @@ def limits() -> None:
 
 def test_float64_memory_and_autocast():
     processes.on_second_device(limits)
-
-
-def test_two_processes_compile_it_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(second_device, "CACHE", tmp_path)
-    compiled = []
-
-    def compile_slowly(folder):
-        compiled.append(folder)
-        threading.Event().wait(0.2)
-        (folder / "second_device.so").write_text("")
-
-    monkeypatch.setattr(second_device, "_compile", compile_slowly)
-    both = [threading.Thread(target=second_device.build) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert len(compiled) == 1 and second_device.build().is_file()
 
 
 def test_says_what_is_missing(tmp_path, monkeypatch):

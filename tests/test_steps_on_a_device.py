@@ -6,11 +6,10 @@ from typing import Any
 
 import processes
 import pytest
-from contract_cases import OF_STAGES
 
-from benchmarks.device.run import METHODS, measure
+from benchmarks.device.run import measure
 
-FAST: dict[str, list[str]] = {"SVD": [], "LPAF": []}
+RUNS: dict[str, list[str]] = {"SVD": [], "LPAF": []}
 
 
 def count(runs: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
@@ -20,24 +19,14 @@ def count(runs: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def counted():
-    return processes.on_second_device(count, FAST)
+    return processes.on_second_device(count, RUNS)
 
 
-def check_waits(stages):
-    """A wait for whether gradients are finite, a copy of every column of the batch."""
-    for stage, row in stages.items():
-        assert (row["waits"], row["to_host"], row["to_device"]) == (1, 0, 5), f"{stage}: {row}"
-
-
-@pytest.mark.parametrize("run", FAST)
+@pytest.mark.parametrize("run", RUNS)
 def test_a_step_waits_once(counted, run):
-    check_waits(counted[run])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [method for method in METHODS if method in OF_STAGES and method not in FAST])
-def test_a_step_of_every_class_of_stage_waits_once(method):
-    check_waits(processes.on_second_device(count, {method: []})[method])
+    """For whether gradients are finite; a copy of every column of the batch. Other methods: test_contract.py."""
+    for stage, row in counted[run].items():
+        assert (row["waits"], row["to_host"], row["to_device"]) == (1, 0, 5), f"{stage}: {row}"
 
 
 def test_pruning_makes_few_calls_more(counted):

@@ -20,12 +20,16 @@ from typing import Any
 import forks
 import pytest
 from hub import running
+from page_files import rows_of
 from pages import ROOT, Item, lit_compress_words
 
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import DEFAULT_METHOD
 from lit_compress.data.datamodule import DataModule
+from lit_compress.export.program import FILES
+from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.models.embedded import AREAS
 
 CLASSES = {
     "lpaf": "LPAF", "svd": "SVD", "fwsvd": "FWSVD", "losparse": "LoSparse", "losparse_bert": "LoSparse",
@@ -50,12 +54,23 @@ OF_TINY = {  # values for which the tiny net is too small
     "size=150MB": "size=60kB", "size=200MB": "size=60kB", "size=60MB": "size=45kB", "size=8MB": "size=40kB",
     "speedup=2x@eager,32x64": "speedup=1x@eager,32x64",
 }  # fmt: skip
+DOCSTRINGS = {split: [{"text": row["text"], "area": [*AREAS][row["label"]]} for row in rows_of("docstrings", 48)]
+              for split in ("train", "validation", "test")}  # fmt: skip
 LIKE_TINY = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
 def given(words: list[str], option: str) -> str | None:
     """Return the last value of an option."""
     return next((words[i + 1] for i in reversed(range(len(words) - 1)) if words[i] == option), None)
+
+
+def without(words: list[str], *options: str) -> list[str]:
+    """Return the words without some options and their values."""
+    kept, option = [], ""
+    for word in words:
+        option = word if word.startswith("--") else option
+        kept += [word] if option not in options else []
+    return kept
 
 
 def options_of(kind: type) -> dict[str, Any]:
@@ -141,8 +156,12 @@ def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
     if words[0] == "compare":
         return tiny_compare(words, place)
     if words[0] == "bench":
-        few = {"--batch": ["1"], "--length": ["8"], "--runtimes": ["eager"], "--rounds": ["3"]}
-        return [*words, *(word for option, values in few.items() for word in (option, *values))]
+        assert {word for word in words if word.startswith(("onnx", "openvino"))} <= set(RUNTIMES)
+        few = {"--batch": "1", "--length": "8", "--runtimes": "eager", "--rounds": "3"}
+        return [*without(words, *few), *(word for pair in few.items() for word in pair)]
+    if words[0] == "export" and given(words, "--dtype") == "int8":  # tests/export makes programs of integers
+        assert given(words, "--format") in FILES
+        return without(words, "--format", "--dtype")
     if words[0] == "factorize":
         words = [OF_TINY.get(word, word) for word in words]
     if words[0] == "factorize" and "--data.task" in words:
@@ -295,5 +314,6 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
         patch.setattr("lit_compress.export.bench._fresh", lambda *_: iter(()))
+        patch.setattr("lit_compress.models.embedded._docstring_splits", lambda cache: DOCSTRINGS)
         patch.setattr("lit_compress.run.workers.start_process", forks.start_process)
         yield

@@ -68,6 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_da
 SHARED = (
     "python -m lit_compress fit --config quickstart.yaml",
     "python -m lit_compress fit --config lpaf_sst2.yaml",
+    "python -m lit_compress export runs/lpaf-sst2 small_onnx --format onnx",
 )
 
 
@@ -110,11 +111,10 @@ def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_outputs_names_every_field_and_file(reader, tmp_path):
+def test_outputs_names_every_field_and_file(reader):
     text = named("files").read_text(encoding="utf-8")
     words = set(re.findall(r"[\w.]+", text))
-    run, out = reader.base / "runs" / "lpaf-sst2", tmp_path / "small_onnx"
-    main(["export", str(run), str(out), "--format", "onnx"])
+    run, out = reader.base / "runs" / "lpaf-sst2", reader.base / "small_onnx"
     main(["predict", str(out)])
     report = json.loads((out / "report.json").read_text())
     names = field_names(report, ("config", "matrices"))  # one has the options, the other names of matrices

@@ -1,7 +1,7 @@
 """All options and the config of every recipe, as version 0.2.0 had them.
 
-``python -m tests.golden.options`` wrote options.json. An option that is there is an option today with the same default,
-or a line refuses it and says what to do. A recipe gives every option that is left the same value as before.
+Version 0.2.0 wrote options.json. An option that is there is an option today with the same default, or a line refuses it
+and says what to do. A recipe gives every option that is left the same value as before.
 """
 
 from __future__ import annotations
@@ -10,25 +10,14 @@ import contextlib
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOM = Path(__file__).parent
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOM.parent))
+from lit_compress.__main__ import main as run_command
+from lit_compress.cli.options import CommandLine
+from lit_compress.run.folder import flatten
 
-import conftest  # noqa: E402, F401  one thread, no network
-from quick import quick_runs  # noqa: E402
-
-from lit_compress import methods  # noqa: E402
-from lit_compress.__main__ import COMMANDS  # noqa: E402
-from lit_compress.__main__ import main as run_command  # noqa: E402
-from lit_compress.cli.options import CommandLine  # noqa: E402
-from lit_compress.cli.recipes import shipped  # noqa: E402
-from lit_compress.run.folder import flatten  # noqa: E402
-
-FILE = ROOM / "options.json"
+FILE = Path(__file__).with_name("options.json")
 _FOREIGN = ("trainer.", "config", "help", "print_config")  # Lightning's own
 # option -> its default in version 0.2.0 and the one of today, which the changelog names
 CHANGED = {"export.dtype": ("float32", "auto")}
@@ -68,22 +57,3 @@ def frozen() -> dict[str, Any]:
     """Return the record of version 0.2.0: ``commands``, ``methods`` and ``recipes``."""
     record: dict[str, Any] = json.loads(FILE.read_text())
     return record
-
-
-def make() -> None:
-    """Write the record of this version."""
-    with quick_runs():
-        record: dict[str, dict[str, Any]] = {
-            "commands": {command: of_command(command) for command in COMMANDS},
-            "methods": {name: of_method(name) for name in sorted(methods.__all__) if name != "Method"},
-            "recipes": {file: of_recipe(file) for file in shipped() if not file.startswith("compare")},
-        }
-    lines = [
-        f'"{group}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
-        + "\n}" for group, entries in record.items()
-    ]  # fmt: skip
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    make()
