@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -81,6 +82,10 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
         os.dup2(err.fileno(), 2)
     import torch
 
+    import __main__
+
+    __main__.__spec__ = find_spec("lit_compress.__main__")  # by which Lightning starts the other processes of a run
+    sys.argv = ["-m", *args]
     if "SECOND_DEVICE" in environment:
         second_device.start(environment["SECOND_DEVICE"])
         torch.ops.second_device.refuse_float64(True)
