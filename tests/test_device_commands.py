@@ -148,7 +148,7 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             texts = tokenizer(["a warm film", "dull"], padding=True, return_tensors="pt")
             ask("lc.factorize", [round(x, 4) for x in small(**texts).logits.flatten().tolist()])
     with pytest.raises(UserError, match="'cuda' is not on this machine"):
-        lc.compress(f"{run}/dense/net", data=data[3], task="sst2", density=0.5, device="cuda")
+        lc.compress(f"{run}/dense/net", data=data[3], task="sst2", device="cuda", **{"model.density": 0.5})
     return found
 
 

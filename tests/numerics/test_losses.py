@@ -16,6 +16,7 @@ from lit_compress.numerics.losses import (
     lagrangian,
     layer_distillation_loss,
     matched_layers_loss,
+    state_moments,
     task_loss,
 )
 
@@ -190,3 +191,11 @@ def test_relative_layer_loss_does_not_depend_on_the_scale_of_a_net():
     for scale in (1, 10):
         found = layer_distillation_loss([scale * s for s in student], [scale * t for t in teacher], mask, relative=True)
         assert float(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([[1, 1, 1], [1, 0, 0]])])
+def test_state_moments_are_number_sum_and_sum_of_squares(mask: Tensor | None) -> None:
+    state = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = (state if mask is None else state[mask.bool()]).flatten()
+    expected = [len(values), sum(values), sum(values**2)]
+    assert state_moments(state, mask).tolist() == pytest.approx([float(value) for value in expected])

@@ -97,6 +97,7 @@ def test_what_is_evaluated(monkeypatch):
     stage = toy()
     assert stage.kept_masks(10)["neurons"].sum(1).tolist() == kept_units(stage.gates["neurons"].log_alpha).tolist()
     assert not stage.at_budget(39) and stage.at_budget(40)
+    assert not toy(target_warmup=0.0).at_budget(0) and toy(target_warmup=0.0).at_budget(1)
     masks, budget = stage.kept_masks(40), round(0.4 * stage.size.total)
     assert budget - 3 < stage.size.count(masks) <= budget
     stage.before_validation(None, 40)

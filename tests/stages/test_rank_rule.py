@@ -63,3 +63,21 @@ def test_ranks_in_multiples_within_the_density(allocation, stacked):
     assert set(RankRule(rank=11, round_to=4).allocate(net).values()) == {8}
     with pytest.raises(UserError, match=r"model\.round_to: 0 .* 1"):
         RankRule(0.5, round_to=0)
+
+
+@pytest.mark.parametrize(("step", "grown", "count"), [(2, 10, 6), (8, 16, 1)])
+def test_the_rest_of_the_density_is_spent_on_the_first_matrices(step, grown, count):
+    """Ranks of 8 and 10 are rounded down; the first matrices that can take a step of the rest get it."""
+    ranks = [*RankRule(0.5, round_to=step).allocate(make_net()).values()]
+    assert ranks.count(grown) == count and set(ranks) == {8, grown}
+
+
+def test_a_budget_fills_the_density():
+    rule = RankRule(0.5).within("size=1MB", 4, "uniform")
+    assert (rule.fill, rule.round_to, rule.uniform) == (True, 4, True)
+    rule = RankRule(0.5).within(None, None, "free")
+    assert (rule.fill, rule.round_to, rule.uniform) == (False, 1, False)
+
+
+def test_a_whole_ratio_keeps_all():
+    assert RankRule(rank_ratio=1.0).keeps_all and not RankRule(rank_ratio=0.5).keeps_all
