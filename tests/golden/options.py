@@ -7,6 +7,7 @@ and says what to do. A recipe gives every option that is left the same value as 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -41,6 +42,7 @@ def config_of(*words: str) -> dict[str, Any]:
     return {name: value for name, value in sorted(plain.items()) if not name.startswith(_FOREIGN)}
 
 
+@functools.cache
 def of_method(name: str) -> dict[str, Any]:
     """Return the defaults of a method."""
     return config_of("--model", name, "--data.task", "sst2")

@@ -131,6 +131,7 @@ def test_slug():
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
         ({"seeds": [1, 1]}, "seeds: [1, 1]; give a list of one or more, each once"),
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
+        ({"epochs": 0}, "epochs: 0; give a whole number from 1 on"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
         ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
         ({"budgets": ["much"]}, "'much' is no density"),

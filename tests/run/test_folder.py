@@ -20,9 +20,12 @@ CONFIG = {
 
 
 def test_a_config_alone_is_not_a_started_run(tmp_path):
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "new" / "run")
+    assert not run.foreign
     run.begin(CONFIG)
-    assert run.recorded() == CONFIG and not run.started
+    assert run.recorded() == CONFIG and not run.started and not run.foreign
+    (run.folder / "a").touch()
+    assert not run.foreign and Run(run.folder.parent).foreign
     run.finish({"name": "dense", "steps": 3})
     assert run.started and run.finished() == {"dense": {"name": "dense", "steps": 3}}
     run.finish({"name": "prune"})

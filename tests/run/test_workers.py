@@ -184,3 +184,14 @@ def test_why_a_run_failed_is_one_line(tmp_path):
     assert last_line(log, 1) == "ValueError: a b"
     assert last_line(log, -9) == "killed by signal 9; was memory short?"
     assert last_line(tmp_path / "none", 3) == "exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "given", "threads"), [(1, None, None), (2, None, "4"), (16, None, "1"), (2, "3", "3")]
+)
+def test_processes_at_once_share_the_cores(at_once, given, threads, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert Worker(Layout(tmp_path), [], [], at_once)._environment().get("OMP_NUM_THREADS") == threads
