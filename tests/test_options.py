@@ -11,6 +11,8 @@ from quick import quick_runs
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
+from lit_compress.cli.options import CommandLine
+from lit_compress.cli.recipes import shipped
 from lit_compress.utils.files import yaml_text
 from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
@@ -73,10 +75,14 @@ def test_a_config_of_version_0_2_loads(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", FROZEN["recipes"])
-def test_a_recipe_has_its_values(recipe):
-    intended = options.OF_RECIPES.get(recipe, {})
-    assert changed(FROZEN["recipes"][recipe], options.of_recipe(recipe)) == intended
+@pytest.mark.parametrize("recipe", sorted({*FROZEN["recipes"], *shipped()}))
+def test_a_recipe_has_its_values_and_makes_its_run(recipe, hub, tiny_backbone):
+    line, intended = CommandLine(["--config", recipe], "fit"), options.OF_RECIPES.get(recipe, {})
+    assert recipe not in FROZEN["recipes"] or changed(FROZEN["recipes"][recipe], options.of_recipe(line)) == intended
+    hub.add("sentence-transformers/all-MiniLM-L6-v2", tiny_backbone)  # it says itself how it pools
+    parts = line.build()
+    assert parts.method.task.name == parts.data.record.name
+    assert (parts.method.stages()[0].name == "dense") == (parts.method.teacher is None)
 
 
 def typed_for(name):

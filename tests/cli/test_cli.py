@@ -16,7 +16,7 @@ from mistakes import fails, fit
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.options import CommandLine, _whole_first
-from lit_compress.cli.recipes import FOLDER, find_config, shipped
+from lit_compress.cli.recipes import FOLDER, find_config
 
 CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
 
@@ -167,14 +167,6 @@ def test_config_names_are_found_from_anywhere(tmp_path, monkeypatch):
     assert find_config("lpaf_sst2.yaml") == find_config("lpaf_sst2") == (FOLDER / "lpaf.yaml", "sst2")
     (tmp_path / "lpaf_sst2.yaml").write_text("mine")
     assert find_config("lpaf_sst2.yaml") == (tmp_path / "lpaf_sst2.yaml", None)
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_config_parses(name, hub, tiny_backbone):
-    hub.add("sentence-transformers/all-MiniLM-L6-v2", tiny_backbone)  # it says itself how it pools
-    parts = CommandLine(["--config", name], "fit").build()
-    assert parts.method.task.name == parts.data.record.name
-    assert (parts.method.stages()[0].name == "dense") == (parts.method.teacher is None)
 
 
 @pytest.mark.parametrize("method", [name for name in methods.__all__ if name != "Method"])

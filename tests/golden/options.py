@@ -37,7 +37,12 @@ def of_command(command: str) -> list[str]:
 
 def config_of(*words: str) -> dict[str, Any]:
     """Return what a command line gives every option but Lightning's, by dotted name."""
-    config = flatten(CommandLine(list(words), "plan").dump())
+    return of_line(CommandLine(list(words), "plan"))
+
+
+def of_line(line: CommandLine) -> dict[str, Any]:
+    """Return what a parsed command line gives every option but Lightning's."""
+    config = flatten(line.dump())
     plain = {name.replace(".init_args", ""): value for name, value in config.items()}
     return {name: value for name, value in sorted(plain.items()) if not name.startswith(_FOREIGN)}
 
@@ -48,9 +53,9 @@ def of_method(name: str) -> dict[str, Any]:
     return config_of("--model", name, "--data.task", "sst2")
 
 
-def of_recipe(file: str) -> dict[str, Any]:
-    """Return the values of a recipe's row that are not the defaults of its method."""
-    config = config_of("--config", file)
+def of_recipe(line: CommandLine) -> dict[str, Any]:
+    """Return the values of a parsed row of a recipe that are not the defaults of its method."""
+    config = of_line(line)
     usual = of_method(config["model.class_path"].rpartition(".")[2])
     return {name: value for name, value in config.items() if name not in usual or usual[name] != value}
 
