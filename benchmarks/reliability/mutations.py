@@ -17,13 +17,13 @@ import ast
 import itertools
 import json
 import os
-import random
 import re
 import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
@@ -59,10 +59,11 @@ class Place:
 
     def __str__(self) -> str:
         """Return the file and the line before and after; the name of the place."""
-        text = self.path.read_text(encoding="utf-8")
-        number = text.count("\n", 0, self.start)
-        old, new = (source.splitlines()[number].strip() for source in (text, self.broken()))
-        return f"{self.path.relative_to(ROOT)}: {old} -> {new}"
+        text = f"{self.path.read_text(encoding='utf-8')}\n"
+        begin = text.rfind("\n", 0, self.start) + 1
+        old = text[begin : text.index("\n", self.start)]
+        new = text[begin : self.start] + self.new + text[self.end : text.index("\n", self.end)]
+        return f"{self.path.relative_to(ROOT)}: {old.strip()} -> {new.strip()}"
 
 
 def places_of(path: Path) -> list[Place]:
@@ -109,15 +110,17 @@ def places_of(path: Path) -> list[Place]:
 
 
 def chosen(count: int, seed: int) -> list[Place]:
-    """Return ``count`` places, of each room as many as its share of the lines, and none of EQUAL."""
+    """Return ``count`` places, of each room as many as its share of the lines, and none of EQUAL.
+
+    Most are the same after a change of the code: the hash of a place's name decides.
+    """
     rooms = {room: sorted((ROOT / "lit_compress" / room).rglob("*.py")) for room in ROOMS}
     lines = {room: sum(len(path.read_text().splitlines()) for path in paths) for room, paths in rooms.items()}
     picked = []
     for room, paths in rooms.items():
-        places = [place for path in paths for place in places_of(path)]
-        random.Random(f"{seed} {room}").shuffle(places)
-        share = round(count * lines[room] / sum(lines.values()))
-        picked += [place for place in places if str(place) not in EQUAL][:share]
+        places = {str(place): place for path in paths for place in places_of(path)}
+        order = sorted(places.keys() - EQUAL.keys(), key=lambda name: sha256(f"{seed} {name}".encode()).digest())
+        picked += [places[name] for name in order[: round(count * lines[room] / sum(lines.values()))]]
     return picked
 
 
