@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +157,36 @@ def compared(label: str = "") -> list[object]:
     found = comparison()
     options = found["methods"][label]["options"] if label else found["taught"]
     return [word for key, value in options.items() for word in (f"--{key}", str(value).lower())]
+
+
+def distilled(
+    cli: Any, stage: Any, dense: Any, model: Path, recovery: Any, **changed: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model in a folder after its distillation, as ``factorize --distil`` does it, and facts about that.
+
+    Args:
+        cli: the command ``factorize``.
+        stage: that compressed the model.
+        dense: the teacher.
+        model: folder of the compressed model.
+        recovery: steps, texts and learning rate.
+        **changed: arguments of the Trainer.
+    """
+    from lit_compress.models.storage import load_net
+    from lit_compress.run.distilling import DISTIL, Distilling
+    from lit_compress.run.folder import Run
+    from lit_compress.stages.distil import LOSSES
+
+    def build() -> Any:
+        parts = cli.build()
+        parts.method.distillation, parts.trainer = LOSSES, parts.trainer | {"logger": False, **changed}
+        return parts
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        distilling = Distilling(build, cli.build().data, stage, recovery, run)
+        distilling.fit(dense, model)
+        return load_net(run.net(DISTIL)), distilling.told()
 
 
 def missing(options: Any, name: str) -> bool:

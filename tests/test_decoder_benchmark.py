@@ -75,7 +75,7 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     run.main()
     distilled = json.loads((tmp_path / "results" / "structures-0.8-distilled.json").read_text())
     told = distilled["distilled"]
-    assert (told["steps"], told["texts"], told["precision"], distilled["mixed"]) == (4, 8, "bf16-mixed", 99)
+    assert (told["steps"], told["batch"], told["precision"], distilled["mixed"]) == (4, 2, "bf16-mixed", 99)
     assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
     assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
 

@@ -162,16 +162,14 @@ def behind_kept(dense: Any, net: Any) -> list[int]:
 def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str, Any]]:
     """Return the model of ``--work`` that was refined on both kinds of texts after its distillation, and facts."""
     from lit_compress.cli.one_shot import load_model, one_shot_stage
-    from lit_compress.models.storage import load_net
-    from lit_compress.stages.distil import Recovery, distil
+    from lit_compress.stages.distil import Recovery
 
     cli = command_line(options, method, options.mixed)
-    stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
-    dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}-mixed")
-    parts.data.batch_size = OF_A_STEP
-    start, rows = time.process_time(), parts.data.texts_dataloader(str(options.work / "mixed" / "train.txt"))
-    recovery = Recovery(distil=options.distil, rate=RATE, precision="bf16-mixed")
-    told = distil(dense, net, parts.method.kind, rows, recovery, torch.device("cpu"), stage.layer_loss)
+    cli.config.data.batch_size = OF_A_STEP
+    stage, parts, start = one_shot_stage(cli.at_density(density)), cli.build(), time.process_time()
+    dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
+    recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
+    net, told = common.distilled(cli, stage, dense, model, recovery, precision="bf16-mixed")
     return net.eval(), {"distilled": told, "distil_seconds": time.process_time() - start}
 
 

@@ -153,7 +153,7 @@ class Untrained:
         from lit_compress.calibration.walk import calibration_parts
         from lit_compress.cli.one_shot import one_shot_stage
         from lit_compress.models.storage import load_net
-        from lit_compress.stages.distil import Recovery, distil
+        from lit_compress.stages.distil import Recovery
         from lit_compress.stages.refinement import refine_net
 
         before = f"{self.task}-{cell}-{density:g}"
@@ -164,8 +164,9 @@ class Untrained:
             with tempfile.TemporaryDirectory() as states:
                 told = refine_net(self.dense, net, kind, rows, steps, Path(states), self.device)
         else:
-            texts = data.texts_dataloader()
-            told = distil(self.dense, net, kind, texts, Recovery(distil=steps), self.device, stage.layer_loss)
+            cli = self.command_line(cell, self.folders[0])
+            model = self.options.work / before
+            net, told = common.distilled(cli, stage, self.dense, model, Recovery(distil=steps))
         facts = {"cell": cell, "target": density, "after": after, "told": told}
         self.store(f"{before}-{after}", net, facts | {"seconds": time.process_time() - start})
 

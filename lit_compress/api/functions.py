@@ -89,6 +89,8 @@ def factorize(
             by_block = line.own.pop("by_block", None)
             recovery = Recovery(*(line.own.get(name) for name in ("refine", "distil", "distil_texts", "distil_rate")))
             report = run_factorize(inputs.model, f"{place.name}/export", line, recovery, by_block)
+        if report is None:
+            raise UserError("factorize: several processes were started; the command factorize is for them")
         warn_missed(report)
         return with_export(Path(place.name) / "export", place)
 

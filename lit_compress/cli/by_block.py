@@ -17,7 +17,7 @@ from torch import nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
-from lit_compress.cli.one_shot import compared_with_chance, one_shot_stage
+from lit_compress.cli.one_shot import begin_work, compared_with_chance, one_shot_stage
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import license_of
@@ -39,7 +39,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
+from lit_compress.utils.files import atomic_folder, remove
 from lit_compress.utils.memory import return_freed_memory
 
 if TYPE_CHECKING:
@@ -171,24 +171,14 @@ class _Work:
         """Make the folder, or continue in it.
 
         Raises:
-            UserError: it holds something else, or the disk is too small.
+            UserError: as :func:`begin_work`, or the disk is too small.
         """
         files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
         known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
         steps = self.refinement and self.refinement.steps
         reads = self.reads_examples or steps is not None
         settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
-        path = self.folder / "settings.json"
-        begun = any(other.is_file() and other != path for other in self.folder.rglob("*"))
-        if begun and path.is_file() and read_json("--by_block", path, dict).get("hash") != settings:
-            raise UserError(
-                f"--by_block: '{self.folder}' holds unfinished work of other settings or data; give the same, or "
-                "remove it"
-            )
-        if begun and not path.is_file():
-            raise UserError(f"--by_block: '{self.folder}' holds something else; give another OUT")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"hash": settings})
+        begin_work("--by_block", self.folder, settings)
         check_disk(self.folder, self._disk_bytes())
 
     def _disk_bytes(self) -> int:

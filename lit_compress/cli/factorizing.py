@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.cli.by_block import check_budget, factorize_by_block
 from lit_compress.cli.exporting import print_choices
-from lit_compress.cli.fitting import decide, settle_budget, warn_missed
-from lit_compress.cli.one_shot import factorize_model, load_model
-from lit_compress.cli.options import CommandLine
+from lit_compress.cli.fitting import decide, ended_by_sigterm, settle_budget, warn_missed
+from lit_compress.cli.one_shot import factorize_model, finished_compression, load_model
+from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
 from lit_compress.export.folder import check_out
 from lit_compress.export.table import print_table
-from lit_compress.stages.distil import NO_RECOVERY, Recovery
+from lit_compress.run.first import of_first
+from lit_compress.stages.distil import LOSSES, NO_RECOVERY, Recovery
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import print
+
+if TYPE_CHECKING:
+    from lit_compress.export.speed_asked import Programs
+    from lit_compress.run.settle import Components
 
 
 def factorize(
@@ -37,14 +42,19 @@ def factorize(
         by_block: for a model larger than memory: one block at a time is in memory, states between blocks are on disk in
             float32 (in OUT.by_block); the same command continues after a kill.
         refine: train every compressed block for so many steps to give the dense block's outputs, without labels, on the
-            calibration texts, e.g. 100.
+            calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
         distil: train the whole compressed model for so many steps to give the dense model's logits and hidden states,
-            without labels, on the training texts, e.g. 100.
+            without labels, on the training texts, e.g. 100. The best of its epochs and of the model before it is kept.
+            Options of the Trainer and of the distillation are as of fit. The same command continues after a kill.
         distil_texts: file of texts for --distil in place of the training texts.
-        distil_rate: learning rate of --distil, default 0.0001.
+        distil_rate: learning rate of --distil, default 0.0003.
         line: further options.
     """
-    report = run_factorize(model, out, line, Recovery(refine, distil, distil_texts, distil_rate), by_block)
+    recovery = Recovery(refine, distil, distil_texts, distil_rate)
+    with ended_by_sigterm("the same command continues"):
+        report = run_factorize(model, out, line, recovery, by_block)
+    if report is None:
+        return
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         estimated, measured = (f"{loss[f'{name}_loss']:.2g}" for name in ("estimated", "measured"))
@@ -52,16 +62,18 @@ def factorize(
     if refined := report["refined"]:
         print(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
     if distilled := report.get("distilled"):
-        print(f"distilled: {distilled['steps']} steps, {distilled['texts']:,} texts")
+        print(f"distilled: {distilled['steps']} steps of {distilled['batch']} texts")
     print_choices(report)
     warn_missed(report)
     print(f"ship this folder: {out}")
+    if (curves := Path(f"{out}.distil")).is_dir():
+        print(f"curves: tensorboard --logdir {curves}")
 
 
 def run_factorize(
     model: str, out: str, line: Line, recovery: Recovery = NO_RECOVERY,
     by_block: Literal["float32"] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any] | None:  # fmt: skip
     """Factorize a fine-tuned model, export it to ``out`` and return the report.
 
     Args:
@@ -71,30 +83,67 @@ def run_factorize(
         recovery: how the compressed model is trained.
         by_block: precision of the states on disk; None: the whole model is in memory.
 
+    Returns:
+        The report; None on all processes but the first.
+
     Raises:
         UserError: an option, the model, the data or ``out`` cannot be used.
     """
-    if line.last("trainer.precision") and recovery.distil is None:
-        raise UserError("trainer.precision: factorize reads it with --distil only; leave it out")
+    if recovery.distil is None and (unread := next(filter(only_with_distil, line.names), None)):
+        raise UserError(f"{unread}: factorize reads it with --distil only; leave it out")
     if inferred_task(line) is None:
         raise UserError("data.task: it is missing; name the task of the model, e.g. --data.task sst2, or --data.path")
-    cli = CommandLine(replace(line, values={**line.values, "model.backbone": model}), "factorize")
+    usual = None if recovery.distil is None else usual_losses(line)
+    cli = CommandLine(replace(line, values={**line.values, "model.backbone": model}), "factorize", usual=usual)
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
     parts = cli.ready()
-    recovery = replace(recovery, precision=parts.trainer.get("precision"))
-    kinds, budget = parts.method.kinds, parts.method.budget
-    speed = budget is not None and budget.kind == "speedup"
     if by_block:
-        check_budget(budget)
-        if kinds:
+        check_budget(parts.method.budget)
+        if parts.method.kinds:
             raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
         parts = settle_budget(cli)
-        work = place, parts.method, parts.data, cli.dump(), parts.storage.choices
-        return factorize_by_block(*work, recovery)
-    settle_budget(cli, known=not (kinds and speed))
-    tried, timed = decide(cli, load_model(parts.method.backbone, parts.method)) if kinds else (None, None)
-    parts = cli.build()
-    work = place, parts.method, parts.data, cli.dump(), parts.storage.choices
-    return factorize_model(*work, recovery, tried, timed)
+        return factorize_by_block(place, parts.method, parts.data, cli.dump(), parts.storage.choices, recovery)
+    chosen, timed = _sized(cli, place, parts, recovery)
+    return factorize_model(place, cli.build, cli.dump(), recovery, chosen, timed)
+
+
+def only_with_distil(option: str) -> bool:
+    """Return whether ``factorize`` reads an option for ``--distil`` only."""
+    trains = option.startswith(("trainer.", "model.distillation")) and option != "trainer.accelerator"
+    return trains or option in ("model.recompute", "checkpoint_every", "max_skipped")
+
+
+def usual_losses(line: Line) -> dict[str, Any]:
+    """Return the config of the distillation, which all others override; of hidden states if these have dense axes."""
+    dense_states = getattr(method_class(line.last("model")), "dense_states", True)
+    losses = LOSSES if dense_states else replace(LOSSES, alpha_layers=0.0)
+    return {"model": {"init_args": {"distillation": asdict(losses)}}}
+
+
+def _sized(
+    cli: CommandLine, out: Path, parts: Components, recovery: Recovery
+) -> tuple[dict[str, Any], Programs | None]:
+    """Settle the size of the export and the kind of removal; the first process decides, or finished work has.
+
+    Returns:
+        ``density``, ``removes`` and the field ``tried`` of the report; and the programs that were timed, if any were.
+    """
+    kinds, budget, done = parts.method.kinds, parts.method.budget, finished_compression(out, recovery)
+    decided: list[Programs | None] = []
+
+    def decide_size() -> dict[str, Any]:
+        if done is not None:
+            return dict(done["chosen"])
+        settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
+        dense = load_model(parts.method.backbone, parts.method) if kinds else None
+        tried, timed = (None, None) if dense is None else decide(cli, dense)
+        decided.append(timed)
+        return {"density": cli.density, "removes": cli.removes, "tried": tried}
+
+    chosen = decide_size() if recovery.distil is None else of_first("size", decide_size, parts.trainer)
+    if not decided:
+        settle_budget(cli, known=False, density=chosen["density"])
+        cli.at_density(chosen["density"], chosen["removes"])
+    return chosen, decided[0] if decided else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -60,21 +60,25 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     """
     cli = CommandLine(line, "fit")
     config = cli.config
-    for name in ("checkpoint_every", "max_skipped"):
-        if config[name] < 1:
-            raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     run = run_of(cli)
     with ExitStack() as claim:
         told = of_first("run", partial(_prepare, cli, run, claim), cli.build().trainer)
         if not is_first_process():
             _take(cli, run, **told)
-        try:
+        with ended_by_sigterm("the same command with --ckpt_path last continues"):
             limits = config.checkpoint_every, config.max_skipped
             run_stages(cli.build, run, config.ckpt_path, *limits, partial(decide_run, cli, run))
-        except SIGTERMException as error:  # Lightning's would end the process with exit code 0
-            print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
-            raise SystemExit(128 + signal.SIGTERM) from error
         return run, _report(run, cli)
+
+
+@contextmanager
+def ended_by_sigterm(advice: str) -> Iterator[None]:
+    """End the process with the exit code of SIGTERM, and a line, if a stage inside was stopped by it."""
+    try:
+        yield
+    except SIGTERMException as error:  # Lightning's would end the process with exit code 0
+        print(f"stopped by SIGTERM; {advice}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from error
 
 
 def decide(cli: CommandLine, dense: PreTrainedModel) -> tuple[list[dict[str, Any]], Programs | None]:

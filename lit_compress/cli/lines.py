@@ -118,10 +118,11 @@ def _print_help(line: Line) -> None:
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
     _print_options({n: o for n, o in options.items() if n not in own and (command in WHOLE or is_read(command, n))})
-    if command in WHOLE and line.help == "trainer":
+    trains = command in (*WHOLE, "factorize")
+    if trains and line.help == "trainer":
         print("\nLightning's Trainer:")
         _print_options(catalogue.trainer())
-    elif command in WHOLE:
+    elif trains:
         print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")
         print("  all of them: --help trainer")
 

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
+from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.card import license_of
-from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes, load_finetuned
 from lit_compress.models.shapes import without_values
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.run.distilling import DISTIL, Distilling
+from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.folder import LOCK, Run, write_net
 from lit_compress.run.guard import check_factorize
-from lit_compress.run.settle import check_sizes
+from lit_compress.run.loggers import CURVES
+from lit_compress.run.settle import Components, check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.distil import NO_RECOVERY, Recovery, distil
+from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
+from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
 from lit_compress.utils.memory import freed_memory_returned, trim
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+
+
+COMPRESSED = "compressed"  # the first stage of the run that --distil continues
 
 
 def load_model(name: str, method: Method) -> PreTrainedModel:
@@ -60,28 +76,35 @@ def one_shot_stage(method: Method) -> CompressedStage:
 
 
 def factorize_model(
-    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS,
-    recovery: Recovery = NO_RECOVERY,
-    tried: list[dict[str, Any]] | None = None, timed: Programs | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    out: Path, build: Callable[[], Components], config: dict[str, Any], recovery: Recovery = NO_RECOVERY,
+    chosen: dict[str, Any] | None = None, timed: Programs | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
+
+    With ``recovery.distil`` the compressed model is written to the folder ``out``.distil, from which a stage of ``fit``
+    continues. It holds checkpoints until the export is there, and then the curves alone.
 
     Args:
         out: folder to write.
-        method: has the model (``backbone``), the task, and how the model is compressed.
-        data: training data for a method or weighting that needs them, validation data for the report.
+        build: returns new components: the method has the model (``backbone``), the task, and how the model is
+            compressed; the data are training data for a method or weighting that needs them, and validation data.
         config: of the command.
-        choices: as :func:`write_export`.
         recovery: how the compressed model is trained.
-        tried: the field of the report, if trials chose the kind of removal.
+        chosen: density, kind of removal, and the field ``tried`` of the report, if trials chose it.
         timed: as :class:`Export`.
+
+    Returns:
+        The report; None on all processes but the first.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used.
     """
+    parts = build()
+    method, data, choices = parts.method, parts.data, parts.storage.choices
     check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
-    data.reads_labels = stage.compression.reads_labels(method.kind)
+    learns = recovery.distil is not None and recovery.texts is None and method.distillation.label_weight > 0
+    data.reads_labels = stage.compression.reads_labels(method.kind) or learns
     shapes = finetuned_config(method.backbone, method.task, "model")
     outline = without_values(lambda: empty_net(shapes))
     check_factorize(method, stage, outline, data, recovery.distil is not None)
@@ -90,43 +113,145 @@ def factorize_model(
     check_choices(choices, method, dense)
     if recovery.refine is not None:
         check_refinement(dense, stage.compression.dense_states, name)
-    texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
-    scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
+    compress = partial(compress_and_refine, stage, method, dense, data, recovery.refine)
+    with ExitStack() as work:
+        if recovery.distil is None:
+            net, facts = compress()
+        else:
+            run = _work_of(out)
+            distilling = Distilling(build, data, stage, recovery, run)
+            settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
+            keep = partial(_keep_compressed, run, work, settings, data, chosen, compress)
+            of_first(COMPRESSED, keep, parts.trainer)
+            distilling.fit(dense, run.net(COMPRESSED), config["checkpoint_every"], config["max_skipped"])
+            if not is_first_process():
+                return None
+            net, facts = load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
+            facts["distilled"] = distilling.told()
+        trim()
+        if made := facts["calibration"]:
+            made["measured_loss"] = divergence(net, dense, data)
+        trim()
+        scores, key = facts.pop("dense"), f"val/{data.record.metrics[0]}"
+        size = given_bytes(method.backbone, method.task)
+        before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
+        budget = (method.budget, method.density) if method.budget else None
+        more: dict[str, Any] = facts | {"license": license_of(method.backbone)}
+        more |= {"tried": tried} if (tried := (chosen or {}).get("tried")) else {}
+        source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
+        report = write_export(out, source, choices)
+    if recovery.distil is not None:
+        _keep_curves(run.folder)
+    return report
+
+
+def _keep_compressed(
+    run: Run, work: ExitStack, settings: str, data: DataModule, chosen: dict[str, Any] | None,
+    compress: Callable[[], tuple[PreTrainedModel, dict[str, Any]]],
+) -> None:  # fmt: skip
+    """Write the compressed model and the facts about it as the first stage of ``run``, unless they are there."""
+    begin_work("--distil", run.folder, settings)
+    work.enter_context(run.claim())
+    if COMPRESSED in run.finished():
+        return
+    net, facts = compress()
+    with atomic_folder(run.net(COMPRESSED)) as temporary:
+        write_net(net, data, temporary)
+    run.finish({"name": COMPRESSED, "steps": 0, "facts": facts, "chosen": chosen})
+
+
+def _work_of(out: Path) -> Run:
+    return Run(out.with_name(f"{out.name}.distil"))
+
+
+def finished_compression(out: Path, recovery: Recovery) -> dict[str, Any] | None:
+    """Return the record of the compressed model that ``--distil`` continues from; None if there is none."""
+    return None if recovery.distil is None else _work_of(out).finished().get(COMPRESSED)
+
+
+def compress_and_refine(
+    stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule, refine: int | None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return a compressed copy of ``dense``, and facts about both.
+
+    Args:
+        stage: compresses it.
+        method: of the stage.
+        dense: on the CPU, before and afterwards.
+        data: as :func:`factorize_model`.
+        refine: steps of the refinement of every block; None: none.
+
+    Returns:
+        The model, and fields of the report; ``dense`` has the scores of the dense model.
+    """
+    scores = evaluate(dense, data, sure=True)
     chance = compared_with_chance(method.backbone, data, scores)
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
         net, made = compressed(stage, method, dense, data)
     trim()
-    recovered: dict[str, Any] = {"refined": None, "distilled": None}
-    if recovery.refine is not None:
-        recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
-    if texts is not None:
-        layer_loss = stage.layer_loss if stage.compression.dense_states else None
-        told = distil(dense, net, method.kind, texts, recovery, current_device(), layer_loss)
-        recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
-        trim()
-    if made is not None:
-        made["measured_loss"] = divergence(net, dense, data)
-    trim()
-    size = given_bytes(method.backbone, method.task)
-    before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
-    budget = (method.budget, method.density) if method.budget else None
-    more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
-    more |= chance
-    more |= {"tried": tried} if tried else {}
-    source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
-    return write_export(out, source, choices)
+    refined = None
+    if refine is not None:
+        net, refined = _refined(dense, net, stage, data, refine)
+    return net, {"dense": scores, "calibration": made, "refined": refined, "distilled": None, **chance}
 
 
 def _refined(
     dense: PreTrainedModel, net: PreTrainedModel, stage: CompressedStage, data: DataModule, steps: int
-) -> dict[str, Any]:
-    """Refine the blocks of the compressed ``net`` in place; return the report's entry."""
-    kind = task_type(data.record)
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return the better of ``net`` and the refined ``net``, and the report's entry."""
+    kind, name, chooses = task_type(data.record), data.record.metrics[0], copy.copy(data)
+    chooses.choosing, scores = True, [evaluate(net, chooses)[f"val/{name}"]]
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
+        save_net(net, before := Path(states) / "before")
         told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.compression.behind)
-    trim()
-    return told
+        trim()
+        scores.append(evaluate(net, chooses)[f"val/{name}"])
+        worse = scores[1] < scores[0] if higher_is_better(data.record) else scores[1] > scores[0]
+        if worse:
+            note(
+                f"--refine: dev {name} fell from {scores[0]:.4f} to {scores[1]:.4f}: the model before it is kept; try "
+                "--distil"
+            )
+            net = load_net(before)
+    return net, told | {"metric": scores, "kept": not worse}
+
+
+def begin_work(option: str, folder: Path, settings: str) -> None:
+    """Make the folder of unfinished work, or continue in it.
+
+    Args:
+        option: that needs the folder.
+        folder: of the work.
+        settings: hash of everything that the work depends on.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    path = folder / "settings.json"
+    begun = any(
+        other.is_file() and other.relative_to(folder).parts[0] not in (path.name, CURVES, LOCK)
+        for other in folder.rglob("*")
+    )
+    if begun and path.is_file() and read_json(option, path, dict).get("hash") != settings:
+        raise UserError(
+            f"{option}: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
+        )
+    if begun and not path.is_file():
+        raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
+    if not begun:
+        remove(folder / CURVES)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"hash": settings})
+
+
+def _keep_curves(folder: Path) -> None:
+    """Remove everything but the curves of finished work."""
+    for path in folder.iterdir():
+        if path.name != CURVES:
+            remove(path)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def compressed(

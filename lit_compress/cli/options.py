@@ -150,6 +150,7 @@ class CommandLine:
         line: taken apart and checked; or the words, which are checked here.
         command: its name.
         base: the first config, which all others override.
+        usual: the same, of the program itself.
 
     Attributes:
         line: see above.
@@ -157,7 +158,10 @@ class CommandLine:
         kind: the method.
     """
 
-    def __init__(self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None,
+        usual: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(line, Line):
             line = take_apart(command, line, {})
             check_line(line)
@@ -168,7 +172,7 @@ class CommandLine:
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._logger: Any = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self.config = self._parsed(merged_configs(line, base), stored=base is not None)
+        self.config = self._parsed(merged_configs(line, base or usual), stored=base is not None)
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -212,6 +216,9 @@ class CommandLine:
         for name, why in SET_BY_STAGE.items() if self.command in ("fit", "plan") else ():
             if (value := config.trainer[name]) is not None and value is not True:
                 raise UserError(f"trainer.{name}: {value} {why}")
+        for name in ("checkpoint_every", "max_skipped"):
+            if config[name] < 1:
+                raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
         if not 0 <= (seed := config.seed_everything) < 2**32:
             raise UserError(
                 f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {0 if seed < 0 else 2**32 - 1}"

@@ -48,7 +48,7 @@ _CONSENT = ("export", "verify")  # commands that run the method of a run, which 
 _EVALUATION = (*_SHARED, "data", "model.teacher")
 # command -> groups of options, or single ones, that it reads; fit, plan and compare read all, others none
 READ: dict[str, tuple[str, ...]] = {
-    "factorize": (*_SHARED, "data", "model", "export", "trainer.precision"),
+    "factorize": (*_SHARED, "data", "model", "export", "trainer", "checkpoint_every", "max_skipped"),
     **dict.fromkeys(("evaluate", "validate", "test", "predict", "bench", "export"), _EVALUATION),
     "verify": ("trust_remote_code",),
 }
@@ -58,7 +58,8 @@ _TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", 
 _ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
 # command -> options of these groups that it does not read
 _UNREAD: dict[str, tuple[str, ...]] = {
-    "factorize": ("model.backbone", "model.dense", "model.distillation", "model.recompute", "model.through"),
+    "factorize": ("model.backbone", "model.dense", "model.through", "trainer.max_steps",
+                  *(f"trainer.{name}" for name in SET_BY_STAGE)),
     "validate": _ROWS_OF_TRAINING, "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
     "test": (*_ROWS_OF_TRAINING, "data.validation_examples"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,7 @@ class DataModule(Splits):
         self.seed = seed
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
         self._asked_length = max_length
+        self.choosing = False  # True: scores choose a model, also without a Trainer, and so are of held-out rows
         self.predicted = ""  # name of the split for predict
 
     def _place_of(self, backbone: str) -> str:
@@ -268,19 +270,20 @@ class DataModule(Splits):
         note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
         return self._loader(split, self.batch_size, shuffle=False)
 
-    def texts_dataloader(self, path: str | None = None) -> ResumableLoader:
-        """Return batches of texts, in a new order every epoch: of the training split, or all of a file.
+    def with_texts(self, path: str | None = None) -> DataModule:
+        """Return the same data, with all rows of a file in place of the training rows.
 
         Args:
-            path: of a file whose rows need no labels; None: the training texts.
+            path: of a file whose rows need no labels; None: the training rows stay.
 
         Raises:
             UserError: the file cannot be read for the task.
         """
-        if path is None:
-            self.setup("fit")
-        split = self._split("train") if path is None else self._texts_of(path)
-        return self._loader(split, self.batch_size, shuffle=True)
+        self.setup("fit" if path is None else "validate")
+        other = copy.copy(self)
+        if path is not None:
+            other._splits = {**self._splits, ("train", True): self._texts_of(path)}
+        return other
 
     def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
         """Return training examples that :meth:`calibration_dataloader` leaves out; the last drawn if it leaves too few.
@@ -344,7 +347,7 @@ class DataModule(Splits):
 
     def _validation(self) -> list[Split]:
         """Return the splits of a validation: the dev splits; in a Trainer, which chooses an epoch, held-out rows."""
-        chooses = self.hold_out is not None and self.trainer is not None
+        chooses = self.hold_out is not None and (self.choosing or self.trainer is not None)
         self.setup("fit" if chooses else "validate")
         splits = [self._splits[name, True] for name in ((HELD_OUT,) if chooses else self.record.validation)]
         return [split for split in splits if split is not None]

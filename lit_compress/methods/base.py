@@ -190,18 +190,19 @@ class Method(MicroBatches, Checkpointed, Fields):
     # ---------------------------------------------------------------- set-up
 
     def prepare(
-        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | None, structure: Structure | None = None
-    ) -> None:
+        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | PreTrainedModel | None,
+        structure: Structure | None = None,
+    ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
         Args:
             stage: one of :meth:`stages`.
             seed: of the run.
             previous: folder of the model to start from; None for the backbone.
-            teacher: folder of the dense model.
+            teacher: the dense model, or its folder.
             structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
-        self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
+        self.stage, self._seed, self._previous, self._given_teacher = stage, seed, previous, (teacher,)
         self._structure = structure
 
     def configure_model(self) -> None:
@@ -212,13 +213,15 @@ class Method(MicroBatches, Checkpointed, Fields):
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
-            if self._teacher_folder and self.stage.distil and self.distillation.on:
-                self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
+            (given,) = self._given_teacher
+            if given is not None and self.stage.distil and self.distillation.on:
+                teacher = load_net(given) if isinstance(given, Path) else given
+                self._teacher = (teacher.requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
         trim()  # what a calibration has left free is not used by the training
         if self._structure is None and several():
             send_from_first(net, self.trainer.strategy.root_device)
-        net.train()
+        net.train(self.stage.drops_out)
         self.kind.freeze(net)
         if self.device_mesh is not None:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -254,7 +257,7 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     def release(self) -> None:
         """Release the model, its teacher and the stage after a fit."""
-        del self.net, self.stage
+        del self.net, self.stage, self._given_teacher
         self._teacher = ()
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

@@ -178,7 +178,7 @@ class MicroBatches(pl.LightningModule):
             with torch.no_grad():
                 output = self._taught or self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
         losses = logits_losses(
-            logits, batch["labels"], kind.loss,
+            logits, batch.get("labels"), kind.loss,
             teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
             temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
         )  # fmt: skip

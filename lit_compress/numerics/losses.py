@@ -88,7 +88,7 @@ def token_divergences(student: ChunkedLogits, teacher: ChunkedLogits, counted: T
 
 def logits_losses(
     logits: Logits,
-    labels: Tensor,
+    labels: Tensor | None,
     kind: LossKind = "classification",
     *,
     teacher: Logits | None = None,
@@ -103,7 +103,7 @@ def logits_losses(
 
     Args:
         logits: [copies * b, ..., classes], one copy of the batch after the other.
-        labels: of the b examples.
+        labels: of the b examples; None: the loss of the task is 0, which chunked logits cannot have.
         kind: type of the head's output.
         teacher: the teacher's logits [b, ..., classes].
         temperature: of both distributions of the distillation.
@@ -112,7 +112,8 @@ def logits_losses(
         consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
-        terms = {"task": task_loss(logits, _repeated(labels, copies), kind)}
+        unknown = labels is None
+        terms = {"task": logits.new_zeros(()) if unknown else task_loss(logits, _repeated(labels, copies), kind)}
         if teacher is not None:
             assert isinstance(teacher, Tensor)
             chosen = None if counted is None else _repeated(counted, copies)
@@ -121,7 +122,7 @@ def logits_losses(
             first, second = logits.chunk(2)
             terms["consistency"] = consistency_loss(first, second, kind, counted)
         return terms
-    assert teacher is None or isinstance(teacher, ChunkedLogits)
+    assert labels is not None and (teacher is None or isinstance(teacher, ChunkedLogits))
     names = ["task", *(["distillation"] if teacher is not None else []), *(["consistency"] if consistency else [])]
     parts = [*logits.chunk(copies), *([] if teacher is None else [teacher])]
 

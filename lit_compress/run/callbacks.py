@@ -87,10 +87,10 @@ class Checkpoints(Callback):
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
         if self._untrained:
-            stage, metric = self.folder.name, pl_module.task.metrics[0]  # type: ignore[union-attr, index]
+            stage, metric = pl_module.stage, pl_module.task.metrics[0]  # type: ignore[union-attr, index]
             note(
-                f"{stage}: the model before training, dev {metric} {abs(self.best):.4f}, is better than every epoch at "
-                f"the budget: it is kept; try a smaller {stage}.learning_rate"
+                f"{stage.name}: the model before training, dev {metric} {abs(self.best):.4f}, is better than every "
+                f"epoch at the budget: it is kept; try a smaller {stage.rate_option}"
             )
 
     def _save(self, trainer: Trainer, name: str, weights_only: bool = False) -> None:
@@ -148,10 +148,10 @@ class FiniteSteps(Callback):
         self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
         pl_module.log("train/skipped", float(self.skipped))
         if self._in_a_row >= self.limit:
-            stage = Path(trainer.default_root_dir).name
+            stage: Any = pl_module.stage
             raise UserError(
-                f"{stage}: loss or gradients of {self._in_a_row} steps in a row were not finite, the last in step "
-                f"{trainer.global_step + 1}; try a smaller {stage}.learning_rate, or trainer.precision 32-true"
+                f"{stage.name}: loss or gradients of {self._in_a_row} steps in a row were not finite, the last in step "
+                f"{trainer.global_step + 1}; try a smaller {stage.rate_option}, or trainer.precision 32-true"
             )
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+CURVES = "tensorboard"  # folder of a run
+
+
 class Shifted(Logger):
     """A logger in one stage: it gets the steps of the run, and is not ended with the stage.
 
@@ -72,7 +75,7 @@ class Shifted(Logger):
 
 
 def _tensorboard(run: Run, name: str, purge_step: int | None = None) -> TensorBoardLogger:
-    return TensorBoardLogger(run.folder, "tensorboard", name, default_hp_metric=False, purge_step=purge_step)
+    return TensorBoardLogger(run.folder, CURVES, name, default_hp_metric=False, purge_step=purge_step)
 
 
 def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | None) -> list[Logger] | bool:

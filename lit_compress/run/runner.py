@@ -44,6 +44,8 @@ from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lit_compress.data.datamodule import DataModule
 
 
@@ -81,34 +83,61 @@ def run_stages(
             continue
         if "dense" in run.finished():
             decide(run.net("dense"))
-        parts = build()
-        parts.data.devices = devices
-        stage = next(s for s in parts.method.stages() if s.name == name)
+
+        def make(name: str = name) -> tuple[Components, Stage]:
+            parts = build()
+            parts.data.devices = devices
+            return parts, next(s for s in parts.method.stages() if s.name == name)
+
+        parts, stage = make()
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
-        checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
-        check_unchanged(run, parts.data, mark)
-        structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
-        use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
-        parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
-        start = time.time()
-        if is_first_process():
-            run.stage(name).mkdir(parents=True, exist_ok=True)
-        title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
-        watches = FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title, stage)
-        trainer = _trainer(parts, run, stage, title, step, [*watches])
-        if step is not None:
-            note(f"{title}: continues at step {step}")
-        try:
-            trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
-        except SIGTERMException:
-            raise
-        except SystemExit as stop:  # Lightning's answer to Ctrl-C
-            raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
-        forget(trainer, parts.method)
-        _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
-        barrier()
+        teacher = run.net("dense") if name != "dense" else None
+        run_stage(make, run, f"{number + 1}/{len(names)} ", previous, teacher, weights, ckpt_path, every, skips)
+
+
+def run_stage(
+    make: Callable[[], tuple[Components, Stage]], run: Run, place: str, previous: Path | None,
+    teacher: Path | PreTrainedModel | None, weights: int, ckpt_path: str | None, every: int, skips: int,
+) -> None:  # fmt: skip
+    """Run or continue one stage, and write its best model and its record into the run.
+
+    Args:
+        make: returns new components and the stage.
+        run: the run folder.
+        place: of the stage in the run, before its name in lines.
+        previous: folder of the model to start from; None for the backbone.
+        teacher: the dense model, or its folder; None: the stage has none.
+        weights: of the matrices of the transformer blocks.
+        ckpt_path: as :func:`run_stages`, also the others.
+
+    Raises:
+        UserError: as there.
+    """
+    parts, stage = make()
+    checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
+    check_unchanged(run, parts.data, mark)
+    structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
+    use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
+    parts.method.prepare(stage, parts.seed, previous, teacher, structure)
+    start = time.time()
+    if is_first_process():
+        run.stage(stage.name).mkdir(parents=True, exist_ok=True)
+    title = f"{type(parts.method).__name__} {place}{stage.name}"
+    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title, stage)
+    trainer = _trainer(parts, run, stage, title, step, [*watches])
+    if step is not None:
+        note(f"{title}: continues at step {step}")
+    try:
+        trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
+    except SIGTERMException:
+        raise
+    except SystemExit as stop:  # Lightning's answer to Ctrl-C
+        raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
+    forget(trainer, parts.method)
+    _finish_stage(*make(), previous, run, trainer, time.time() - start)
+    barrier()
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
@@ -226,14 +255,14 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
 
 @rank_zero_only
 def _finish_stage(
-    parts: Components, name: str, previous: Path | None, run: Run, trainer: Trainer, seconds: float
+    parts: Components, stage: Stage, previous: Path | None, run: Run, trainer: Trainer, seconds: float
 ) -> None:
     """Write the best model of a finished stage, files for the next stage, and the stage's record."""
+    name = stage.name
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
     mark = check_mark(checkpoint, type(parts.method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
-    stage = next(s for s in parts.method.stages() if s.name == name)
     stage.notes = mark.get("notes", {})
     parts.method.prepare(stage, parts.seed, previous, None, mark["structure"])
     parts.method.configure_model()

@@ -131,6 +131,7 @@ class Stage(nn.Module):
             depends on is drawn or set inside a step.
         matches: True if :meth:`layer_loss` chooses by distances which hidden states it compares, over a whole step.
         forwards: how often a batch goes through the model in a step.
+        drops_out: False if dropout is off while the stage trains.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
             removes nothing.
@@ -146,6 +147,7 @@ class Stage(nn.Module):
     shrinks_first = repeatable = False
     matches = False
     forwards = 1
+    drops_out = True
     density: float | None = None
     round_to: int | None = None
     uniform = False
@@ -164,6 +166,11 @@ class Stage(nn.Module):
     def together(self) -> tuple[Stage, ...]:
         """This stage and others in the same fit: ``attach`` and the hooks of a step are called on each, in order."""
         return (self,)
+
+    @property
+    def rate_option(self) -> str:
+        """The option that sets the learning rate."""
+        return f"{self.name}.learning_rate"
 
     @property
     def keeps_all(self) -> bool:

@@ -355,8 +355,6 @@ class CompressedStage(Stage):
         variances: Sequence[Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """Compare the k + 1 hidden states of a model with fewer blocks with the teacher's states round(j n / k)."""
-        if self.compression.behind is None:
-            return super().layer_loss(student, teacher, mask, settings, variances)
         last, of = len(student) - 1, len(teacher) - 1
         layers = [round(j * of / last) for j in range(last + 1)]
         spread = None if variances is None else [variances[layer] for layer in layers]

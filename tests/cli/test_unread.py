@@ -12,6 +12,7 @@ import torch
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.catalogue import names
+from lit_compress.cli.factorizing import only_with_distil
 from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.cli.options import parameters_of
 from lit_compress.cli.words import SHORT, check_read, is_read, take_apart
@@ -65,6 +66,9 @@ def test_factorize_reads_what_it_says(name):
             if option in ("task", "backbone", "teacher"):  # the command's; the vectors that a dev metric compares with
                 continue
             shown = f"model.{option}.{field.name}" if field else f"model.{option}"
+            if only_with_distil(shown):
+                assert is_read("factorize", shown)
+                continue
             default = getattr(group, field.name) if field else parameter.default
             if is_dataclass(default):
                 assert not is_read("factorize", shown)
@@ -88,7 +92,7 @@ def test_every_option_is_read_or_refused_by_name(command):
         check_read(command, option)
     assert {"data.path", "trainer.accelerator", "seed_everything"} <= {*read}
     refused = [option for option in options if option not in read]
-    assert {"trainer.gradient_clip_val", "model.dense.epochs", "run_dir", "ckpt_path"} <= {*refused}
+    assert {"trainer.max_epochs", "model.dense.epochs", "run_dir", "ckpt_path"} <= {*refused}
     for option in refused:
         with pytest.raises(UserError, match=f"^{option}: {command} does not read it; "):
             check_read(command, option)
@@ -101,9 +105,11 @@ def test_short_options_are_read():
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (["--distil", "5", "--trainer.gradient_clip_val", "5"], "trainer.gradient_clip_val"),
-        (["--distil", "5", "--trainer.accumulate_grad_batches=4"], "trainer.accumulate_grad_batches"),
-        (["--distil", "5", "--model.distillation.alpha", "0.1"], "model.distillation.alpha"),
+        (["--trainer.gradient_clip_val", "5"], "trainer.gradient_clip_val"),
+        (["--refine", "5", "--model.distillation.alpha", "0.1"], "model.distillation.alpha"),
+        (["--checkpoint_every", "5"], "checkpoint_every"),
+        (["--distil", "5", "--trainer.max_steps=4"], "trainer.max_steps"),
+        (["--distil", "5", "--trainer.max_epochs=4"], "trainer.max_epochs"),
         (["--distil", "5", "--model.init_args.retrain.learning_rate", "0.1"], "model.retrain.learning_rate"),
         (["--trainer.precision", "bf16-mixed"], "trainer.precision"),
         (["--run_dir", "x"], "run_dir"),

@@ -45,6 +45,6 @@ def test_a_line_of_another_file_is_a_text_whatever_a_row_of_the_task_is(tmp_path
     data = DataModule(
         "custom", str(tiny_backbone), str(tmp_path / "pairs.csv"), custom=Custom("embedding", ["text", "document"])
     )
-    [batch] = data.texts_dataloader(str(tmp_path / "texts.txt"))
+    [batch] = data.with_texts(str(tmp_path / "texts.txt")).train_dataloader()
     assert batch["input_ids"].shape[0] == 2 and not any(name.endswith("_2") for name in batch)
     assert data.record.text == ("text", "document")
