@@ -31,8 +31,7 @@ from lit_compress.utils.errors import UserError
 
 Moment = Tensor | None  # whole [n, n], its diagonal [n], or None for the identity
 
-INPUT_DAMPING = 1e-3  # of the mean of A's diagonal
-GRADIENT_DAMPING = 1e-2  # of the mean of G's diagonal
+DAMPING = {"inputs": 1e-3, "gradients": 1e-2}  # of the means of the diagonals of A (or C) and G
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,12 @@ class Root:
 
 
 @torch.no_grad()
-def damped_root(moment: Moment, damping: float, name: str = "weight", what: str = "inputs") -> Root:
-    """Return the Cholesky factor of ``moment + damping * mean(diagonal) I``.
+def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> Root:
+    """Return the Cholesky factor of ``moment + DAMPING[what] * mean(diagonal) I``.
 
     Args:
         moment: second moment, [n, n] symmetric, [n], or None for the identity, which is not damped. A whole float64
             one on the CPU becomes its factor, which takes no memory of its own.
-        damping: share of the mean of the diagonal that is added to it, not negative.
         name: of the matrix, for messages.
         what: the moment is of these: ``inputs`` or ``gradients``.
 
@@ -89,7 +87,7 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
     mean = float(diagonal.mean())
     if mean <= 0:
         raise UserError(f"{name}: all its {what} are zero, no approximation of it is better than another; leave it out")
-    added = damping * mean
+    added = DAMPING[what] * mean
     if wide.ndim == 1:
         factor, failed = (wide + added).clamp_min(0).sqrt(), bool((wide + added <= 0).any())
     else:
@@ -99,7 +97,7 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
         factor, failed = by_columns, bool(info)
     if failed:
         raise UserError(
-            f"{name}: the second moments of its {what} are singular with damping {damping}; give more examples"
+            f"{name}: the second moments of its {what} are singular with damping {DAMPING[what]}; give more examples"
         )
     return Root(factor)
 
@@ -161,7 +159,6 @@ def kronecker_svd(
     *,
     sizes: Sequence[int] | None = None,
     mean: Tensor | None = None,
-    damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     name: str = "weight",
     components: int | None = None,
 ) -> KroneckerSVD:
@@ -181,7 +178,6 @@ def kronecker_svd(
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank. Without an A it only makes the change of the bias known.
-        damping: of A (or C) and G, shares of the means of their diagonals.
         name: of the matrix, for messages.
         components: how many are kept; default: all.
 
@@ -195,8 +191,8 @@ def kronecker_svd(
     stack = weight.detach().to("cpu")
     if not all_finite(stack):
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    root = damped_root(centred(inputs, mean), damping[0], name)
-    basis, sigma = _gram_basis(stack, root, moments, sizes, damping[1], name, components)
+    root = damped_root(centred(inputs, mean), name)
+    basis, sigma = _gram_basis(stack, root, moments, sizes, name, components)
     columns, right = root.before(basis), root.divide(basis.T)
     del basis, root
     left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
@@ -207,9 +203,8 @@ def kronecker_svd(
 
 
 def _gram_basis(
-    stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], damping: float, name: str,
-    components: int | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], name: str, components: int | None
+) -> tuple[Tensor, Tensor]:
     """Return the right singular vectors of K^T W L as columns, and its singular values.
 
     Every tensor as large as a wide stack counts. Of a tall one only the Gram matrix is summed, part by part.
@@ -218,7 +213,7 @@ def _gram_basis(
     gram = torch.zeros(stack.shape[1] if tall else 0, stack.shape[1] if tall else 0, dtype=torch.float64)
     moments = iter(gradients)  # zip would keep one while it asks for the next
     for rows in stack.split(list(sizes)):
-        outer = damped_root(next(moments), damping, name, "gradients")
+        outer = damped_root(next(moments), name, "gradients")
         part = outer.times(inner.times(rows.double()).T)  # [in, rows]
         del outer
         if tall:

@@ -112,8 +112,9 @@ def logits_losses(
         consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
-        unknown = labels is None
-        terms = {"task": logits.new_zeros(()) if unknown else task_loss(logits, _repeated(labels, copies), kind)}
+        terms = {"task": logits.new_zeros(())}
+        if labels is not None:
+            terms["task"] = task_loss(logits, _repeated(labels, copies), kind)
         if teacher is not None:
             assert isinstance(teacher, Tensor)
             chosen = None if counted is None else _repeated(counted, copies)

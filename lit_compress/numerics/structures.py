@@ -23,26 +23,25 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, Moment, centred, damped_root
+from lit_compress.numerics.kronecker import Moment, centred, damped_root
 from lit_compress.utils.errors import UserError
 
 _ROWS = 256  # that are moved at a time
 
 
 @torch.no_grad()
-def inverse_moment(inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight") -> Tensor:
+def inverse_moment(inputs: Tensor, name: str = "weight") -> Tensor:
     """Return H^-1 [in, in] of the damped second moment.
 
     Args:
         inputs: A or C [in, in], or the diagonal [in]. A whole float64 one on the CPU becomes its inverse, which takes
             no memory of its own.
-        damping: share of the mean of the diagonal.
         name: of the matrix, for messages.
 
     Raises:
         UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
     """
-    factor = damped_root(inputs, damping, name).factor
+    factor = damped_root(inputs, name).factor
     assert factor is not None
     if factor.ndim == 1:
         return torch.diag(factor**-2)
@@ -132,7 +131,6 @@ def removal_path(
     chunk: float = 0.0,
     keep: int = 0,
     multiple: int = 1,
-    damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     name: str = "weight",
 ) -> RemovalPath:
     """Remove groups of inputs one after the other, cheapest first, with new costs after every step.
@@ -150,7 +148,6 @@ def removal_path(
         chunk: at each step this share of the groups that are left goes, at least one; 0.04 serves for neurons.
         keep: how many groups stay.
         multiple: a multiple of it is left after every step.
-        damping: of the inputs and of the gradients.
         name: of the matrix, for messages.
 
     Raises:
@@ -158,9 +155,9 @@ def removal_path(
     """
     moment = centred(inputs, mean)
     assert moment is not None
-    inverse = inverse_moment(moment, damping[0], name)
+    inverse = inverse_moment(moment, name)
     wide = weight.detach().to("cpu", torch.float64)
-    root = damped_root(gradients, damping[1], name, "gradients")
+    root = damped_root(gradients, name, "gradients")
     wide = root.times(wide.T).T.clone(memory_format=torch.contiguous_format)
     del moment, root, inputs, gradients
     left, places = torch.arange(len(groups)), groups.cpu()

@@ -87,7 +87,8 @@ class Checkpoints(Callback):
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
         if self._untrained:
-            stage, metric = pl_module.stage, pl_module.task.metrics[0]  # type: ignore[union-attr, index]
+            stage: Any = pl_module.stage
+            metric = pl_module.task.metrics[0]  # type: ignore[union-attr, index]
             note(
                 f"{stage.name}: the model before training, dev {metric} {abs(self.best):.4f}, is better than every "
                 f"epoch at the budget: it is kept; try a smaller {stage.rate_option}"

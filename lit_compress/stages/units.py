@@ -78,7 +78,6 @@ def find_units(
     net: PreTrainedModel,
     moments: Mapping[str, KroneckerFactors],
     biased: frozenset[str],
-    damping: tuple[float, float],
     price: Callable[[SubLayer], float],
     gradients: bool = True,
     round_to: int = 1,
@@ -90,7 +89,6 @@ def find_units(
         net: dense.
         moments: Kronecker factors by site; with one block's sites, for the sub-layers of this block alone.
         biased: sites whose bias takes over the mean of the inputs.
-        damping: of the moments, as shares of the means of their diagonals.
         price: function of a sub-layer that returns the cost of one of its units.
         gradients: False to weigh all outputs alike.
         round_to: neurons go so that a multiple of it is left.
@@ -115,7 +113,7 @@ def find_units(
         path = removal_path(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
-            keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
+            keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, name=name,
         )  # fmt: skip
         units[name] = Units(part, path, price(part), len(groups))
     return units
@@ -207,7 +205,6 @@ def update_rest(
     moments: Mapping[str, KroneckerFactors],
     removed: Mapping[str, Tensor],
     biased: frozenset[str],
-    damping: float,
 ) -> None:
     """Update the rest of the last matrices of the dense ``net``, in place, equation (U).
 
@@ -216,14 +213,13 @@ def update_rest(
         moments: Kronecker factors by site.
         removed: units by last matrix, int64 [units]; sub-layers whose last matrix is not there stay as they are.
         biased: sites whose bias takes over the mean of the inputs.
-        damping: of the inputs' moments.
     """
     for part in sublayers(net, removable=False):
         name = part.last
         if len(removed.get(name, ())):
             mean = moments[name].mean if name in biased else None
             inputs = unit_inputs(net, part)[removed[name]].flatten()
-            _update(net.get_submodule(name), moments[name], inputs, mean, damping, name)
+            _update(net.get_submodule(name), moments[name], inputs, mean, name)
 
 
 @torch.no_grad()
@@ -248,11 +244,9 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
     cut_closed(net, open_units, constant=True, parts=parts)
 
 
-def _update(
-    layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, damping: float, name: str
-) -> None:
+def _update(layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, name: str) -> None:
     """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to the best values."""
-    inverse = inverse_moment(centred(moment.inputs(), mean), damping, name)  # type: ignore[arg-type]
+    inverse = inverse_moment(centred(moment.inputs(), mean), name)  # type: ignore[arg-type]
     before = layer.weight.detach().clone()
     weight = without_inputs(before.cpu().double(), inverse, inputs)
     layer.weight.copy_(weight)

@@ -14,7 +14,6 @@ from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.models.uniform_shape import even_counts
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import CompressedStage, Compression, Measured, check_count
 from lit_compress.stages.low_rank import ByRule, Decomposer, Factors
@@ -176,7 +175,7 @@ class UnitRemoval(_UnderWeighting):
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         settings, rule = self.settings, self.rule
         units = find_units(
-            net, statistics, biased_sites(net), (INPUT_DAMPING, GRADIENT_DAMPING), lambda *_: 0.0,
+            net, statistics, biased_sites(net), lambda *_: 0.0,
             settings.weighting == "kfac", rule.round_to, rule.uniform,
         )  # fmt: skip
         for name, unit in units.items():
@@ -219,7 +218,7 @@ class UnitRemoval(_UnderWeighting):
                 {key: measured[f"{name}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore[index]
             )
             biased = frozenset() if net.get_submodule(name).bias is None else frozenset([name])
-            update_rest(net, {name: moments}, {name: gone}, biased, INPUT_DAMPING)
+            update_rest(net, {name: moments}, {name: gone}, biased)
         cut_removed(net, plan, self.rule.uniform)
 
     def told(self, net: PreTrainedModel, plan: dict[str, Tensor]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lit_compress.calibration.moments import KroneckerFactors, Moments
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
-from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, KroneckerSVD, kronecker_svd
+from lit_compress.numerics.kronecker import KroneckerSVD, kronecker_svd
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.lora import Retraining
@@ -206,7 +206,6 @@ class KroneckerDecomposer:
         moments: Kronecker factors by site.
         gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
         centred: sites whose bias takes over the mean of the inputs.
-        damping: of both moments, as shares of the means of their diagonals.
         stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
             then the stack's: the rows of all its matrices.
         release: every matrix is decomposed once; the sums of its moments are released then.
@@ -215,7 +214,6 @@ class KroneckerDecomposer:
     moments: MutableMapping[str, KroneckerFactors]
     gradients: bool = True
     centred: frozenset[str] = frozenset()
-    damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     release: bool = False
 
@@ -233,7 +231,7 @@ class KroneckerDecomposer:
         svd = kronecker_svd(
             weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
             sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
-            mean=self.mean(name), damping=self.damping, name=name, components=components,
+            mean=self.mean(name), name=name, components=components,
         )  # fmt: skip
         self._release(names)
         return svd

@@ -11,7 +11,7 @@ from mistakes import fails, rewrite
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
-from lit_compress.cli import one_shot
+from lit_compress.cli import factorizing, one_shot
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.models.sites import find_sites
@@ -403,6 +403,18 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
     (tmp_path / "out.distil" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match=r"out.distil' holds something else; give another OUT"):
         made(recovery)
+
+
+def test_other_processes_compress_and_export_nothing(made, monkeypatch):
+    """They take what the first one decided, and train."""
+    fitted = []
+    monkeypatch.setattr(factorizing, "of_first", lambda *_: dict.fromkeys(("density", "removes", "tried")))
+    monkeypatch.setattr(one_shot, "of_first", lambda *_: None)
+    monkeypatch.setattr(one_shot, "is_first_process", lambda: False)
+    monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
+    for name in ("compress_and_refine", "write_export"):
+        monkeypatch.setattr(one_shot, name, lambda *_: pytest.fail("work of the first process"))
+    assert made(Recovery(distil=2)) is None and len(fitted) == 1
 
 
 def test_a_sliced_model_learns_the_logits_alone(made):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_compress.numerics.decompose import Axis, Importance, decompose
 from lit_compress.numerics.kronecker import (
+    DAMPING,
     KroneckerSVD,
     Moment,
     centred,
@@ -23,7 +24,12 @@ from lit_compress.numerics.kronecker import (
 from lit_compress.utils.errors import UserError
 
 SHAPES = [(6, 9), (9, 6), (7, 7)]
-NONE = (0.0, 0.0)  # no damping
+
+
+@pytest.fixture(autouse=True)
+def undamped(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in DAMPING:
+        monkeypatch.setitem(DAMPING, name, 0.0)
 
 
 def svd_of(weight: Tensor, inputs: Moment = None, gradients: Any = None, **settings: Any) -> KroneckerSVD:
@@ -70,7 +76,7 @@ def minimised(weight: Tensor, rank: int, inputs: Tensor, gradients: Tensor) -> f
 @pytest.mark.parametrize("rank", [1, 3])
 def test_equals_a_brute_force_minimiser(shape: tuple[int, int], rank: int) -> None:
     weight, a, g = draw(*shape), moment(shape[1], 1), moment(shape[0], 2)
-    found = svd_of(weight, a, g, damping=NONE)
+    found = svd_of(weight, a, g)
     approx = product(found, rank)
     loss = estimated_loss(weight, approx, a, g)
     assert loss == pytest.approx(minimised(weight, rank, a, g), rel=1e-6)
@@ -82,8 +88,12 @@ def test_equals_a_brute_force_minimiser(shape: tuple[int, int], rank: int) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_full_rank_gives_the_weight_back(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_full_rank_gives_the_weight_back(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with moments of a few tokens, which only the damping makes invertible."""
+    for name in DAMPING:
+        monkeypatch.setitem(DAMPING, name, 1e-3)
     weight, x, d = draw(*shape).to(dtype), draw(3, shape[1], seed=1), draw(3, shape[0], seed=2)
     mean = x.mean(0)
     found = svd_of(weight, x.T @ x / 3, d.T @ d / 3, mean=mean)
@@ -102,26 +112,26 @@ def test_diagonal_moments_are_fwsvd(shape: tuple[int, int]) -> None:
     for inputs, gradients, importance, axis in cases:
         left, right = decompose(weight, 3, importance, axis)
         expected = left @ right
-        found = svd_of(weight, inputs, gradients, damping=NONE)
+        found = svd_of(weight, inputs, gradients)
         torch.testing.assert_close(product(found, 3), expected, rtol=1e-7, atol=1e-7)
         assert dropped(found, 3) == pytest.approx(weighted_error(weight, expected, importance, axis) ** 2)
         assert estimated_loss(weight, expected, inputs, gradients) == pytest.approx(dropped(found, 3))
-        whole = svd_of(weight, *(None if m is None else torch.diag(m) for m in (inputs, gradients)), damping=NONE)
+        whole = svd_of(weight, *(None if m is None else torch.diag(m) for m in (inputs, gradients)))
         torch.testing.assert_close(whole.sigma, found.sigma)
 
 
 def test_a_stack_is_one_matrix_under_a_block_diagonal_moment() -> None:
     weights = [draw(5, 8, seed=1), draw(3, 8, seed=2), draw(4, 8, seed=3)]
     a, gs = moment(8, 4), [moment(5, 5), moment(3, 6), moment(4, 7)]
-    found = svd_of(torch.cat(weights), a, gs, sizes=[5, 3, 4], damping=NONE)
-    single = svd_of(torch.cat(weights), a, torch.block_diag(*gs), damping=NONE)
+    found = svd_of(torch.cat(weights), a, gs, sizes=[5, 3, 4])
+    single = svd_of(torch.cat(weights), a, torch.block_diag(*gs))
     torch.testing.assert_close(found.sigma, single.sigma)
     left, right = found.factors(3)
     torch.testing.assert_close(left @ right, product(single, 3))
     parts = [estimated_loss(w, p @ right, a, g) for w, p, g in zip(weights, left.split([5, 3, 4]), gs, strict=True)]
     assert sum(parts) == pytest.approx(dropped(found, 3))
-    plain = svd_of(torch.cat(weights), a, sizes=[5, 3, 4], damping=NONE)
-    torch.testing.assert_close(plain.sigma, svd_of(torch.cat(weights), a, damping=NONE).sigma)
+    plain = svd_of(torch.cat(weights), a, sizes=[5, 3, 4])
+    torch.testing.assert_close(plain.sigma, svd_of(torch.cat(weights), a).sigma)
 
 
 def test_centring() -> None:
@@ -129,7 +139,7 @@ def test_centring() -> None:
     x = draw(50, 6, seed=1) @ draw(6, 6, seed=2) + 3 * draw(6, seed=3)
     weight, bias, g = draw(5, 6), draw(5, seed=4), moment(5, 5)
     a, m = x.T @ x / 50, x.mean(0)
-    found = svd_of(weight, a, g, mean=m, damping=NONE)
+    found = svd_of(weight, a, g, mean=m)
     approx = product(found, 2)
     new = bias + change_of_bias(weight, approx, m)
     torch.testing.assert_close(new, corrected_bias(bias, weight, approx, m))
@@ -137,20 +147,21 @@ def test_centring() -> None:
     error = x @ (weight - approx).T + bias - new
     measured = float((error @ g * error).sum(1).mean())
     assert measured == pytest.approx(dropped(found, 2)) == estimated_loss(weight, approx, a, g, m)
-    assert measured < dropped(svd_of(weight, a, g, damping=NONE), 2)
+    assert measured < dropped(svd_of(weight, a, g), 2)
     covariance = (x - m).T @ (x - m) / 50
     torch.testing.assert_close(centred(a.diagonal(), m), covariance.diagonal())
     torch.testing.assert_close(centred(a, m), covariance)
 
 
-def test_a_root() -> None:
+def test_a_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a moment with its damping, in the moment's own memory."""
+    monkeypatch.setitem(DAMPING, "inputs", 0.1)
     a, rows = moment(6, 1), draw(3, 6, seed=9)
     damped = a + 0.1 * a.diagonal().mean() * torch.eye(6)
-    diagonal, whole = damped_root(a.diagonal().clone(), 0.1), damped_root(a, 0.1)
+    diagonal, whole = damped_root(a.diagonal().clone()), damped_root(a)
     assert whole.factor is not None and whole.factor.data_ptr() == a.data_ptr()
     torch.testing.assert_close(whole.factor @ whole.factor.T, damped)
-    for root in (whole, diagonal, damped_root(None, 0.1)):
+    for root in (whole, diagonal, damped_root(None)):
         torch.testing.assert_close(root.divide(root.times(rows)), rows)
         torch.testing.assert_close(root.before(rows.T), root.times(torch.eye(6).double()) @ rows.T)
 
@@ -176,11 +187,8 @@ def test_fewer_components() -> None:
     [
         ({"inputs": torch.full((6, 6), torch.nan)}, "key: the second moments of its inputs are inf or NaN"),
         ({"gradients": torch.zeros(5, 5)}, "key: all its gradients are zero"),
-        (
-            {"inputs": torch.ones(6, 6), "damping": NONE},
-            "key: .* inputs are singular with damping 0.0; give more examples",
-        ),
-        ({"inputs": torch.tensor([1.0, 1, 1, 1, 1, 0]), "damping": NONE}, "inputs are singular with damping 0.0"),
+        ({"inputs": torch.ones(6, 6)}, "key: .* inputs are singular with damping 0.0; give more examples"),
+        ({"inputs": torch.tensor([1.0, 1, 1, 1, 1, 0])}, "inputs are singular with damping 0.0"),
         ({"weight": torch.full((5, 6), torch.inf)}, "key: holds inf or NaN"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from moments import draw, estimated_loss, moment
 
 from lit_compress.numerics import structures
-from lit_compress.numerics.kronecker import corrected_bias
+from lit_compress.numerics.kronecker import DAMPING, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
@@ -45,7 +45,7 @@ def test_equals_least_squares_on_the_rest(removed):
     x, weight, _ = tokens()
     a = x.T @ x / 80
     damped = a + 1e-3 * a.diagonal().mean() * torch.eye(12)
-    inverse = inverse_moment(a, 1e-3)
+    inverse = inverse_moment(a)
     new = without_inputs(weight, inverse, torch.tensor(removed))
     kept = others(removed)
     expected = least_squares(weight, damped, kept)
@@ -54,12 +54,13 @@ def test_equals_least_squares_on_the_rest(removed):
     assert inverse.data_ptr() == a.data_ptr()  # a path takes no memory of its own
 
 
-def test_on_the_tokens_with_the_bias():
+def test_on_the_tokens_with_the_bias(monkeypatch):
     """Centred: no other columns and bias fit the outputs better, and their mean stays."""
+    monkeypatch.setitem(DAMPING, "inputs", 0.0)
     x, weight, _ = tokens()
     m, kept = x.mean(0), others([2, 3, 9])
     c = (x - m).T @ (x - m) / 80
-    new = without_inputs(weight, inverse_moment(c, 0.0), torch.tensor([2, 3, 9]))
+    new = without_inputs(weight, inverse_moment(c), torch.tensor([2, 3, 9]))
     bias = corrected_bias(torch.zeros(5).double(), weight, new, m)
     ones = torch.ones(80, 1).double()
     solution = torch.linalg.lstsq(torch.cat([x[:, kept], ones], 1), x @ weight.T).solution.T
@@ -95,7 +96,7 @@ def test_greedy_path(chunk, size, centre):
     a, m = x.T @ x / 80, x.mean(0)
     groups = torch.arange(12).view(-1, size)
     mean = m if centre else None
-    path = removal_path(weight, a.clone(), g.clone(), groups, mean=mean, chunk=chunk, damping=(1e-3, 1e-2))
+    path = removal_path(weight, a.clone(), g.clone(), groups, mean=mean, chunk=chunk)
     h = a - m[:, None] * m if centre else a
     damped = h + 1e-3 * h.diagonal().mean() * torch.eye(12)
     steps, costs = greedy(weight, damped, g + 1e-2 * g.diagonal().mean() * torch.eye(5), groups, chunk)
@@ -135,12 +136,13 @@ def test_cheapest_first(saving):
             assert total(costs, other) >= total(costs, taken) - 1e-9
 
 
-def test_errors():
+def test_errors(monkeypatch):
     x, weight, _ = tokens()
+    monkeypatch.setitem(DAMPING, "inputs", 0.0)
     with pytest.raises(UserError, match="budget: 9 cannot be saved; the largest saving is 5"):
         cheapest_first({"a": [1.0]}, {"a": [5.0]}, 9)
     with pytest.raises(UserError, match=r"key: .* singular with damping 0"):
-        inverse_moment(torch.ones(3, 3), 0.0, "key")
+        inverse_moment(torch.ones(3, 3), "key")
     with pytest.raises(UserError, match="key: all its gradients are zero"):
         removal_path(weight, x.T @ x, torch.zeros(5, 5), GROUPS, name="key")
 

@@ -14,7 +14,7 @@ import torch
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints, StageBar, shows_bar
 from lit_compress.run.folder import Run
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.gated import GatedStage
 from lit_compress.stages.unstructured import CubicStage
 from lit_compress.tasks.records import get_task
@@ -107,7 +107,8 @@ class Trainer:
 )
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_model_before_training_counts_as_epoch_0(untrained, scores, best, killed, tmp_path, capsys):
-    trainer, module = Trainer(tmp_path), SimpleNamespace(untrained=untrained, task=get_task("sst2"))
+    stage = Stage(tmp_path.name, Training())
+    trainer, module = Trainer(tmp_path), SimpleNamespace(untrained=untrained, task=get_task("sst2"), stage=stage)
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.on_sanity_check_end(trainer, module)
     for step, score in enumerate(scores, start=1):

@@ -20,7 +20,7 @@ from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.models.uniform_shape import uniform_groups
-from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
@@ -36,12 +36,11 @@ from lit_compress.stages.weighted import check_removal
 from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 
-DAMPING = (1e-3, 1e-2)
 FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart"]
 
 
-def remove_units(net, moments, removed, biased, damping, uniform=False):
-    update_rest(net, moments, removed, biased, damping)
+def remove_units(net, moments, removed, biased, uniform=False):
+    update_rest(net, moments, removed, biased)
     cut_removed(net, removed, uniform)
 
 
@@ -72,7 +71,7 @@ def logits(net):
 
 
 def chosen(net, moments, density):
-    units = find_units(net, moments, biased_sites(net), DAMPING, partial(RankRule().unit_price, net))
+    units = find_units(net, moments, biased_sites(net), partial(RankRule().unit_price, net))
     saving = dense_site_params(net) * (1 - density)
     return choose_units(units, saving)
 
@@ -92,13 +91,13 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
             if not len(columns):
                 continue
             mean = found.mean if name in biased else torch.zeros_like(found.mean)
-            inverse = inverse_moment(found.inputs() - mean[:, None] * mean, DAMPING[0])
+            inverse = inverse_moment(found.inputs() - mean[:, None] * mean)
             weight = without_inputs(layer.weight, inverse, columns)
             if layer.bias is not None:
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
             assert not weight[:, columns].any()
-    remove_units(net, moments, removed, biased, DAMPING[0])
+    remove_units(net, moments, removed, biased)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
     assert not torch.allclose(logits(net), logits(make(family)), atol=1e-4)
 
@@ -110,7 +109,7 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
     net, reference = make(family, **settings), make(family, **settings)
     moments, biased, density = moments_of(net), biased_sites(net), 0.66
     price = partial(RankRule().unit_price, net)
-    units = find_units(net, moments, biased, DAMPING, price, uniform=True)
+    units = find_units(net, moments, biased, price, uniform=True)
     removed, loss = choose_uniform(net, units, dense_site_params(net) * (1 - density))
     groups = uniform_groups(net)
     counts = [{group.units - len(removed[part.last]) for part in group.parts} for group in groups]
@@ -128,12 +127,12 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
             width = layer.in_features // units[name].count
             columns = (gone[:, None] * width + torch.arange(width)).flatten()
             mean = found.mean if name in biased else torch.zeros_like(found.mean)
-            inverse = inverse_moment(found.inputs() - mean[:, None] * mean, DAMPING[0])
+            inverse = inverse_moment(found.inputs() - mean[:, None] * mean)
             weight = without_inputs(layer.weight, inverse, columns)
             if layer.bias is not None:
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
-    remove_units(net, moments, removed, biased, DAMPING[0], uniform=True)
+    remove_units(net, moments, removed, biased, uniform=True)
     assert torch.allclose(logits(net), logits(reference), atol=1e-6) and stored_density(net) <= density
     assert ordinary_net(fuse(net)) is not None
 
@@ -144,7 +143,7 @@ def test_the_density_is_reached(family, density):
     net = make(family)
     moments = moments_of(net)
     removed, loss = chosen(net, moments, density)
-    remove_units(net, moments, removed, biased_sites(net), DAMPING[0])
+    remove_units(net, moments, removed, biased_sites(net))
     assert density - 96 / dense_site_params(net) < stored_density(net) <= density  # up to one neuron, gated or not
     assert loss > 0
 
@@ -157,7 +156,7 @@ def test_whole_sublayers_go(family, tmp_path):
     removed, _ = chosen(net, moments, 0.1)
     gone = [p for p in sublayers(dense) if len(removed[last(p)]) == len(unit_inputs(dense, p))]
     assert 0 < len(gone) < len(sublayers(dense))
-    remove_units(net, moments, removed, biased_sites(net), DAMPING[0])
+    remove_units(net, moments, removed, biased_sites(net))
     left = {site.name for site in find_sites(net)}
     assert not left & {name for part in gone for name in part.sites.values()}
     assert stored_density(net) <= 0.1
@@ -193,14 +192,14 @@ def test_a_constant_sublayer_goes_first_and_changes_nothing(family, kind):
     whole = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
     removed, loss = chosen(net, moments, 1 - (whole - 0.5) / dense_site_params(net))
     assert loss == 0 and {name for name, gone in removed.items() if len(gone)} == {last(part)}
-    remove_units(net, moments, removed, biased_sites(net), DAMPING[0])
+    remove_units(net, moments, removed, biased_sites(net))
     assert not {site.name for site in find_sites(net)} & set(part.sites.values())
     assert torch.allclose(logits(net), before, atol=1e-12)
     assert stored_density(net) == pytest.approx(1 - whole / dense_site_params(net))
 
 
 @pytest.mark.parametrize("kind", ["attention", "ffn"])
-def test_the_cost_of_a_sublayer_by_brute_force(kind):
+def test_the_cost_of_a_sublayer_by_brute_force(kind, monkeypatch):
     """(M) over tokens one by one: the mean of what the outputs' changes from their mean cost under G."""
     net = make()
     moments = moments_of(net)
@@ -213,10 +212,12 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind):
     mean, gradients = outputs.mean(0), moments[last(part)].gradients()
     expected = sum((y - mean) @ gradients @ (y - mean) for y in outputs) / len(outputs)
     # singular moments: with a thousandth of this damping it is rounding that decides
-    units = find_units(net, moments, biased_sites(net), (1e-8, 1e-8), partial(RankRule().unit_price, net))
+    for name in DAMPING:
+        monkeypatch.setitem(DAMPING, name, 1e-8)
+    units = find_units(net, moments, biased_sites(net), partial(RankRule().unit_price, net))
     assert float(units[last(part)].path.costs.sum()) == pytest.approx(float(expected), rel=1e-6)
     removed = {name: torch.arange(unit.count if name == last(part) else 0) for name, unit in units.items()}
-    remove_units(net, moments, removed, biased_sites(net), 1e-8)
+    remove_units(net, moments, removed, biased_sites(net))
     reference = make()
     reference.get_submodule(last(part)).register_forward_hook(lambda *_: mean)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
@@ -233,7 +234,7 @@ def test_what_is_left_is_trained(family):
     net, dense = make(family), make(family)
     moments = moments_of(net)
     gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
-    remove_units(net, moments, gone, biased_sites(net), DAMPING[0])
+    remove_units(net, moments, gone, biased_sites(net))
     assert untrained(net) <= untrained(dense)
 
 
@@ -252,7 +253,7 @@ def test_the_cache_of_a_decoder_keeps_its_count():
     net = AutoModelForCausalLM.from_config(config).eval().double()
     moments = collect_kronecker(net, [rows(net) | {"labels": rows(net)["input_ids"]}], "language_modelling")
     gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
-    remove_units(net, moments, gone, biased_sites(net), DAMPING[0])
+    remove_units(net, moments, gone, biased_sites(net))
     ids = make_batch(size=2)["input_ids"]
     with torch.no_grad():
         whole = net(ids, use_cache=False).logits
@@ -267,20 +268,22 @@ def test_nothing_left_is_one_line():
         chosen(net, moments_of(net), 1e-4)
 
 
-def test_costs_of_units_and_components_are_on_one_scale():
+def test_costs_of_units_and_components_are_on_one_scale(monkeypatch):
     """A head's cost is (M) of the matrix without it; so is a component's squared singular value."""
+    for name in DAMPING:
+        monkeypatch.setitem(DAMPING, name, 1e-9)
     net = make()
     moments = moments_of(net)
     part = next(part for part in sublayers(net) if part.kind == "attention")
     name = part.sites["o"]
     weight, found = net.get_submodule(name).weight.detach(), moments[name]
-    path = find_units(net, moments, frozenset(), (1e-9, 1e-9), partial(RankRule().unit_price, net))[name].path
-    inverse = inverse_moment(found.inputs(), 1e-9)
+    path = find_units(net, moments, frozenset(), partial(RankRule().unit_price, net))[name].path
+    inverse = inverse_moment(found.inputs())
     without = without_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
     error = weight - without
     expected = torch.trace(found.gradients() @ error @ found.inputs() @ error.T)
     assert float(path.costs[0]) == pytest.approx(float(expected), rel=1e-5)
-    svd = kronecker_svd(weight, found.inputs(), found.gradients(), damping=(1e-9, 1e-9))
+    svd = kronecker_svd(weight, found.inputs(), found.gradients())
     left, right = svd.factors(32)
     error = left[:, 31:] @ right[31:]
     lost = torch.trace(found.gradients() @ error @ found.inputs() @ error.T)

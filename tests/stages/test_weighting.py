@@ -13,7 +13,7 @@ from lit_compress.methods import FWSVD
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
@@ -60,12 +60,12 @@ def test_full_ranks_give_the_net_back(net):
 def test_factors_are_those_of_the_equation(net, gradients, centred):
     """Before and after the singular values were asked for; of ranks that are kept and that are not."""
     moments = moments_of(net)
-    decomposer = KroneckerDecomposer(moments, gradients, biased_sites(net) if centred else frozenset(), (0.01, 0.02))
+    decomposer = KroneckerDecomposer(moments, gradients, biased_sites(net) if centred else frozenset())
     name, weight = list(site_weights(net).items())[4]
     found = moments[name]
     expected = kronecker_svd(
         weight, found.inputs(), found.gradients() if gradients else None,
-        mean=found.mean if centred else None, damping=(0.01, 0.02),
+        mean=found.mean if centred else None,
     )  # fmt: skip
     for rank in (1, 7, 30):
         product = expected.factors(rank)[0] @ expected.factors(rank)[1]
@@ -107,13 +107,15 @@ def test_without_biases_nothing_is_centred(capsys, monkeypatch):
     assert "14 of 14 matrices have no bias and are not centred" in capsys.readouterr().err
 
 
-def test_sum_of_left_out_components_is_the_estimate(net):
+def test_sum_of_left_out_components_is_the_estimate(net, monkeypatch):
     """Without damping (M) is the sum of the squared singular values that are left out; K-FAC has the least of it."""
+    for name in DAMPING:
+        monkeypatch.setitem(DAMPING, name, 1e-9)
     moments = moments_of(net)
     name, weight = list(site_weights(net).items())[4]
     losses = {}
     for gradients in (True, False):
-        decomposer = KroneckerDecomposer(moments, gradients, damping=(1e-9, 1e-9))
+        decomposer = KroneckerDecomposer(moments, gradients)
         left, right = decomposer.factors(name, weight, 4)
         losses[gradients] = estimated_loss(weight, left @ right, moments[name].inputs(), moments[name].gradients()) / 2
         if gradients:
@@ -149,20 +151,20 @@ def test_mistakes_are_one_line():
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_a_stack_is_one_decomposition(net, gradients):
+def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
     """[Wq; Wk; Wv] under A and the block-diagonal G, with the biases of (C)."""
     moments, groups = moments_of(net), stacks(net)
     centred = biased_sites(net)
-    decomposer = KroneckerDecomposer(moments, gradients, centred, (0.01, 0.02), groups)
+    decomposer = KroneckerDecomposer(moments, gradients, centred, groups)
     first, names = next(iter(groups.items()))
     weight = stacked_weight(net, names)
     scale = torch.block_diag(*(moments[n].gradients() for n in names)) if gradients else None
     if gradients:  # the damping is of each block
         for name, part in zip(names, torch.arange(len(scale)).split(len(scale) // 3), strict=True):
-            scale[part, part] += 0.02 * moments[name].gradients().diagonal().mean()
-    expected = kronecker_svd(
-        weight, moments[first].inputs(), scale, mean=moments[first].mean, damping=(0.01, 0.0)
-    )  # fmt: skip
+            scale[part, part] += DAMPING["gradients"] * moments[name].gradients().diagonal().mean()
+    with monkeypatch.context() as patch:
+        patch.setitem(DAMPING, "gradients", 0.0)
+        expected = kronecker_svd(weight, moments[first].inputs(), scale, mean=moments[first].mean)
     assert torch.allclose(decomposer.sigma(first, weight), expected.sigma)
     left, right = decomposer.factors(first, weight, 4)
     assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
