@@ -15,7 +15,6 @@ from lit_compress.calibration import gradients
 from lit_compress.calibration.gradients import Fisher
 from lit_compress.calibration.uses import row_parts
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.losses import example_losses
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
@@ -38,7 +37,7 @@ def batch_of(net, size=5):
     return examples(net, size=size)
 
 
-def loop(net, batches, sites, kind="classification", whole_batches=False):
+def loop(net, batches, sites, whole_batches=False):
     """Mean of the squares of weight.grad, one backward per example (or per batch), by plain autograd."""
     net.eval()
     squares = dict.fromkeys(sites, 0.0)
@@ -46,7 +45,7 @@ def loop(net, batches, sites, kind="classification", whole_batches=False):
     for part in parts:
         net.zero_grad()
         logits = net(**{name: part[name] for name in INPUTS if name in part}).logits
-        example_losses(logits, part["labels"], kind).mean().backward()
+        example_losses(logits, part["labels"], "classification").mean().backward()
         for name in sites:
             squares[name] = squares[name] + net.get_submodule(name).weight.grad ** 2
     net.zero_grad()
@@ -117,16 +116,6 @@ def test_rounding_never_gives_a_negative_sum():
     assert found.columns.min() == 0 and found.rows.min() >= 0 and found.columns.max() < 1e-3
 
 
-@pytest.mark.parametrize(("variant", "forwards"), [("bert", 1), ("albert", 1), ("opt", 1), ("deberta-v2", 1 + 4)])
-def test_single_examples_only_where_needed(variant, forwards):
-    """Spec 3.4: DeBERTa's query and key also see the relative positions, which no example owns; OPT's are flattened."""
-    net, sites = make(variant)
-    calls = []
-    net.register_forward_hook(lambda *_: calls.append(1))
-    estimate_fisher(net, [batch_of(net, 4)], "classification", sites)
-    assert len(calls) == forwards
-
-
 def test_no_gradient_of_a_weight_is_computed():
     """Forward and half a backward; and what no longer is needed goes: the last layer is reduced first."""
     net, sites = make()
@@ -140,22 +129,6 @@ def test_no_gradient_of_a_weight_is_computed():
     linears = 2 * 5 * 9 * 2 * (4 * 32 * 32 + 2 * 32 * 64)
     assert plain.get_total_flops() - counter.get_total_flops() > linears
     assert order[:2] == [((32, 64), 1), ((64, 32), 1)]
-
-
-def test_regression():
-    net, sites = make(task="stsb")
-    batch = batch_of(net)
-    batch["labels"] = torch.tensor([0.5, 2.0, 3.3, 4.0, 1.0])
-    check(
-        estimate_fisher(net, [batch], "regression", sites),
-        loop(net, [batch], sites, "regression"),
-    )
-
-
-def test_token_types_count():
-    net, sites = make()
-    batch = batch_of(net) | {"token_type_ids": torch.ones(5, 9, dtype=torch.long)}
-    check(estimate_fisher(net, [batch], "classification", sites), loop(net, [batch], sites))
 
 
 def test_some_sites_only():
@@ -180,19 +153,6 @@ def test_batch_estimator(variant):
     for name, entry in estimate_fisher(net, ones, "classification", sites, estimator="batch").items():
         assert torch.equal(entry.rows, per_example[name].rows) and torch.equal(entry.columns, per_example[name].columns)
         assert not torch.allclose(entry.rows, found[name].rows, rtol=0.01)
-
-
-def test_scale_of_the_loss(monkeypatch):
-    """Invariant 14: loss times c gives c^2, and so the same factors."""
-    net, sites = make()
-    batch, name = batch_of(net), sites[0]
-    plain = estimate_fisher(net, [batch], "classification", sites)[name]
-    monkeypatch.setattr(gradients, "example_losses", lambda *args: 8.0 * example_losses(*args))
-    scaled = estimate_fisher(net, [batch], "classification", sites)[name]
-    torch.testing.assert_close(scaled.columns, 64.0 * plain.columns)
-    weight = net.get_submodule(name).weight
-    products = [left @ right for left, right in (decompose(weight, 8, f.columns, "in") for f in (plain, scaled))]
-    torch.testing.assert_close(*products)
 
 
 @pytest.mark.parametrize("estimator", ["per_example", "batch"])
@@ -256,10 +216,6 @@ def test_one_of_two_uses_without_influence():
 def test_errors():
     net, sites = make()
     batch = batch_of(net)
-    with pytest.raises(UserError, match=r"labels: .* input_ids, attention_mask, index"):
-        estimate_fisher(net, [{k: v for k, v in batch.items() if k != "labels"}], "classification", sites)
-    with pytest.raises(UserError, match=r"sites: none was named; valid: bert.encoder"):
-        estimate_fisher(net, [batch], "classification", [])
     with pytest.raises(
         UserError, match=r"'bert.encoder.layer.0.output' is no Linear .*'bert.encoder.layer.0.output.den"
     ):
@@ -289,8 +245,7 @@ def test_every_importance_has_the_same_sum_over_the_elements():
     assert all(not side.any() for side in silent.importance("both"))
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_inside_configure_model(precision, tmp_path):
+def test_inside_configure_model(tmp_path):
     """Where FWSVD calls it: default dtype and device are the strategy's there. And under no_grad."""
     net, sites = make()
     net, batch = net.float(), batch_of(net)
@@ -307,7 +262,7 @@ def test_inside_configure_model(precision, tmp_path):
 
     module = Module()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
-    trainer = pl.Trainer(accelerator="cpu", precision=precision, default_root_dir=tmp_path, **quiet)
+    trainer = pl.Trainer(accelerator="cpu", precision="bf16-true", default_root_dir=tmp_path, **quiet)
     trainer.test(module, [torch.zeros(1)], verbose=False)
     for name, entry in expected.items():
         for found in (module.found[name], under[name]):

@@ -192,14 +192,6 @@ def test_shared_inputs_are_summed_once():
     assert found[names[0]]._inputs is found[names[2]]._inputs
 
 
-def test_some_sites_only():
-    net = make()
-    expected, names = loop(net, batch_of(net), "classification"), [site.name for site in find_sites(net)]
-    chosen = [names[8], names[2], names[1]]
-    found = collect_kronecker(net, [batch_of(net)], "classification", chosen)
-    check(found, {name: expected[name] for name in names if name in chosen})
-
-
 def test_single_examples_only_where_needed():
     """DeBERTa's query and key also see the relative positions, which no example owns."""
     for variant, forwards in (("bert", 2), ("albert", 2), ("opt", 2), ("deberta-v2", 2 + 4)):
