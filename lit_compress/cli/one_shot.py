@@ -186,8 +186,11 @@ def compress_and_refine(
     """
     scores = evaluate(dense, data, sure=True)
     chance = compared_with_chance(method.backbone, data, scores)
+    stage.compression.check(dense)
+    stage.check_data(data.train_size())
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
-        net, made = compressed(stage, method, dense, data)
+        folder = Path(method.backbone).expanduser()
+        net, made = stage.compress(dense, folder, method.task, data, current_device(), keep=True)
     trim()
     refined = None
     if refine is not None:
@@ -252,16 +255,6 @@ def _keep_curves(folder: Path) -> None:
             remove(path)
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def compressed(
-    stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule
-) -> tuple[PreTrainedModel, dict[str, Any] | None]:
-    """Return a copy of ``dense``, compressed by ``stage``, and the report's entry on the calibration."""
-    stage.compression.check(dense)
-    stage.check_data(data.train_size())
-    folder = Path(method.backbone).expanduser()
-    return stage.compress(dense, folder, method.task, data, current_device(), keep=True)
 
 
 def compared_with_chance(model: str, data: DataModule, scores: dict[str, float]) -> dict[str, float]:

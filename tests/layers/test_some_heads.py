@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from helpers import logits
-from tiny import make_net
+from tiny import make_batch, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_compress.layers import SomeHeads
