@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -11,15 +10,9 @@ from mistakes import fails, rewrite
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
-from lit_compress.cli import factorizing, one_shot
-from lit_compress.cli.factorizing import run_factorize
-from lit_compress.cli.lines import read_line
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
-from lit_compress.run.distilling import Distilling
-from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.utils import progress
-from lit_compress.utils.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -294,131 +287,3 @@ def test_export_takes_an_export(words, tmp_path, capsys):
     more = ("--dtype", "int8", "--data.path", tmp_path / "no")  # from which ranges are read
     line = fails(capsys, "export", small, tmp_path / "x", "--format", "onnx", *more)
     assert "no such folder" in line and not (tmp_path / "x").exists()
-
-
-def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
-    """Texts without labels: of a file, and of a training split that has none; both end in the report."""
-    model, data = words
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a great film\nthe plot is dull and the cast is poor\n" * 20)
-    line = [*data, "--density", "0.5", "--calibration_examples", "30"]
-    main(["factorize", *model, str(tmp_path / "plain"), *line])
-    main(["factorize", *model, str(tmp_path / "out"), *line, "--refine", "10", "--distil", "8",
-          "--distil_texts", str(texts), "--data.batch_size", "16", "--trainer.precision", "bf16-mixed",
-          "--distil_rate", "1e-4"])  # fmt: skip
-    plain, report = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("plain", "out"))
-    assert plain["refined"] is None and plain["distilled"] is None
-    refined, distilled = report["refined"], report["distilled"]
-    assert (refined["steps"], refined["texts"], len(refined["after"])) == (10, 30, 2)
-    assert (distilled["steps"], distilled["batch"], distilled["file"]) == (8, 16, "texts.txt")
-    assert (distilled["precision"], distilled["learning_rate"]) == ("bf16-mixed", 1e-4)
-    assert all(after <= before for before, after in zip(refined["before"], refined["after"], strict=True))
-    assert "10 steps of every block" in (tmp_path / "out" / "README.md").read_text()
-    assert "distilled: 8 steps of 16 texts" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "out.distil").iterdir()] == ["tensorboard"]  # checkpoints are gone
-
-
-def test_kept_blocks_are_refined(words, tmp_path):
-    """The one block that is left learns what both gave."""
-    model, data = words
-    more = ["--model.prune.choice", "measured", "--model.prune.examples", "20", "--refine", "20"]
-    main(["factorize", *model, str(tmp_path / "out"), *data, "--method", "Layers", "--density", "0.5", *more])
-    refined = json.loads((tmp_path / "out" / "report.json").read_text())["refined"]
-    assert len(refined["before"]) == 1 and refined["after"][0] < refined["before"][0] and refined["texts"] == 100
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--refine", "5", "--method", "Magnitude"], "Magnitude has to train"),
-        (["--refine", "few"], "refine: 'few' is not a valid int"),
-        (["--distil", "5", "--method", "SliceGPT", "--refine", "5"], "--refine: SliceGPT leaves no dense hidden"),
-        (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
-        (["--distil", "5", "--trainer.precision", "16-true"], "trainer.precision: '16-true' keeps the weights"),
-        (["--distil", "5", "--by_block", "float32"], "--by_block: --distil 5 needs the whole model; nearest: --refine"),
-    ],
-)
-def test_what_cannot_be_trained_afterwards_is_one_line(options, message, words, tmp_path, capsys):
-    model, data = words
-    line = fails(capsys, "factorize", *model, tmp_path / "out", *data, "--density", "0.5", *options)
-    assert message in line and not (tmp_path / "out").exists()
-
-
-@pytest.fixture
-def made(words, tmp_path, monkeypatch):
-    """A function of options that returns what would be exported."""
-    monkeypatch.setattr(one_shot, "write_export", lambda out, source, choices: source)
-    (model,), data = words
-
-    def make(recovery=NO_RECOVERY, *options, name="out"):
-        line = read_line("factorize", [model, str(tmp_path / name), *data, "--density", "0.5", *options])
-        return run_factorize(line.own["model"], line.own["out"], line, recovery)
-
-    return make
-
-
-def equal(one, other):
-    return all(torch.equal(value, other.net.state_dict()[name]) for name, value in one.net.state_dict().items())
-
-
-def worse(dense, net, kind, parts, steps, *_):
-    """Refine in the wrong direction."""
-    with torch.no_grad():
-        net.classifier.weight.neg_(), net.classifier.bias.neg_()
-    return {"steps": steps, "texts": 8}
-
-
-@pytest.mark.parametrize("recovery", [Recovery(refine=4), Recovery(distil=4, rate=0.9)], ids=["refine", "distil"])
-def test_the_model_before_is_kept_if_it_is_better(recovery, made, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_noted", set())
-    monkeypatch.setattr(one_shot, "refine_net", worse)
-    plain, kept = made(), made(recovery)
-    assert equal(plain, kept)
-    said, (before, after) = capsys.readouterr().err, (kept.more["refined"] or kept.more["distilled"])["metric"]
-    if recovery.refine:
-        assert before > after and not kept.more["refined"]["kept"]
-        assert f"--refine: dev accuracy fell from {before:.4f} to {after:.4f}: the model before it is kept" in said
-    else:
-        assert before == after and kept.more["distilled"]["best_step"] == 0
-        score = f"dev accuracy {before['val/accuracy']:.4f}"
-        assert f"distil: the model before training, {score}, is better than every epoch" in said
-
-
-def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, capsys):
-    """The compressed model is read, not made again; work of other settings is refused."""
-    monkeypatch.setattr(progress, "_noted", set())
-    recovery, fit = Recovery(distil=4), Distilling.fit
-    whole = made(recovery, name="whole")
-    monkeypatch.setattr(Distilling, "fit", lambda *_: sys.exit(1))
-    with pytest.raises(SystemExit):
-        made(recovery)
-    monkeypatch.setattr(Distilling, "fit", fit)
-    with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
-        made(Recovery(distil=5))
-    monkeypatch.setattr(one_shot, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
-    again = made(recovery)
-    assert equal(whole, again)
-    told = [one.more | {"distilled": one.more["distilled"] | {"seconds": 0}} for one in (whole, again)]
-    assert told[0] == told[1] and whole.before["dense"].metric == again.before["dense"].metric
-    (tmp_path / "out.distil" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match=r"out.distil' holds something else; give another OUT"):
-        made(recovery)
-
-
-def test_other_processes_compress_and_export_nothing(made, monkeypatch):
-    """They take what the first one decided, and train."""
-    fitted = []
-    monkeypatch.setattr(factorizing, "of_first", lambda *_: dict.fromkeys(("density", "removes", "tried")))
-    monkeypatch.setattr(one_shot, "of_first", lambda *_: None)
-    monkeypatch.setattr(one_shot, "is_first_process", lambda: False)
-    monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
-    for name in ("compress_and_refine", "write_export"):
-        monkeypatch.setattr(one_shot, name, lambda *_: pytest.fail("work of the first process"))
-    assert made(Recovery(distil=2)) is None and len(fitted) == 1
-
-
-def test_a_sliced_model_learns_the_logits_alone(made):
-    """Its hidden states are narrower."""
-    source = made(Recovery(distil=6), "--method", "SliceGPT", "--model.prune.examples", "20")
-    assert source.config["model"]["init_args"]["distillation"]["alpha_layers"] == 0
-    assert source.more["distilled"]["steps"] == 6
