@@ -64,13 +64,15 @@ class SomeT5Heads(SomeHeads):
     """
 
     kind = "some_t5_heads"
-    layer_idx: int | None
+    key_value_proj_dim: int
+    compute_bias: Any
+    o: nn.Module
 
     def count_heads(self) -> None:
         """Set the numbers that the model's own code has of its heads."""
         self.n_heads, self.inner_dim = len(self.heads), len(self.heads) * self.key_value_proj_dim
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
