@@ -18,7 +18,7 @@ from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.distilling import Distilling
 from lit_compress.run.folder import Run
 from lit_compress.run.settle import Components
-from lit_compress.stages.base import build_adamw, build_schedule
+from lit_compress.stages.base import build_optimizer, build_schedule
 from lit_compress.stages.distil import LOSSES, Recovery
 from lit_compress.utils.errors import UserError
 
@@ -80,7 +80,7 @@ def test_the_steps_are_those_of_a_loop(study):
     distilling, found = study.stage("usual"), study.usual
     net, (_, stage) = load_net(study.folder / "net").eval(), distilling._made()
     stage.set_total_steps(STEPS)
-    optimizer = build_adamw(stage, net, "32-true")
+    optimizer = build_optimizer(stage, net, "32-true")
     schedule = build_schedule(stage, optimizer)["scheduler"]
     loader = distilling.texts.train_dataloader()
     for batch in [batch for _ in range(2) for batch in loader][:STEPS]:
