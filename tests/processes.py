@@ -82,8 +82,8 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
         os.dup2(err.fileno(), 2)
     import torch
 
-
-    sys.modules["__main__"].__spec__ = find_spec("lit_compress.__main__")  # by which Lightning starts the other processes of a run
+    # by which Lightning starts the other processes of a run
+    sys.modules["__main__"].__spec__ = find_spec("lit_compress.__main__")
     sys.argv = ["-m", *args]
     if "SECOND_DEVICE" in environment:
         second_device.start(environment["SECOND_DEVICE"])
