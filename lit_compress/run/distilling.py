@@ -98,6 +98,7 @@ class Distilling:
         parts = self.build()
         made = Components(parts.method, self.texts, self.trainer, parts.seed)
         self.texts.accumulate = self.accumulate  # the components have set the Trainer's
+        self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
         return made, DistilStage(self.training, self.compressed)
 
 
