@@ -17,6 +17,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.table import print_table
 from lit_compress.run.first import of_first
 from lit_compress.stages.distil import LOSSES, NO_RECOVERY, Recovery
+from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import print
@@ -118,7 +119,8 @@ def only_with_distil(option: str) -> bool:
 def usual_losses(line: Line) -> dict[str, Any]:
     """Return the config of the distillation, which all others override; of hidden states if these have dense axes."""
     dense_states = getattr(method_class(line.last("model")), "dense_states", True)
-    losses = LOSSES if dense_states else replace(LOSSES, alpha_layers=0.0)
+    none = str(line.last("model.distillation.alpha_layers")).strip("0.") == ""
+    losses = LOSSES if dense_states and not none else Distillation(alpha=1.0)
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 

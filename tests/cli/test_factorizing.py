@@ -145,3 +145,6 @@ def test_a_sliced_model_learns_the_logits_alone(made):
     source = made(Recovery(distil=6), "--method", "SliceGPT", "--model.prune.examples", "20")
     assert source.config["model"]["init_args"]["distillation"]["alpha_layers"] == 0
     assert source.more["distilled"]["steps"] == 6
+    line = read_line("factorize", ["x", "y", "--data.task", "sst2", "--model.distillation.alpha_layers", "0.0"])
+    usual = factorizing.usual_losses(line)["model"]["init_args"]["distillation"]
+    assert usual["alpha"] == 1 and not usual["mask_padding"]  # which would mean nothing
