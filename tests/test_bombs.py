@@ -28,10 +28,11 @@ SECONDS = 20  # several times what the slowest takes, for a busy machine
 def run_all(commands: dict[str, list[str]], answers: Path, cache: str) -> None:
     """Run commands in turn, each until it ends or is interrupted; write exit code, lines and name of each."""
     os.environ["LIT_COMPRESS_CACHE"] = cache
-    taken = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    taken = int(Path("/proc/self/status").read_text().partition("VmSize:")[2].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**31, taken + 2**31))
     for name, given in commands.items():
-        said, code = io.StringIO(), 0
+        said = io.StringIO()
+        code: object = 0
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             signal.alarm(SECONDS)  # ends all: nothing below the interpreter could be interrupted
             try:

@@ -147,8 +147,9 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             )
             texts = tokenizer(["a warm film", "dull"], padding=True, return_tensors="pt")
             ask("lc.factorize", [round(x, 4) for x in small(**texts).logits.flatten().tolist()])
+    options: dict[str, Any] = {"model.density": 0.5}
     with pytest.raises(UserError, match="'cuda' is not on this machine"):
-        lc.compress(f"{run}/dense/net", data=data[3], task="sst2", device="cuda", **{"model.density": 0.5})
+        lc.compress(f"{run}/dense/net", data=data[3], task="sst2", device="cuda", **options)
     return found
 
 
