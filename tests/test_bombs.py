@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import resource
 import shutil
 import signal
