@@ -178,7 +178,7 @@ def distilled(
     from lit_compress.stages.distil import LOSSES
 
     def build() -> Any:
-        parts = cli.build()
+        parts = cli.build().at()
         parts.method.distillation, parts.trainer = LOSSES, parts.trainer | {"logger": False, **changed}
         return parts
 

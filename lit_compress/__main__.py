@@ -27,10 +27,8 @@ USAGE = """usage: python -m lit_compress COMMAND ...
                          the page of a run, or of all runs in a folder: tables, Pareto fronts, curves, changed answers
   list methods|tasks|recipes|runs [DIR] [--json]
                          list the methods, tasks, recipes or runs
-  verify RUN             repeat a run's export and metric, and compare them with its record
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
                          time a model and its dense model in the runtimes of this machine
-  clean RUN              delete checkpoints of finished stages, and leftovers of killed processes
   factorize MODEL OUT --data.task NAME|--data.path FILE [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          compress a fine-tuned model without training, and export it
 
@@ -40,9 +38,10 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
 """
 
 COMMANDS = (
-    "fit", "plan", "compare", "evaluate", "predict", "export", "report", "list", "verify", "bench", "clean",
-    "factorize", "validate", "test",
+    "fit", "plan", "compare", "evaluate", "predict", "export", "report", "list", "bench", "factorize",
 )  # fmt: skip
+# names of version 0.2
+OLD = {"validate": ["evaluate", "--split", "validation"], "test": ["evaluate", "--split", "test"]}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -71,10 +70,11 @@ def main(argv: list[str] | None = None) -> None:
             return
         if argv[0] in REMOVED:
             raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")
+        argv = [*OLD.get(argv[0], argv[:1]), *argv[1:]]
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         line = _of_package("lines").read_line(argv[0], argv[1:])
-        _of_package("parsers").silence_libraries()
+        _of_package("quiet").silence_libraries()
         function = getattr(_of_package("commands"), "list_" if argv[0] == "list" else argv[0])
         more = {"line": line} if "line" in signature(function).parameters else {}
         function(**line.own, **more)

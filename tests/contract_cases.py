@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from inspect import signature
 
 import pytest
 import yaml
 
 from lit_compress import methods
-from lit_compress.cli.options import parameters_of
 from lit_compress.cli.recipes import FOLDER
 from lit_compress.methods import Method
 
@@ -90,7 +90,7 @@ TEACHES = ("SVD", [*LEAN, "--model.retrain.epochs", "0"])
 
 def options(method: str, short_run: list[str], variant: str = "", density: float = 0.5) -> list[str]:
     """Return what makes a short run of the method: of the options for stages, those of its own stages."""
-    own = parameters_of(class_of(method))
+    own = signature(class_of(method)).parameters
     given = [*short_run, *SHORT_PRUNE, *VARIANTS.get(method, {}).get(variant, [])]
     kept = [
         word

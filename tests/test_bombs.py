@@ -60,8 +60,8 @@ def records(folder: Path) -> dict[str, list[str]]:
     """Write runs and exports with a hostile record, and return the commands that read them."""
     commands = {}
     readers = {
-        "report.json": ("validate", "report", "list runs"), "details.json": ("report",), "data.json": ("verify",),
-        "stages.json": ("report", "list runs", "verify"), "config.yaml": ("validate", "verify", "export", "fit"),
+        "report.json": ("validate", "report", "list runs"), "details.json": ("report",), "data.json": ("export",),
+        "stages.json": ("report", "list runs"), "config.yaml": ("validate", "export", "fit"),
     }  # fmt: skip
     for file, names in readers.items():
         for kind, content in {"deep": DEEP, "nested": BRACKETS, "aliases": LAUGHS}.items():

@@ -184,8 +184,8 @@ def answers(run) -> dict[str, object]:
     read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts()]}
     read["density"] = record.density("params=5M")
     read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run).runs]
-    read["verify"] = read_report(run / "export")
-    read["details"] = details_of(run, look=False)
+    read["export"] = read_report(run / "export")
+    read["details"] = details_of(run)
     for name in record.finished():
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]

@@ -10,6 +10,7 @@ from mistakes import fails
 from quick import quick_runs
 
 from lit_compress import methods
+from lit_compress.__main__ import OLD
 from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import shipped
@@ -28,8 +29,9 @@ def quick():
 
 def test_every_command_has_its_options_or_refuses_them(capsys):
     for command, names in FROZEN["commands"].items():
+        command = OLD.get(command, [command])[0]
         if command in COMMANDS:
-            assert COMMANDS[command] in fails(capsys, command, f"--{names[0]}=1")
+            assert COMMANDS[command] in fails(capsys, command, *(f"--{name}=1" for name in names[:1]))
             continue
         for name in sorted(set(names) - set(options.of_command(command))):
             line = fails(capsys, command, *POSITIONS.get(command, ()), "--data.task", "sst2", f"--{name}=1")

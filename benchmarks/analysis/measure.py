@@ -29,7 +29,7 @@ from benchmarks.analysis.plots import FIGURES, write_rows
 from benchmarks.analysis.truncation import TableRows
 from lit_compress.cli.one_shot import load_model
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import silence_libraries
+from lit_compress.cli.quiet import silence_libraries
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.checks import is_compressed

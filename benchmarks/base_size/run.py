@@ -33,8 +33,9 @@ from benchmarks import common
 from benchmarks.base_size.coding import pack
 from benchmarks.forks import Fork
 from lit_compress.cli.compare import Plan, check_plan, plan_of
+from lit_compress.cli.words import take_apart
 from lit_compress.run import workers
-from lit_compress.run.comparison import Job
+from lit_compress.run.comparison import Fit
 
 STUDY = "base_size"
 CONFIG = Path(__file__).with_name("base_size.yaml")
@@ -132,7 +133,7 @@ def share_measurements(folder: Path) -> None:
 class Maker(workers.Worker):
     """Makes the runs of one task, and keeps of a finished one its records, and its export if that is wanted."""
 
-    def _share(self, job: Job) -> None:
+    def _share(self, job: Fit) -> None:
         if job.label:
             for net in (self.place.out / job.folder).glob("*/net"):
                 shutil.rmtree(net)
@@ -151,8 +152,13 @@ def planned(options: Any, task: str) -> Plan:
         *(["--updates", options.updates] if options.updates else []),
         *(["--hold_out", options.hold_out] if options.hold_out else []),
     ]  # fmt: skip
-    plan, _ = plan_of([str(word) for word in words])
-    return plan
+    return plan_in(words)
+
+
+def plan_in(words: Sequence[object]) -> Plan:
+    """Return the plan of ``compare WORDS``."""
+    line = take_apart("compare", [str(word) for word in words])
+    return plan_of(line.own.pop("config"), line.own.pop("out"), line.own, dict(line.options))
 
 
 def apart(function: Callable[..., Any], given: Sequence[Any]) -> list[Any]:
@@ -172,7 +178,7 @@ def works(device: str) -> bool:
         return False
 
 
-def queue(plans: dict[str, Plan]) -> list[tuple[str, Job]]:
+def queue(plans: dict[str, Plan]) -> list[tuple[str, Fit]]:
     """Return all runs with their tasks, the most valuable first: by seed, the methods' order and their budgets'."""
     ranked = []
     for place, (task, plan) in enumerate(plans.items()):
@@ -190,7 +196,7 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     """Make all runs that are missing, ``at_once`` at a time, until a time; then end those that still run."""
     began = time.time()
 
-    def ended(task: str, job: Job, error: str | None) -> None:
+    def ended(task: str, job: Fit, error: str | None) -> None:
         state = plans[task].place.state(job)
         print(
             f"{time.time() - began:4.0f} s: {task} {job.name}: {state.get('seconds')} s, {error or 'done'}", flush=True

@@ -109,7 +109,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
     measured: dict[str, Any] = {}
     gathered = 0.0
     for density in densities:
-        compression = one_shot_stage(cli.at_density(density)).compression
+        compression = one_shot_stage(cli.build().at(density).method).compression
         compression.folder = options.backbone
         compression.check(dense)
         calibration = compression.calibration(dense, data)
@@ -140,7 +140,7 @@ def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any,
     from lit_compress.stages.refinement import refine_net
 
     cli = command_line(options, method, options.mixed)
-    stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
+    stage, parts = one_shot_stage(cli.build().at(density).method), cli.build()
     dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}")
     start, kind = time.process_time(), parts.method.kind
     rows = calibration_parts(kind, stage.texts(parts.data), None)
@@ -166,7 +166,7 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
 
     cli = command_line(options, method, options.mixed)
     cli.config.data.batch_size = OF_A_STEP
-    stage, parts, start = one_shot_stage(cli.at_density(density)), cli.build(), time.process_time()
+    stage, parts, start = one_shot_stage(cli.build().at(density).method), cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
     recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
     net, told = common.distilled(cli, stage, dense, model, recovery, precision="bf16-mixed")

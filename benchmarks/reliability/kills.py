@@ -59,10 +59,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def leftovers(run: Path) -> list[str]:
-    """Return what a finished run has that an unbroken one has not, once ``clean`` has been called."""
-    from lit_compress.run.folder import Run
-
-    Run(run).clean()
+    """Return what a finished run has that an unbroken one has not, once it was continued."""
     return sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path.name != ".lock")
 
 

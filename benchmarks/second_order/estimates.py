@@ -244,7 +244,7 @@ class Estimates:
         """Return the compression at a density."""
         from lit_compress.cli.one_shot import one_shot_stage
 
-        stage = one_shot_stage(self.made.command_line(removes, self.made.folders[0]).at_density(density))
+        stage = one_shot_stage(self.made.command_line(removes, self.made.folders[0]).build().at(density).method)
         stage.compression.folder = self.options.teachers / self.task
         return stage.compression
 

@@ -128,7 +128,7 @@ class Untrained:
         cli, start, measured = self.command_line(cell, self.folders[0]), time.process_time(), None
         gathered = 0.0
         for density in densities:
-            compression = one_shot_stage(cli.at_density(density)).compression
+            compression = one_shot_stage(cli.build().at(density).method).compression
             compression.folder = self.options.teachers / self.task
             task, data = self.parts.method.task, self.parts.data
             if measured is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.cli.targets import find_target
 from lit_compress.export.copies import copy_export, push
 from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import check_own_code, renew_code, write_model
@@ -19,7 +20,7 @@ from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
-from lit_compress.utils.hub import is_name, model_snapshot
+from lit_compress.utils.hub import is_name
 from lit_compress.utils.manifest import check_manifest, write_manifest
 from lit_compress.utils.progress import note
 
@@ -88,13 +89,9 @@ def load(
         0.25
     """
     trust_code(trust_remote_code)
-    given = (model_snapshot("load", str(folder)).folder if is_name(str(folder)) else Path(folder)).expanduser()
-    if not given.is_dir():
+    if not is_name(name := str(folder)) and not Path(name).expanduser().is_dir():
         raise UserError(f"load: no folder '{folder}'; give an export or a finished run")
-    if (given / "config.yaml").is_file():
-        if not (given / "export").is_dir():
-            raise UserError(f"load: '{folder}' has no export yet; finish it with fit --ckpt_path last")
-        given = given / "export"
+    given = find_target(name, "load").folder
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
     place = torch.device("cpu") if device is None else find_device(str(device), "device")

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
+import os
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.columns import Columns
 from lit_compress.api.compressed import with_export
 from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
-from lit_compress.api.session import undisturbed
-from lit_compress.cli.compare import plan_of, run_plan
+from lit_compress.cli.compare import OWN, plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import check_line, one_shot_method
-from lit_compress.cli.options import parameters_of
-from lit_compress.cli.parsers import OWN
+from lit_compress.cli.quiet import silence_libraries
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
 from lit_compress.models.checks import check_head
-from lit_compress.run.comparison import words_of
 from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run
 from lit_compress.stages.distil import Recovery
 from lit_compress.tasks import task_type
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.errors import UserError, user_error
 from lit_compress.utils.files import check_folder, write_text, yaml_text
 
 if TYPE_CHECKING:
@@ -225,8 +231,6 @@ def compare(
         >>> compare("compare_quickstart.yaml").page  # doctest: +SKIP
         PosixPath('runs/compare_quickstart/report/index.html')
     """
-    if workers < 1:
-        raise UserError(f"workers: {workers} is below 1, the smallest valid value")
     columns = _columns(options)
     with undisturbed():
         given: dict[str, Any] = {}
@@ -242,15 +246,11 @@ def compare(
             content = yaml_text(json.loads(json.dumps(dict(config))))
             write_text(out / "comparison.yaml", content)  # that the command that makes it again names
             config = out / "comparison.yaml"
-        own = {name: options.pop(name) for name, *_ in OWN if name in options}
-        words = [f"--{name}={value}" for name, value in own.items() if not isinstance(value, list | tuple)]
-        for name, value in own.items():
-            words += [f"--{name}", *map(str, value)] if isinstance(value, list | tuple) else []
+        own = {name: options.pop(name) for name in OWN if name in options}
         if (device := options.pop("device", None)) is not None:
             options["trainer.accelerator"] = str(device)
-        words += words_of({name: value for name, value in (given | options).items() if value is not None})
-        words += ["--config", str(config), *(["--out", str(out)] if out else [])]
-        plan, _ = plan_of(words)
+        given = {name: value for name, value in (given | options).items() if value is not None}
+        plan = plan_of(str(config), str(out) if out else None, own, given)
         page = run_plan(plan, workers)
         return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)
 
@@ -301,7 +301,7 @@ def _of_method(method: Any) -> dict[str, Any]:
         )
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
     changed: dict[str, Any] = {"model": name}
-    for option, parameter in parameters_of(kind).items() if isinstance(method, Method) else ():
+    for option, parameter in signature(kind).parameters.items() if isinstance(method, Method) else ():
         value, usual = method.given.get(option, parameter.default), parameter.default
         if value == usual or option in ("task", "backbone", "revision"):
             continue
@@ -344,6 +344,38 @@ def _target(model: Any, tokenizer: Any, brought: Path) -> Target:
     config.save_pretrained(folder)
     write_tokenizer(config, tokenizer, folder)
     return Target(what, folder, None)
+
+
+_SEED = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were."""
+    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    levels = {logger: logger.level for logger in known}
+    shown, seeds = warnings.formatwarning, {name: os.environ.get(name) for name in _SEED}
+    bars = transformers_logging.is_progress_bar_enabled()
+    with torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings():
+        silence_libraries()
+        transformers_logging.disable_progress_bar()  # of its files, which are parts of the work
+        try:
+            yield
+        except Exception as error:
+            if (line := user_error(error)) is None or line is error:
+                raise
+            raise line from None  # parsers wrap it in a long text
+        finally:
+            warnings.formatwarning = shown
+            if bars:
+                transformers_logging.enable_progress_bar()
+            for logger in logging.root.manager.loggerDict.values():
+                if isinstance(logger, logging.Logger):
+                    logger.setLevel(levels.get(logger, logging.NOTSET))
+            for name, value in seeds.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
 
 class _as_it_was:

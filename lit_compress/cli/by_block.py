@@ -32,6 +32,7 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe, replace
 from lit_compress.run.guard import check_memory
+from lit_compress.run.job import Job
 from lit_compress.stages.compression import CompressedStage, Compression, Plan
 from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
@@ -61,24 +62,20 @@ def check_budget(budget: Budget | None) -> None:
         raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
 
 
-def factorize_by_block(
-    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices,
-    recovery: Recovery = NO_RECOVERY,
-) -> dict[str, Any]:  # fmt: skip
+def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Recovery = NO_RECOVERY) -> dict[str, Any]:
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
     Args:
         out: folder to write; ``out``.by_block next to it has the files of the work until it is finished.
-        method: as :func:`~lit_compress.cli.one_shot.factorize_model`.
-        data: training data for a weighting that needs them, validation data for the report.
+        job: as of :func:`~lit_compress.cli.one_shot.factorize_model`.
         config: of the command.
-        choices: for the export.
         recovery: how the compressed blocks are trained.
 
     Raises:
         UserError: the model, the data, an option or the disk is not made for this.
     """
     return_freed_memory()
+    method, data, choices = job.method, job.data, job.storage.choices
     check_choices_by_block(choices)
     if recovery.distil is not None:
         raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lit_compress.cli.bench import bench as bench
-from lit_compress.cli.compare import compare_command
+from lit_compress.cli.compare import compare as compare
 from lit_compress.cli.exporting import print_choices
 from lit_compress.cli.factorizing import factorize as factorize
 from lit_compress.cli.fitting import choose_teacher, run_fit, run_of, settle_budget, warn_missed
@@ -27,12 +27,12 @@ from lit_compress.export.copies import check_push, push
 from lit_compress.export.folder import check_again, check_out, export_again
 from lit_compress.export.table import of_all, print_table
 from lit_compress.run import pages
-from lit_compress.run.finish import export_run, verify_run
+from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table
-from lit_compress.run.settle import check_stages, outline_of, shapes_of
+from lit_compress.run.settle import check_stages, outline_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
@@ -54,38 +54,18 @@ def fit(line: Line) -> None:
 def plan(line: Line) -> None:
     """Print the structure and the sizes of a fit, without training."""
     cli = CommandLine(line, "plan")
-    first = cli.ready()
-    choose_teacher(cli, run_of(cli), first.data.record)
-    parts = settle_budget(cli)
-    made, facts = check_stages(parts), parts.data.facts()
-    show_plan(parts.data.record.name, facts, made)
-    outline = outline_of(parts)
+    choose_teacher(cli, run_of(cli), cli.ready().data.record)
+    job = settle_budget(cli)
+    made, facts = check_stages(job), job.data.facts()
+    show_plan(job.data.record.name, facts, made)
+    outline = outline_of(job)
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     console.print(layers_table(outline))
     for text in layer_notes(outline):
         print(text)
     console.print(sizes_table(outline))
-    check_fit(parts, shapes_of(parts.method))
-
-
-def compare(line: Line) -> None:
-    """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them."""
-    compare_command(list(line.args))
-
-
-def clean(run: str) -> None:
-    """Remove files that nothing needs: checkpoints of finished stages, leftovers of killed processes.
-
-    Args:
-        run: folder of a run, finished or not.
-    """
-    place = Run(Path(run).expanduser())
-    place.recorded()  # refuses what is no run
-    removed = place.clean()
-    for path, size in removed.items():
-        print(f"removed {path.relative_to(place.folder)}, {size:,} bytes")
-    print(f"{sum(removed.values()):,} bytes are free; the models of all stages, the export and the curves are kept")
+    check_fit(job)
 
 
 def export(
@@ -143,26 +123,6 @@ def report(folder: str, *, out: str | None = None) -> None:
     print(f"page: {pages.write(Path(folder), Path(out) if out else None)}")
 
 
-def verify(run: str, line: Line) -> None:
-    """Repeat the export and the metric of a finished run from its own record, and say whether they are the same.
-
-    The exit code is 1 if anything differs.
-
-    Args:
-        run: folder of a finished run.
-        line: further options.
-    """
-    place = Run(Path(run).expanduser())
-    parts = open_run(place, line)
-    differs = False
-    for finding in verify_run(place, parts.method, parts.data):
-        print(f"{finding.verdict}: {finding.text}", flush=True)
-        differs |= finding.verdict == "differs"
-    print(f"'{place.folder}' is {'NOT ' if differs else ''}what its record makes")
-    if differs:
-        raise SystemExit(1)
-
-
 def evaluate(target: str, line: Line, *, split: Literal["validation", "test"] = "validation") -> None:
     """Print the metrics of a run, an export or any fine-tuned model, on the dev split or on the test split.
 
@@ -183,26 +143,6 @@ def evaluate(target: str, line: Line, *, split: Literal["validation", "test"] = 
             print(f"{name} {value}" if available is None else f"{name} {value} of {available}")
         elif what != "available":
             print(f"{name} {value:.6f}")
-
-
-def validate(target: str, line: Line) -> None:
-    """Print the dev metrics: evaluate --split validation.
-
-    Args:
-        target: as of evaluate.
-        line: further options.
-    """
-    evaluate(target, line)
-
-
-def test(target: str, line: Line) -> None:
-    """Print the metrics on the test split: evaluate --split test.
-
-    Args:
-        target: as of evaluate.
-        line: further options.
-    """
-    evaluate(target, line, split="test")
 
 
 def predict(target: str, line: Line, *, output: str | None = None) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,10 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_compress.cli.options import CommandLine, method_class, parameters_of
-from lit_compress.cli.parsers import OWN, comparison_words, options_in, silence_libraries
-from lit_compress.cli.recipes import method_at_hand, resolve_comparison
-from lit_compress.cli.words import take_apart
+from lit_compress.cli.options import CommandLine, method_class
+from lit_compress.cli.recipes import method_at_hand, resolve_comparison, shipped_comparisons
+from lit_compress.cli.words import Line, take_apart
 from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
@@ -26,7 +25,7 @@ from lit_compress.run.comparison import (
     Cell,
     Comparison,
     Entry,
-    Job,
+    Fit,
     cells,
     divide,
     read_comparison,
@@ -43,6 +42,9 @@ from lit_compress.utils.files import check_folder, json_of
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, screen_table
 
+# keys of the config that options of the command replace
+OWN = ("methods", "budgets", "seeds", "learning_rates", "updates", "hold_out")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -54,13 +56,13 @@ class Plan:
     comparison: Comparison
     place: Layout
     task: str
-    teachers: list[Job]
+    teachers: list[Fit]
     cells: list[Cell]
     command: str
     only: frozenset[str]
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[Fit]:
         """The runs to be made, without teachers, in their order."""
         return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
 
@@ -69,37 +71,76 @@ class Plan:
         return gather(self.place, self.cells, asdict(self.comparison), self.command, self.task)
 
 
-def compare_command(args: list[str]) -> None:
-    """Plan a comparison, and list its runs, make one, or make all."""
-    silence_libraries()
-    plan, given = plan_of(args)
-    if given.list:
+def compare(
+    *, config: str | None = None, out: str | None = None, list: bool = False, index: int | None = None,
+    workers: int = 1, methods: list[str] | None = None, budgets: list[str] | None = None,
+    seeds: list[int] | None = None, learning_rates: list[float] | None = None, updates: int | None = None,
+    hold_out: int | None = None, line: Line,
+) -> None:  # fmt: skip
+    """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them.
+
+    Args:
+        config: a path, or a shipped comparison, e.g. compare_sst2.yaml; options of fit are for all runs, e.g.
+            --model.backbone DIR.
+        out: folder to write (default runs/NAME).
+        list: print all runs as commands, one a line, and make none.
+        index: make only the run of this line of --list, from 0, and the teacher it needs.
+        workers: runs at one time.
+        methods: make only the runs of these of the config's methods.
+        budgets: densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's.
+        seeds: in place of the config's.
+        learning_rates: in place of the config's.
+        updates: training steps after the teacher, in place of the config's.
+        hold_out: training rows that choose learning rates and epochs, in place of the config's.
+        line: options of fit, for all runs.
+    """
+    if config is None:
+        raise UserError(f"config: it is missing; shipped are {', '.join(shipped_comparisons())}")
+    values = (methods, budgets, seeds, learning_rates, updates, hold_out)
+    plan = plan_of(config, out, dict(zip(OWN, values, strict=True)), dict(line.options))
+    if list:
         for job in (*plan.teachers, *plan.jobs):
             print(job.command)
         return
     with stopped_by_sigterm():
-        if given.index is not None:
+        if index is not None:
             check_plan(plan)
-            _make_one(plan, given.index)
+            _make_one(plan, index)
         else:
-            run_plan(plan, given.workers)
+            run_plan(plan, workers)
 
 
-def plan_of(args: list[str]) -> tuple[Plan, argparse.Namespace]:
-    """Return the plan of a comparison, and its notes.
+def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
+    """Return the plan of a comparison, and print its notes.
+
+    Args:
+        config: path or name of a shipped comparison.
+        out: folder to write; None: runs/NAME.
+        own: values of :data:`OWN`, which replace the config's; None: they do not. ``methods`` says whose runs are made.
+        options: of ``fit``, by name, for all runs; they replace the config's.
 
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    given, rest = comparison_words(args)
-    own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
-    options = options_in(rest)
-    file, values, remark = resolve_comparison(given.config, options.get("data.task"))
+    file, values, remark = resolve_comparison(config, options.get("data.task"))
     if remark:
         note(f"config: {remark}")
-    out = Path(given.out or f"runs/{Path(given.config).stem}").expanduser()
-    command = shlex.join([*COMMAND, "compare", *_whole(args)])
-    return make_plan(file, values, out, own, options, command), given
+    place = Path(out or f"runs/{Path(config).stem}").expanduser()
+    own = {name: value for name, value in own.items() if value is not None}
+    words = [
+        f"--{key}={one}"
+        for key, value in own.items()
+        for one in (value if isinstance(value, list | tuple) else [value])
+    ]
+    words = [f"--config={config}", *([f"--out={out}"] if out else []), *words, *words_of(options)]
+    keys = own.pop("methods", None)
+    made = read_comparison({**values, **own} if isinstance(values, dict) else values, str(file))
+    for key in keys or ():
+        if key not in made.methods:
+            raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
+    only = frozenset(map(str, made.methods if keys is None else keys))
+    made = replace(made, options={**made.options, **options})
+    return _settled(made, place, only, shlex.join([*COMMAND, "compare", *words]))
 
 
 def check_plan(plan: Plan) -> None:
@@ -112,39 +153,12 @@ def check_plan(plan: Plan) -> None:
     plan.place.check_same([*plan.teachers, *(job for cell in plan.cells for job in cell.jobs)])
 
 
-def _whole(args: Sequence[str]) -> list[str]:
-    """Return the words of the command that makes all runs, not one of them."""
-    left_out, left = [], iter(args)
-    for word in left:
-        if word == "--index":
-            next(left, None)
-        elif word != "--list" and not word.startswith("--index="):
-            left_out.append(word)
-    return left_out
-
-
-def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
-    """Return the plan of a comparison.
-
-    Args:
-        file: its config.
-        values: the content of that, with the row of the task.
-        out: folder to write.
-        own: keys of the config from the command line, which replace its own; ``methods`` says whose runs are made.
-        options: of fit, from the command line; they replace the config's.
-        command: that makes all of it.
+def _settled(made: Comparison, out: Path, only: frozenset[str], command: str) -> Plan:
+    """Return the plan of a comparison, whose names on the hub, teacher, and number of epochs are known afterwards.
 
     Raises:
-        UserError: the config, the data, or the number of steps cannot be used.
+        UserError: the data, or the number of steps cannot be used.
     """
-    keys = own.get("methods")
-    own = {name: value for name, value in own.items() if name != "methods"}
-    made = read_comparison(values | own if isinstance(values, dict) else values, str(file))
-    for key in keys or ():
-        if key not in made.methods:
-            raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
-    only = frozenset(map(str, made.methods if keys is None else keys))
-    made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
     parts = cli.ready(_recorded(out))
@@ -184,7 +198,7 @@ def _resolve(entry: Entry, task: str) -> Entry:
         raise UserError(
             f"config: methods.{entry.label}: unknown method '{entry.method}'; {nearest(entry.method, names)}"
         )
-    own = parameters_of(kind)
+    own = signature(kind).parameters
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
     if "params" in own:
         words.append("--model.params=null")  # a density or a budget is in its place
@@ -219,6 +233,8 @@ def run_plan(plan: Plan, workers: int) -> Path:
     Raises:
         UserError: the folder cannot be used.
     """
+    if workers < 1:
+        raise UserError(f"workers: {workers} is below 1, the smallest valid value")
     check_plan(plan)
     place, jobs = plan.place, plan.jobs
     there = sum(map(place.done, jobs))
@@ -228,7 +244,7 @@ def run_plan(plan: Plan, workers: int) -> Path:
           f"teacher{'s' if len(plan.teachers) > 1 else ''}: {place.out}")  # fmt: skip
     print(fairness(asdict(plan.comparison)), flush=True)
 
-    def ended(job: Job, error: str | None) -> None:
+    def ended(job: Fit, error: str | None) -> None:
         seconds = place.state(job).get("seconds")
         what = f"failed: {error}" if error else f"done, {seconds:.0f} s"
         count = sum(place.done(job) or bool(place.error(job)) for job in jobs)

@@ -20,11 +20,12 @@ from lit_compress.stages.distil import LOSSES, NO_RECOVERY, Recovery
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
     from lit_compress.export.speed_asked import Programs
-    from lit_compress.run.settle import Components
+    from lit_compress.run.job import Job
 
 
 def factorize(
@@ -99,15 +100,28 @@ def run_factorize(
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
-    parts = cli.ready()
+    job = cli.ready()
+    _check_same_model(place, cli.config.model.init_args.backbone)
     if by_block:
-        check_budget(parts.method.budget)
-        if parts.method.kinds:
+        check_budget(job.method.budget)
+        if job.method.kinds:
             raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
-        parts = settle_budget(cli)
-        return factorize_by_block(place, parts.method, parts.data, cli.dump(), parts.storage.choices, recovery)
-    chosen, timed = _sized(cli, place, parts, recovery)
-    return factorize_model(place, cli.build, cli.dump(), recovery, chosen, timed)
+        return factorize_by_block(place, settle_budget(cli), cli.dump(), recovery)
+    job, chosen, timed = _sized(cli, place, job, recovery)
+    return factorize_model(place, job, cli.dump(), recovery, chosen, timed)
+
+
+def _check_same_model(out: Path, backbone: str) -> None:
+    """Refuse to replace the export of another model.
+
+    Raises:
+        UserError: ``out`` holds one.
+    """
+    path = out / "report.json"
+    config = read_json("factorize", path, dict).get("config") if path.is_file() else None
+    known = config and config.get("model", {}).get("init_args", {}).get("backbone")
+    if known and Path(known).expanduser().resolve() != Path(backbone).expanduser().resolve():
+        raise UserError(f"out: '{out}' holds an export of '{known}'; give another folder, or remove it")
 
 
 def only_with_distil(option: str) -> bool:
@@ -124,28 +138,29 @@ def usual_losses(line: Line) -> dict[str, Any]:
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
-def _sized(
-    cli: CommandLine, out: Path, parts: Components, recovery: Recovery
-) -> tuple[dict[str, Any], Programs | None]:
+def _sized(cli: CommandLine, out: Path, job: Job, recovery: Recovery) -> tuple[Job, dict[str, Any], Programs | None]:
     """Settle the size of the export and the kind of removal; the first process decides, or finished work has.
 
     Returns:
-        ``density``, ``removes`` and the field ``tried`` of the report; and the programs that were timed, if any were.
+        The job; ``density``, ``removes`` and the field ``tried`` of the report; the programs that were timed, if any.
     """
-    kinds, budget, done = parts.method.kinds, parts.method.budget, finished_compression(out, recovery)
-    decided: list[Programs | None] = []
+    method, budget, done = job.method, job.method.budget, finished_compression(out, recovery)
+    decided: list[tuple[Job, Programs | None]] = []
 
     def decide_size() -> dict[str, Any]:
         if done is not None:
             return dict(done["chosen"])
-        settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
-        dense = load_model(parts.method.backbone, parts.method) if kinds else None
-        tried, timed = (None, None) if dense is None else decide(cli, dense)
-        decided.append(timed)
-        return {"density": cli.density, "removes": cli.removes, "tried": tried}
+        sized = settle_budget(cli, known=not (method.kinds and budget is not None and budget.kind == "speedup"))
+        tried, timed = None, None
+        if sized.kinds:
+            sized, tried, timed = decide(sized, load_model(method.backbone, method))
+        decided.append((sized, timed))
+        given = sized.method.given
+        density = given["density"] if tried or budget is not None else None
+        return {"density": density, "removes": given["retrain"].removes if tried else None, "tried": tried}
 
-    chosen = decide_size() if recovery.distil is None else of_first("size", decide_size, parts.trainer)
-    if not decided:
-        settle_budget(cli, known=False, density=chosen["density"])
-        cli.at_density(chosen["density"], chosen["removes"])
-    return chosen, decided[0] if decided else None
+    chosen = decide_size() if recovery.distil is None else of_first("size", decide_size, job.trainer)
+    if decided:
+        return decided[0][0], chosen, decided[0][1]
+    job = settle_budget(cli, known=False, density=chosen["density"])
+    return job.at(chosen["density"], chosen["removes"]), chosen, None

@@ -7,9 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -17,19 +16,22 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.options import CommandLine
 from lit_compress.evaluation.chance import near_chance
+from lit_compress.export.choices import Choices
 from lit_compress.export.speed_asked import Programs
-from lit_compress.models.backbones import finetuned_on, given_dtype
+from lit_compress.models.backbones import finetuned_on, given_dtype, load_tokenizer
 from lit_compress.models.budget import budget_line
 from lit_compress.models.storage import load_net
 from lit_compress.run.finish import export_run, share_weights
-from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
+from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_report
 from lit_compress.run.pages import keep_details
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import run_stages
-from lit_compress.run.settle import Components, check_stages, settle_storage, shapes_of, solve_budget, speed_place
+from lit_compress.run.settle import check_stages, count_tokens, solve_budget, speed_place
+from lit_compress.run.solve import Storage
 from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
 
     from lit_compress.cli.words import Line
     from lit_compress.methods import Method
-    from lit_compress.stages.weighting import Removes
 
 
 def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
@@ -60,15 +61,13 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     """
     cli = CommandLine(line, "fit")
     config = cli.config
-    run = run_of(cli)
+    run, made = run_of(cli), list[Job]()
     with ExitStack() as claim:
-        told = of_first("run", partial(_prepare, cli, run, claim), cli.build().trainer)
-        if not is_first_process():
-            _take(cli, run, **told)
+        told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)
+        job = made[0] if made else _take(cli, run, **told)
         with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            limits = config.checkpoint_every, config.max_skipped
-            run_stages(cli.build, run, config.ckpt_path, *limits, partial(decide_run, cli, run))
-        return run, _report(run, cli)
+            job = run_stages(job, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, decide_run)
+        return run, _report(run, job)
 
 
 @contextmanager
@@ -81,56 +80,51 @@ def ended_by_sigterm(advice: str) -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from error
 
 
-def decide(cli: CommandLine, dense: PreTrainedModel) -> tuple[list[dict[str, Any]], Programs | None]:
-    """Try kinds of removal and densities on the fine-tuned model and choose; ``cli`` builds the choice from now on.
+def decide(job: Job, dense: PreTrainedModel) -> tuple[Job, list[dict[str, Any]], Programs | None]:
+    """Try the job's kinds of removal on the fine-tuned model, at the densities that fit, and choose.
 
     Args:
-        cli: whose method has kinds to try.
+        job: with kinds to try.
         dense: on the CPU, before and afterwards.
 
     Returns:
-        The field ``tried`` of the report, and the programs that were timed, if the budget is a speed-up.
+        The chosen job, the field ``tried`` of the report, and the programs that were timed for a speed-up.
 
     Raises:
         UserError: as :func:`choose_removal`.
     """
-    parts, begin, timed = cli.build(), cli.density, None
-    if parts.method.budget is not None and parts.method.budget.kind == "speedup":
-        net = shapes_of(parts.method)
-        timed = Programs(net, parts.data.tokenizer, speed_place(parts, net))
-
-    def build(density: float | None, removes: Removes | None) -> Method:
-        return cli.at_density(begin if density is None else density, removes)
-
-    trials = choose_removal(dense, build, parts.data, parts.storage, timed, begin)
+    fast = job.method.budget is not None and job.method.budget.kind == "speedup"
+    timed = Programs(job.dense, job.data.tokenizer, speed_place(job)) if fast else None
+    trials = choose_removal(dense, job, timed)
     best = next(trial for trial in trials if trial.chosen)
-    cli.at_density(best.density, best.removes)
-    return [asdict(trial) for trial in trials], timed
+    return job.at(best.density, best.removes), [asdict(trial) for trial in trials], timed
 
 
-def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
-    """Choose the kind of removal of a run by trials on the ``dense`` model; a run that has chosen keeps it.
+def decide_run(job: Job, run: Run) -> Job:
+    """Choose the kind of removal of a run by trials on its dense model; a run that has chosen keeps it.
 
-    All processes take the first one's choice, which makes it while they wait for its file.
+    All processes take the first one's choice, which makes it while they wait.
 
     Raises:
         UserError: as :func:`decide`.
     """
-    method = cli.at_density(cli.density)
-    if not method.kinds:
-        return
-    asked = [method.budget.asked if method.budget else f"density={method.density:g}", *method.kinds]
+    if not job.kinds:
+        return job
+    budget = job.method.budget
+    asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
 
     def choose() -> dict[str, Any]:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            tried, _ = decide(cli, load_net(dense))
-        run.keep_removal({"asked": asked, "density": cli.density, "removes": cli.removes, "tried": tried})
-        return {"density": cli.density, "removes": cli.removes}
+            best, tried, _ = decide(job, load_net(run.net("dense")))
+        given = best.method.given
+        chosen = {"asked": asked, "density": given["density"], "removes": given["retrain"].removes, "tried": tried}
+        run.keep("removal.json", chosen)
+        return chosen
 
-    chosen = of_first("removal", choose, cli.build().trainer)
-    cli.at_density(chosen["density"], chosen["removes"])
+    chosen = of_first("removal", choose, job.trainer)
+    return job.at(chosen["density"], chosen["removes"])
 
 
 def run_of(cli: CommandLine) -> Run:
@@ -139,76 +133,78 @@ def run_of(cli: CommandLine) -> Run:
     return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
 
 
-def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> dict[str, Any]:
-    """Settle everything about a run and begin it, or check that it may be continued; return its parts.
+def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> dict[str, Any]:
+    """Settle everything about a run and begin it, or check that it may be continued; return its decisions.
 
     Args:
         cli: of the command.
         run: its folder.
         claim: keeps the folder.
+        made: gets the job.
     """
-    parts = cli.ready(run.config() if run.started else None)
-    choose_teacher(cli, run, parts.data.record)
-    settle_budget(cli, run)
-    begin = _prepare_run(run, cli)
+    job = cli.ready(run.config() if run.started else None)
+    choose_teacher(cli, run, job.data.record)
+    job = settle_budget(cli, run)
+    begin = _prepare_run(run, cli, job)
     claim.enter_context(run.claim())
     if begin:
         begin()
-    return {"config": cli.dump(), "density": cli.density}
+    made.append(job)
+    return {"config": cli.dump(), "density": job.method.given["density"] if job.method.budget else None}
 
 
-def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> None:
-    """Take what the first process settled: commits of names, the teacher, the density."""
+def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> Job:
+    """Return the job with the decisions of the first process: commits of names, the teacher, the density."""
     init, stored = cli.config.model.init_args, config["model"]["init_args"]
     init.teacher = stored.get("teacher")
     _keep_chosen(init, stored)
     cli.ready(config)
-    settle_budget(cli, run, density=density)
+    return settle_budget(cli, run, density=density)
 
 
-def settle_budget(
-    cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None
-) -> Components:
-    """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
+def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None) -> Job:
+    """Return the job at the density that meets the budget, if there is one; a run that is continued keeps its own.
 
     The export gets the program of the runtime in which a speed-up is measured.
 
     Args:
-        cli: builds the components.
+        cli: makes the job.
         run: that may be continued; None for a command that makes none.
         known: False: the density is found later, on the fine-tuned model.
         density: that the first process found; None: it is not known.
     """
-    _settle_dtype(cli, run)
-    if cli.build().method.kinds:  # trials choose among them later
-        cli.at_density(None, possible_kind(cli.at_density, shapes_of(cli.build().method)))
-    parts = cli.build()
-    cli.tokens = settle_storage(parts).tokens
-    if (budget := parts.method.budget) is None:
-        return cli.build()
+    job = cli.build()
+    job, budget = replace(job, storage=Storage(_settle_dtype(cli, job.method, run))), job.method.budget
+    if kinds := job.method.kinds:  # trials choose among them later
+        job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
+    job = count_tokens(job)
+    if budget is None:
+        return job
     if budget.kind == "speedup":
-        place = speed_place(parts, shapes_of(parts.method))
+        place = speed_place(job)
         where = "one thread" if place.device == "cpu" else "bfloat16"
         note(f"budget {budget.asked}: measured in {place}, {where}")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
-    cli.density = run.density(budget.asked) if density is None and run is not None and run.started else density
-    if cli.density is None and known:
-        cli.density = solve_budget(cli.build(), partial(cli.at_density, removes=cli.removes))
-    return cli.build()
+        job = job.at(storage=replace(job.storage, choices=place.choices))
+    if density is None and run is not None and run.started:
+        density = run.density(budget.asked)
+    if density is None and known:
+        density = solve_budget(job)
+    return job.at(density)
 
 
-def _settle_dtype(cli: CommandLine, run: Run | None) -> None:
-    """Let the export have the dtype of the model that was given, if no other was asked for; a run keeps its own."""
-    choices, method = cli.config.export, cli.build().method
-    if choices.dtype != "auto":
-        return
-    if run is not None and run.started:
-        choices.dtype = run.config()["export"]["dtype"]
-    elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
-        choices.dtype = "float32"
-    else:
-        option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
-        choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
+def _settle_dtype(cli: CommandLine, method: Method, run: Run | None) -> Choices:
+    """Return the choices for the export: without an asked dtype with the model's; a run keeps its own."""
+    choices = cli.config.export
+    if choices.dtype == "auto":
+        if run is not None and run.started:
+            choices.dtype = run.config()["export"]["dtype"]
+        elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
+            choices.dtype = "float32"
+        else:
+            option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
+            choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
+    return Choices(**choices.as_dict())
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
@@ -247,18 +243,18 @@ def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
                 init[name][option] = init[name][option] or settings[option]
 
 
-def _prepare_run(run: Run, cli: CommandLine) -> Callable[[], None] | None:
+def _prepare_run(run: Run, cli: CommandLine, job: Job) -> Callable[[], None] | None:
     """Check that the run can work, and return what creates its folder; or check that it may be continued."""
-    config, parts = cli.dump(), cli.build()
+    config = cli.dump()
     if not run.started:
         check_folder("run_dir", run.folder)
         if run.foreign:
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        plan, facts = check_stages(parts), parts.data.facts()
-        show_plan(parts.data.record.name, facts, plan)
-        check_fit(parts, shapes_of(parts.method))
-        asked = parts.method.budget
-        budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
+        plan, facts = check_stages(job), job.data.facts()
+        show_plan(job.data.record.name, facts, plan)
+        check_fit(job)
+        asked = job.method.budget
+        budget = {"asked": asked.asked, "density": job.method.density} if asked else None
         return partial(run.begin, config, facts.as_dict(), budget)
     run.check_same(config)
     if cli.config.ckpt_path is None:
@@ -269,19 +265,20 @@ def _prepare_run(run: Run, cli: CommandLine) -> Callable[[], None] | None:
 
 
 @rank_zero_only
-def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
+def _report(run: Run, job: Job) -> dict[str, Any]:
     """Export the model, write the report and log it; return what is there already."""
     path = run.folder / "report.json"
     if path.is_file() and (run.folder / "export" / "report.json").is_file():
         run.check("report.json")
         return read_json("run_dir", path, dict)
-    parts = cli.build()
-    parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
-    report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
+    dense = str(run.net("dense"))  # whose tokenizer a later export reads
+    data = job.data.read_by(load_tokenizer(dense, job.data.record))
+    data.backbone = dense
+    report = export_run(run, run.folder / "export", job.method, data, job.storage.choices)
     share_weights(run.net(list(run.finished())[-1]), run.folder / "export")
-    keep_details(run, parts.data)
+    keep_details(run, data)
     run.keep("report.json", report)
-    log_report(run, report, parts.trainer.get("logger"))
+    log_report(run, report, job.trainer.get("logger"))
     return report
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import PACKAGE, Option
-from lit_compress.cli.parsers import comparison_words, options_in
 from lit_compress.cli.recipes import check_config, merged_configs, method_at_hand
 from lit_compress.cli.words import (
     FUNCTIONS,
@@ -47,7 +46,7 @@ def check_line(line: Line) -> None:
     Raises:
         UserError: there is such a mistake.
     """
-    config = merged_configs(line, quiet=True)
+    config = merged_configs(line)
     method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
     if method:
         check_method(str(method))
@@ -62,9 +61,6 @@ def read_line(command: str, args: Sequence[str]) -> Line:
         UserError: as there.
         SystemExit: ``--help`` was given, and was printed.
     """
-    if command == "compare":  # it has a parser of its own
-        options_in(comparison_words(args)[1])
-        return Line(command, args=args)
     line = take_apart(command, args)
     if line.help is not None:
         _print_help(line)

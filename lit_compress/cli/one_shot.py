@@ -21,15 +21,15 @@ from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
-from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes, load_finetuned
-from lit_compress.models.shapes import without_values
+from lit_compress.models.backbones import finetuned_config, given_bytes, load_finetuned
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, Distilling
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import LOCK, Run, write_net
 from lit_compress.run.guard import check_factorize
+from lit_compress.run.job import Job
 from lit_compress.run.loggers import CURVES
-from lit_compress.run.settle import Components, check_sizes
+from lit_compress.run.settle import check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.distil import NO_RECOVERY, Recovery
@@ -76,7 +76,7 @@ def one_shot_stage(method: Method) -> CompressedStage:
 
 
 def factorize_model(
-    out: Path, build: Callable[[], Components], config: dict[str, Any], recovery: Recovery = NO_RECOVERY,
+    out: Path, job: Job, config: dict[str, Any], recovery: Recovery = NO_RECOVERY,
     chosen: dict[str, Any] | None = None, timed: Programs | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
@@ -86,8 +86,7 @@ def factorize_model(
 
     Args:
         out: folder to write.
-        build: returns new components: the method has the model (``backbone``), the task, and how the model is
-            compressed; the data are training data for a method or weighting that needs them, and validation data.
+        job: its method says how the backbone is compressed; the report is on its validation data.
         config: of the command.
         recovery: how the compressed model is trained.
         chosen: density, kind of removal, and the field ``tried`` of the report, if trials chose it.
@@ -99,15 +98,13 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used.
     """
-    parts = build()
-    method, data, choices = parts.method, parts.data, parts.storage.choices
+    method, data, choices = job.method, job.data, job.storage.choices
     check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
     learns = recovery.distil is not None and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = stage.compression.reads_labels(method.kind) or learns
-    shapes = finetuned_config(method.backbone, method.task, "model")
-    outline = without_values(lambda: empty_net(shapes))
-    check_factorize(method, stage, outline, data, recovery.distil is not None)
+    finetuned_config(method.backbone, method.task, "model")  # refuses a model of another task
+    check_factorize(job, stage, recovery.distil is not None)
     with freed_memory_returned():
         dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
@@ -119,10 +116,10 @@ def factorize_model(
             net, facts = compress()
         else:
             run = _work_of(out)
-            distilling = Distilling(build, data, stage, recovery, run)
+            distilling = Distilling(job.at, data, stage, recovery, run)
             settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
             keep = partial(_keep_compressed, run, work, settings, data, chosen, compress)
-            of_first(COMPRESSED, keep, parts.trainer)
+            of_first(COMPRESSED, keep, job.trainer)
             distilling.fit(dense, run.net(COMPRESSED), config["checkpoint_every"], config["max_skipped"])
             if not is_first_process():
                 return None

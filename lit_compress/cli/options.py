@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cache, reduce
 from importlib import import_module
-from inspect import Parameter, signature
+from inspect import signature
 from operator import or_
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -26,13 +26,14 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.own_code import trust_code
-from lit_compress.run.settle import Components
+from lit_compress.run.job import Job
 from lit_compress.run.solve import Storage
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import task_name
+from lit_compress.tasks.records import Task, task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, user_error
+from lit_compress.utils.progress import note
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
@@ -110,29 +111,6 @@ def _whole_first(typehint: Any) -> Any:
     return reduce(or_, kinds)
 
 
-def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
-    """Return the options of a method by name: the parameters of its constructor and its base classes.
-
-    They have the order in which a run uses them: own values after the density, own settings between the dense stage's
-    and the distillation's.
-    """
-    options: dict[str, Parameter] = {}
-    for base in kind.__mro__:
-        if "__init__" in vars(base):
-            parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]
-            options = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | options
-        if base is Method:
-            break
-    common = list(signature(Method).parameters)
-
-    def place(name: str) -> float:
-        if name in common:
-            return common.index(name)
-        return common.index("dense" if is_dataclass(options[name].default) else "density") + 0.5
-
-    return {name: options[name] for name in sorted(options, key=place)}
-
-
 def method_class(name: str | None) -> type[Method] | None:
     """Return a method by its name or import path; None if there is none that can be imported."""
     package, _, last = (name or "").rpartition(".")
@@ -166,13 +144,11 @@ class CommandLine:
             line = take_apart(command, line, {})
             check_line(line)
         self.command, self.line = command, line
-        self.density: float | None = None  # that meets the budget, once it is known
-        self.removes: str | None = None  # that is best, once it is known
-        self.tokens: int | None = None  # that the export's vocabulary has, once it is known
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
-        self._logger: Any = None
+        self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self.config = self._parsed(merged_configs(line, base or usual), stored=base is not None)
+        self._notes: list[str] = []  # printed when all options are known to be valid
+        self.config = self._parsed(merged_configs(line, base or usual, self._notes), stored=base is not None)
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -188,7 +164,7 @@ class CommandLine:
             raise UserError(
                 f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
             )
-        self.kind, own = kind, parameters_of(kind)
+        self.kind, own = kind, signature(kind).parameters
         shipped = getattr(methods, kind.__name__, None) is kind
         path = f"{methods.__name__ if shipped else kind.__module__}.{kind.__qualname__}"
         init = model.get("init_args") or {}
@@ -202,6 +178,9 @@ class CommandLine:
         try:
             given = _parser().parse_object(config)
             return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
+        except SystemExit:  # after --print_config
+            self._tell()
+            raise
         except Exception as error:
             mistake = user_error(error) or explained(_flat_parser(path), path, {} if stored else config, left)
             raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
@@ -232,7 +211,7 @@ class CommandLine:
                 raise UserError(f"{option}: {kind.class_path} takes its place; {hint}")
         if init.get("backbone") is None:
             raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
-        own = parameters_of(self.kind)
+        own = signature(self.kind).parameters
         beside = [n for n in _SIZES if init.get(n) is not None and (n not in own or init[n] != own[n].default)]
         if init.get("budget") is not None and beside:
             raise UserError(
@@ -240,8 +219,8 @@ class CommandLine:
                 "size; set the others to null"
             )
 
-    def build(self) -> Components:
-        """Build method, data and the Trainer's arguments from the config."""
+    def build(self) -> Job:
+        """Return method, data and the Trainer's arguments; they are built again only after the config has changed."""
         config = self.config.clone()
         if (revision := config.model.init_args.get("revision")) is not None and "@" not in config.data.backbone:
             config.data.backbone = f"{config.data.backbone}@{revision}"
@@ -250,33 +229,29 @@ class CommandLine:
         if "backbone" in self._folders:
             config.data.backbone, config.model.init_args.revision = self._folders["backbone"], None
         config.data.teacher = config.model.init_args.get("teacher")
-        if self.density is not None:
-            config.model.init_args.density = self.density
-        if self.removes is not None:
-            config.model.init_args.retrain.removes = self.removes
+        if self._built is not None and self._built[0] == config:
+            return self._built[1]
+        asked = config.clone()
         try:
             init = _parser().instantiate_classes(config)
         except ValueError as error:
-            if (refusal := refused_class(config.trainer, error)) is None:
+            if user_error(error) is not None or (refusal := refused_class(config.trainer, error)) is None:
                 raise
             raise refusal from error
-        given, record = self.config.data, init.data.record  # later commands need the data's labels
-        if init.data.task == CUSTOM:
-            given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
-            given.custom.label = list(record.label_columns) or given.custom.label
-        if task_type(record).pools:
-            given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
-        (storage := Storage(init.export, self.tokens)).tell(init.model)
-        trainer = dict(init.trainer)
-        if trainer.get("logger") not in (None, True, False):  # all stages of this process have the same one
-            self._logger = trainer["logger"] = self._logger or trainer["logger"]
-        return Components(init.model, init.data, trainer, self.config.seed_everything, storage)
+        job = Job(init.model, init.data, dict(init.trainer), config.seed_everything, Storage(init.export))
+        self._built = asked, job
+        self._tell()
+        return job
 
-    def ready(self, recorded: dict[str, Any] | None = None) -> Components:
+    def _tell(self) -> None:
+        while self._notes:
+            note(self._notes.pop(0))
+
+    def ready(self, recorded: dict[str, Any] | None = None) -> Job:
         """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.
 
-        Commands that make something call it before :meth:`build`; commands on existing runs read these, and no
+        Commands that make something call it in place of :meth:`build`; commands on existing runs read these, and no
         backbone.
 
         Args:
@@ -304,16 +279,10 @@ class CommandLine:
                 init.teacher = f"{init.backbone}@{init.revision}"
             self._folders["teacher"] = self._folders["backbone"]
 
-    def at_density(self, density: float | None, removes: str | None = None) -> Method:
-        """Build the method with a density and a kind of removal; None: the config's.
-
-        Later calls of :meth:`build` keep them.
-        """
-        self.density, self.removes = density, removes
-        return self.build().method
-
     def dump(self) -> dict[str, Any]:
         """Return the whole config as plain values."""
+        if self._built is not None:
+            self._keep_labels(self._built[1].data.record)
         _take_plain_words(self.config)
         text = _parser().dump(self.config, skip_link_targets=False, skip_none=False, format="yaml")
         config: dict[str, Any] = yaml.safe_load(text)
@@ -321,9 +290,16 @@ class CommandLine:
         # a name such as 1e5 is dumped as the number
         init |= {k: text for k, text in self.config.model.init_args.items() if k in init and isinstance(text, str)}
         init["task"] = self.config.data.task  # otherwise known only after build()
-        order = [*parameters_of(self.kind)]
-        config["model"]["init_args"] = {name: init[name] for name in sorted(init, key=order.index)}
         return config
+
+    def _keep_labels(self, record: Task) -> None:
+        """Let the config have the labels and the pooling of the data, which later commands need."""
+        given = self.config.data
+        if given.task == CUSTOM:
+            given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
+            given.custom.label = list(record.label_columns) or given.custom.label
+        if task_type(record).pools:
+            given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
 
 
 def _take_plain_words(config: Namespace) -> None:

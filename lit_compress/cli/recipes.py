@@ -12,7 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from lit_compress.cli.catalogue import PACKAGE
 from lit_compress.cli.words import Line, check_names
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_yaml
-from lit_compress.utils.progress import note
 from lit_compress.utils.removed import without_removed
 
 DEFAULT_METHOD = "SecondOrder"
@@ -84,12 +83,7 @@ def resolve_config(name: str, task: str | None = None) -> tuple[dict[str, Any], 
         if not isinstance(config, dict):
             raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
         return config, None
-    head = {key: value for key, value in config.items() if key != "tasks"}
-    task = row or task or _default_task(head, table)
-    if task is None:
-        raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
-    merged = merge_row(head, {**table.get(task, {}), "data.task": task})
-    return merged, None if task in table else _no_row(path, task, table)
+    return _chosen(name, path, config, row or task or _default_task(config, table), lambda task: {"data.task": task})
 
 
 def _near(name: str, names: Iterable[str]) -> str:
@@ -125,17 +119,26 @@ def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[s
             raise UserError(f"config: no file or shipped comparison '{name}'; {_near(name, shipped)}")
         file, task = shipped[full]
     content = read_yaml("config", file)
-    if (table := _table(file, content)) is None:
+    if _table(file, content) is None:
         return file, content, None
+    return file, *_chosen(name, file, content, task, lambda task: {"options": {"data.task": task}})
+
+
+def _chosen(
+    name: str, path: Path, config: dict[str, Any], task: str | None, named: Callable[[str], dict[str, Any]]
+) -> tuple[dict[str, Any], str | None]:
+    """Return the head of a config with the row of ``task``, which ``named`` writes down, and a note without a row.
+
+    Raises:
+        UserError: there is no task.
+    """
+    table = _table(path, config) or {}
     if task is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
-    head = {key: value for key, value in content.items() if key != "tasks"}
-    merged = merge_row(merge_row(head, table.get(task, {})), {"options": {"data.task": task}})
-    return file, merged, None if task in table else _no_row(file, task, table)
-
-
-def _no_row(path: Path, task: str, table: dict[str, Any]) -> str:
-    return f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
+    head = {key: value for key, value in config.items() if key != "tasks"}
+    merged = merge_row(merge_row(head, table.get(task, {})), named(task))
+    line = f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
+    return merged, None if task in table else line
 
 
 def merge_row(head: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -200,11 +203,11 @@ def _named_task(line: Line) -> str | None:
 
 def method_at_hand(line: Line) -> str | None:
     """Return the method that options or configs name last, as they name it; None if they name none."""
-    named: str | None = merged_configs(line, quiet=True)["model"].get("class_path")
+    named: str | None = merged_configs(line)["model"].get("class_path")
     return named
 
 
-def merged_configs(line: Line, base: dict[str, Any] | None = None, quiet: bool = False) -> dict[str, Any]:
+def merged_configs(line: Line, base: dict[str, Any] | None = None, notes: list[str] | None = None) -> dict[str, Any]:
     """Return the content of all configs of a command line, merged, with the method; ``model`` is always a mapping.
 
     A method takes over the values of a config for another one that are its options as well.
@@ -212,27 +215,25 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None, quiet: bool =
     Args:
         line: the command line.
         base: the first config, which all others override.
-        quiet: print no notes.
+        notes: gets the notes on them.
 
     Raises:
         UserError: a config cannot be used.
     """
-    merged, task = dict(base or {}), _named_task(line)
+    merged, task, told = dict(base or {}), _named_task(line), [] if notes is None else notes
     for name, text in line.options:
         if name != "config":
             continue
         content, remark = resolve_config(text, task)
-        if remark and not quiet:
-            note(remark)
+        told += [remark] if remark else []
         content = _of_classes(without_removed(content, strict=True))
         merged = _merge(_taken_over(merged, content), content)
     if (method := line.last("model") or line.last("model.class_path")) is not None:
         content = {"model": {"class_path": method}}
         merged = _merge(_taken_over(merged, content), content)
-    elif line.last("model.backbone") and not line.last("config") and not merged.get("model"):
+    elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
         merged["model"] = {"class_path": DEFAULT_METHOD}
-        if not quiet:
-            note(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+        told.append(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
     for name, value in line.values.items():
         if name not in ("model", "model.class_path"):
             name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.cli.words import Line
-    from lit_compress.run.settle import Components
+    from lit_compress.run.job import Job
     from lit_compress.tasks.records import Task
 
 _TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
@@ -158,7 +158,7 @@ def find_target(name: str, command: str) -> Target:
     return Target(what, given, Run(run).config() if made else None)
 
 
-def open_run(run: Run, line: Line) -> Components:
+def open_run(run: Run, line: Line) -> Job:
     """Return method and data of a finished run, with the tokenizer and the teacher that it keeps.
 
     Args:
@@ -171,21 +171,21 @@ def open_run(run: Run, line: Line) -> Components:
     return parse_stored(run.config(strict=True), line, run.net("dense"), runs=True).build()
 
 
-def open_target(target: Target, line: Line) -> Components:
+def open_target(target: Target, line: Line) -> Job:
     """Return the evaluation of a target: its task and data, read with its model's tokenizer.
 
     Raises:
         UserError: as :meth:`Target.parse`.
     """
-    parts = target.parse(line).build()
+    job = target.parse(line).build()
     current_device()  # refuses one that is not here before anything is loaded
-    parts.data.read_as(str(target.folder))
-    place = parts.data.place
-    parts.data.place = replace(place, whole=_is_another_table(target.trained_on, place.path))
-    return parts
+    job.data.read_as(str(target.folder))
+    place = job.data.place
+    job.data.place = replace(place, whole=_is_another_table(target.trained_on, place.path))
+    return job
 
 
-def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
+def load_checked(target: Target, job: Job, command: str) -> PreTrainedModel:
     """Load the model of ``target`` for ``command`` (validate, test or predict), if the memory suffices.
 
     Raises:
@@ -193,7 +193,7 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
     """
     if all(path.is_file() for path in tensor_files(target.folder)):
         check_loading(net_bytes(target.folder))
-    net, data = target.load(parts.data.record), parts.data
+    net, data = target.load(job.data.record), job.data
     if command == "validate":
         loaders = data.val_dataloader()
     else:

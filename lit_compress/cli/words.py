@@ -44,13 +44,11 @@ SET_BY_STAGE = {
     "limit_predict_batches": "has no effect, fit predicts nothing; leave it out",
 }
 _SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator")
-_CONSENT = ("export", "verify")  # commands that run the method of a run, which may be the user's own
 _EVALUATION = (*_SHARED, "data", "model.teacher")
 # command -> groups of options, or single ones, that it reads; fit, plan and compare read all, others none
 READ: dict[str, tuple[str, ...]] = {
     "factorize": (*_SHARED, "data", "model", "export", "trainer", "checkpoint_every", "max_skipped"),
-    **dict.fromkeys(("evaluate", "validate", "test", "predict", "bench", "export"), _EVALUATION),
-    "verify": ("trust_remote_code",),
+    **dict.fromkeys(("evaluate", "predict", "bench", "export"), _EVALUATION),
 }
 WHOLE = ("fit", "plan", "compare")
 # options of a stage
@@ -60,8 +58,7 @@ _ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
 _UNREAD: dict[str, tuple[str, ...]] = {
     "factorize": ("model.backbone", "model.dense", "model.through", "trainer.max_steps",
                   *(f"trainer.{name}" for name in SET_BY_STAGE)),
-    "validate": _ROWS_OF_TRAINING, "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
-    "test": (*_ROWS_OF_TRAINING, "data.validation_examples"),
+    "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
 }  # fmt: skip
 
 
@@ -287,7 +284,7 @@ def is_read(command: str, option: str) -> bool:
         return any(f"{option}.".startswith(f"{name}.") for name in names)
 
     if option in ("model", "model.class_path"):
-        return command in (*_CONSENT, "factorize")
+        return command in ("export", "factorize")  # which run a method that may be the user's own
     parts = option.split(".")
     trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
     return inside(READ.get(command, ())) and not (inside(_UNREAD.get(command, ())) or trains)

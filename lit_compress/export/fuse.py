@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -117,4 +118,4 @@ def outline_export(
         cut_rows(small, range(tokens_left))
     if choices.embeddings:
         shrink_shapes(small)
-    return move(small, getattr(torch, choices.dtype)) if choices.half else small
+    return move(copy.deepcopy(small), getattr(torch, choices.dtype)) if choices.half else small  # not the shared values

@@ -9,7 +9,7 @@ Number = TypeVar("Number", int, float)
 
 HALVINGS = 60  # of an interval of reals
 TRIES, CLOSE = 5, 0.04  # costs that are asked for, and the share of the limit that may be left
-LEAST = 0.02  # a number below which no other is tried
+LEAST = 1e-3  # the smallest interval, as a share of the number below
 
 
 def largest(fits: Callable[[Number], bool], low: Number, high: Number) -> Number:
@@ -38,17 +38,22 @@ def within_limit(
     limit: float,
     known: dict[float, float],
     first: float | None = None,
+    close: float = CLOSE,
+    tries: int = TRIES,
 ) -> float | None:
-    """Return about the largest number in (0, 1) whose cost is within a limit, where every cost is dear to find out.
+    """Return about the largest number in (0, 1] whose cost is within a limit.
 
-    Costs rise with the number, nearly on a straight line. The next number is where the line through the two nearest
-    known ones is a little below the limit.
+    Costs rise with the number, nearly on a straight line: the next number is where the line through the two nearest
+    known ones is a little below the limit. After :data:`TRIES` numbers every other one halves the interval, for costs
+    that rise by steps.
 
     Args:
         cost: of a number; None: it is too small.
         limit: the largest cost.
-        known: costs by number, including 1.0's, above the limit; new ones are added.
+        known: costs by number, including 1.0's; new ones are added.
         first: number to begin with; None: as if costs went through 0.
+        close: the share of the limit that may be left.
+        tries: costs that are asked for at most.
 
     Returns:
         None if no number that was tried is within the limit.
@@ -57,21 +62,24 @@ def within_limit(
     0.43
     """
     refused = 0.0
-    for _ in range(TRIES):
+    for turn in range(tries):
         below, above = [x for x in known if known[x] <= limit], [x for x in known if known[x] > limit]
-        if (below and known[max(below)] >= limit * (1 - CLOSE)) or min(above) < LEAST:
+        low, high = max(below, default=refused), min(above, default=0.0)
+        if high - low < LEAST * (low if below else 2) or (below and known[low] >= limit * (1 - close)):
             break
-        low, high = max(below, default=refused), min(above)
         if len(known) == 1:
             x = first if first is not None else 0.8 * limit / known[high]
         else:
             a, b = (low, high) if below else sorted(known)[:2]
             rise = (known[b] - known[a]) / (b - a)
-            x = a + (limit * (1 - CLOSE / 2) - known[a]) / rise if rise else low
+            x = a + (limit * (1 - close / 2) - known[a]) / rise if rise else low
         edge = 0.02 * (high - low)
         x = x if low + edge < x < high - edge else low + (edge if below else (high - low) / (2 if refused else 10))
-        if (value := cost(x)) is None:
-            refused = max(refused, x)
-        else:
+        x = (low + high) / 2 if turn >= TRIES and turn % 2 else x
+        if (value := cost(x)) is not None:
             known[x] = value
+        elif below:
+            known[x] = known[high]  # as if it were as dear
+        else:
+            refused = max(refused, x)
     return max((x for x in known if known[x] <= limit), default=None)

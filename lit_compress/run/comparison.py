@@ -96,7 +96,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Job:
+class Fit:
     """One ``fit``.
 
     Attributes:
@@ -132,7 +132,7 @@ class Cell:
     method: str
     budget: str
     seed: int
-    jobs: tuple[Job, ...]
+    jobs: tuple[Fit, ...]
 
 
 def read_comparison(values: Any, path: str) -> Comparison:
@@ -310,7 +310,7 @@ def _near(updates: int, step: int, batches: int) -> int:
     return parts * max(1, min(batches, round(updates / parts)))
 
 
-def teachers(made: Comparison, out: Path) -> list[Job]:
+def teachers(made: Comparison, out: Path) -> list[Fit]:
     """Return a ``fit`` of the dense model for every seed; [] if a folder is given."""
     if isinstance(made.teacher, str):
         return []
@@ -321,7 +321,7 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
             "fit", "--model=SVD", "--model.density=1.0", *words_of({**_common(made), **made.teacher}),
             "--model.retrain.epochs=0", f"--seed_everything={seed}", *_place(out / folder),
         ]  # fmt: skip
-        jobs.append(Job(folder.name, folder, tuple(words), seed=seed))
+        jobs.append(Fit(folder.name, folder, tuple(words), seed=seed))
     return jobs
 
 
@@ -351,7 +351,7 @@ def cells(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, le
 def _job(
     made: Comparison, entry: Entry, budget: str, seed: int, rate: float | None, cell: str, out: Path, epochs: int,
     length: int,
-) -> Job:  # fmt: skip
+) -> Fit:  # fmt: skip
     split = shares(entry)
     total = sum(split.values()) or 1
     name = cell if rate is None else f"{cell}-rate={rate:g}"
@@ -369,7 +369,7 @@ def _job(
         *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={length}",
         f"--seed_everything={seed}", *_place(out / folder),
     ]  # fmt: skip
-    return Job(name, folder, tuple(words), entry.label, seed, rate, None if own else f"seed={seed}")
+    return Fit(name, folder, tuple(words), entry.label, seed, rate, None if own else f"seed={seed}")
 
 
 def _common(made: Comparison) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.run.folder import Run
+from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
-from lit_compress.run.settle import Components
 from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import Training, count_steps
 from lit_compress.stages.compression import CompressedStage
@@ -48,7 +48,7 @@ class Distilling:
     """
 
     def __init__(
-        self, build: Callable[[], Components], data: DataModule, compressed: CompressedStage, recovery: Recovery,
+        self, build: Callable[[], Job], data: DataModule, compressed: CompressedStage, recovery: Recovery,
         run: Run,
     ) -> None:  # fmt: skip
         parts, steps = build(), recovery.distil
@@ -94,9 +94,9 @@ class Distilling:
             "file": file and Path(file).name,
         }  # fmt: skip
 
-    def _made(self) -> tuple[Components, DistilStage]:
+    def _made(self) -> tuple[Job, DistilStage]:
         parts = self.build()
-        made = Components(parts.method, self.texts, self.trainer, parts.seed)
+        made = Job(parts.method, self.texts, self.trainer, parts.seed)
         self.texts.accumulate = self.accumulate  # the components have set the Trainer's
         self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
         return made, DistilStage(self.training, self.compressed)

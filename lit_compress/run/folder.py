@@ -163,10 +163,6 @@ class Run:
             raise UserError(f"run_dir: '{self.folder}' cannot go on: {line}")
         return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
 
-    def keep_removal(self, chosen: dict[str, Any]) -> None:
-        """Write the chosen kind of removal, see :meth:`removal`."""
-        self.keep("removal.json", chosen)
-
     @property
     def foreign(self) -> bool:
         """Whether the folder holds something, and is no run, not even one that was killed when it began."""
@@ -178,7 +174,7 @@ class Run:
     def claim(self) -> Iterator[None]:
         """Keep other processes from working on the folder, which is made where it is missing.
 
-        The claim ends with the process, however that ends.
+        Leftovers of killed processes are removed. The claim ends with the process, however that ends.
 
         Raises:
             UserError: another process has it.
@@ -193,6 +189,7 @@ class Run:
                     f"run_dir: '{self.folder}' is being worked on by {file.read().strip() or 'another process'}; wait "
                     "for it, or give another --run_dir"
                 ) from error
+            self._tidy()
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -206,8 +203,6 @@ class Run:
         The config is first, because a folder with other files alone may be of something else.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in [*left_behind(self.folder)]:
-            remove(path)
         self.keep("config.yaml", yaml_text(config))
         if budget is not None:
             self.keep("budget.json", budget)
@@ -228,39 +223,20 @@ class Run:
                     f"{old.get(key)}, now {new.get(key)}; give the same config to continue it, or another --run_dir"
                 )
 
-    def clean(self) -> dict[Path, int]:
-        """Remove unneeded files: checkpoints of finished stages, leftovers of killed processes.
-
-        A resume, ``export``, ``validate`` and the next stages read none of it. It may be called at any time, also while
-        the run continues, and may be killed: each path goes by itself.
-
-        Returns:
-            {path: bytes} of the removed ones.
-        """
-        folders = [self.folder, *(path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink())]
-        removed = {}
-        for path in sorted([
-            *(path for stage in self.finished() for path in self._checkpoints(stage)),
-            *(path for folder in folders for path in left_behind(folder)),
-        ]):  # fmt: skip
-            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-            removed[path] = sum(file.stat().st_size for file in files)
-            remove(path)
-        return removed
+    def _tidy(self) -> None:
+        """Remove leftovers of killed processes; a link is not followed: it may be another run's folder."""
+        own = [path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        for stage in self.finished():
+            if self.stage(stage) in own and (self.net(stage) / "model.safetensors").is_file():
+                self.remove_checkpoints(stage)
+        for folder in (self.folder, *own):
+            for path in [*left_behind(folder)]:
+                remove(path)
 
     def remove_checkpoints(self, stage: str) -> None:
         """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
-        for path in self._checkpoints(stage):
-            path.unlink(missing_ok=True)
-
-    def _checkpoints(self, stage: str) -> list[Path]:
-        """Return the checkpoints of a finished stage; none while the model that was made of them is not there.
-
-        A stage's folder that is a link is not followed: it may be another run's.
-        """
-        if self.stage(stage).is_symlink() or not (self.net(stage) / "model.safetensors").is_file():
-            return []
-        return [path for name in _CHECKPOINTS if (path := self.stage(stage) / name).is_file()]
+        for name in _CHECKPOINTS:
+            (self.stage(stage) / name).unlink(missing_ok=True)
 
 
 def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:

@@ -7,7 +7,7 @@ It counts a forward of the largest batch, four times the model and the teacher. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.batching import ResumableLoader
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.methods.base import Method
-    from lit_compress.run.settle import Components
+    from lit_compress.run.job import Job
     from lit_compress.stages.base import Stage
 
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
@@ -59,81 +57,68 @@ def _free(device: torch.device | None) -> float | None:
     return free_memory() if device is None or device.type == "cpu" else free_bytes(device)
 
 
-def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[str] = ()) -> None:
-    """Check the memory of the stages that are left.
-
-    Args:
-        parts: checked.
-        dense: the dense model, without values.
-        finished: names of finished stages.
+def check_fit(job: Job) -> None:
+    """Check the memory of all stages of a checked job.
 
     Raises:
         UserError: the machine has less.
     """
-    made = bare_trainer(parts.trainer)
-    device, texts = made.strategy.root_device, parts.data.batch_size
+    made = bare_trainer(job.trainer)
+    device, texts = made.strategy.root_device, job.data.batch_size
     copies = made.num_devices if device.type == "cpu" else 1
 
     def largest(texts: int) -> tuple[float, str]:
-        return max((copies * size, name) for name, size in _stages(parts, dense, finished, texts, device))
+        return max((copies * size, name) for name, size in _stages(job, texts, device))
 
     def less() -> str:
         fewer = texts
         while (fewer := fewer // 2) and (free := _free(device)):
             if largest(fewer)[0] <= WARN * free:
-                steps = parts.data.accumulate * -(-texts // fewer)
+                steps = job.data.accumulate * -(-texts // fewer)
                 return f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps"
-        lora = [s.name for s in parts.method.stages() if s.settings.offers_lora and s.settings.updates is None]
+        lora = [s.name for s in job.method.stages() if s.settings.offers_lora and s.settings.updates is None]
         return f"--model.{lora[-1]}.parameters lora or a smaller model needs less" if lora else "give a smaller model"
 
     size, name = largest(texts)
     check_memory(name, size, less, device)
 
 
-def _stages(
-    parts: Components, dense: PreTrainedModel, finished: Collection[str], texts: int, device: torch.device
-) -> Iterator[tuple[str, float]]:
-    """Yield the name of every stage, and the bytes that it needs with batches of ``texts``; 0 of a finished one."""
-    method, net = parts.method, copy.deepcopy(dense)
-    rows, length = parts.data.train_dataloader().largest
+def _stages(job: Job, texts: int, device: torch.device) -> Iterator[tuple[str, float]]:
+    """Yield the name of every stage, and the bytes that it needs with batches of ``texts``."""
+    method, net = job.method, copy.deepcopy(job.dense)
+    rows, length = job.data.train_dataloader().largest
     shape, most = (min(texts, rows), length), most_kept(device, method.kind.over_vocabulary)
-    half = "16" in str(parts.trainer.get("precision") or "")
+    half = "16" in str(job.trainer.get("precision") or "")
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))
         own = after if stage.shrinks_first else net
-        size = 0.0
-        if stage.name not in finished:
-            trains = stage.settings.epochs > 0
-            forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
-            taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
-            times = TRAINED if trains and stage.settings.updates is None else UNTRAINED
-            size = stage.forwards * (forward or 0) + times * _bytes(own) + taught * _bytes(dense)
-        yield stage.name, size
+        trains = stage.settings.epochs > 0
+        forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
+        taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
+        times = TRAINED if trains and stage.settings.updates is None else UNTRAINED
+        yield stage.name, stage.forwards * (forward or 0) + times * _bytes(own) + taught * _bytes(job.dense)
         net = after
 
 
-def check_factorize(
-    method: Method, stage: Stage, dense: PreTrainedModel, data: DataModule, distils: bool = False
-) -> None:
+def check_factorize(job: Job, stage: Stage, distils: bool = False) -> None:
     """Check the memory of ``factorize``.
 
     Args:
-        method: has the task.
-        stage: of it, which is done without training.
-        dense: the dense model, without values.
-        data: gives the batches.
+        job: of the command.
+        stage: of its method, which is done without training.
         distils: whether the compressed model is trained afterwards (stages/distil.py).
 
     Raises:
         UserError: the machine has less.
     """
+    dense, data = job.dense, job.data
     forwards = [_forward(dense, data.val_dataloader())]
     _, length = data.train_dataloader().largest
     texts = max(1, TOKENS // length)
     if stage.moments == "kfac":
         forwards.append(forward_bytes(dense, texts, length, "sites") or 0)
     if distils:
-        texts = texts if method.kind.over_vocabulary else data.batch_size
+        texts = texts if job.method.kind.over_vocabulary else data.batch_size
         forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
     size = max(forwards) + TRAINED * _bytes(dense) + distils * _bytes(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""

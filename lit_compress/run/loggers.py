@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -98,7 +97,7 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
 def log_stage(
     loggers: Iterable[Logger], net: PreTrainedModel, stage: str, steps: int, scores: dict[str, float], best: int
 ) -> None:
-    """Log a finished stage: the figure of its model, histograms where they can be shown, and its dev metrics.
+    """Log a finished stage: the figure of its model, and its dev metrics.
 
     Args:
         loggers: of the stage, as :func:`stage_loggers` made them.
@@ -114,23 +113,11 @@ def log_stage(
     for logger in loggers:
         inner, at = getattr(logger, "inner", logger), getattr(logger, "offset", 0) + steps
         if isinstance(inner, TensorBoardLogger):
-            _log_histograms(inner.experiment, net, at)
             inner.experiment.add_figure("structure", figure, at)
         elif hasattr(inner, "log_image"):  # such as wandb's
             inner.log_image(key="structure", images=[figure], step=at)
         logger.log_metrics({f"stage/{stage}/{key}": value for key, value in scores.items()}, best)
         logger.save()
-
-
-def _log_histograms(writer: Any, net: PreTrainedModel, step: int) -> None:
-    """Log histograms of densities and ranks by role, for every kind of matrix of ``net``."""
-    table = site_table(net)
-    for role in dict.fromkeys(row["role"] for row in table):
-        some = [row for row in table if row["role"] == role]
-        writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in some]), step)
-        ranks = [row["rank"] for row in some if row["rank"] is not None]
-        if ranks:
-            writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
 
 
 @rank_zero_only

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DETAILS, ANSWERS = "details.json", "answers.jsonl"
-FEW, SOME = 12, 60  # runs: missing details are read from their models and events; curves and options are shown
+SOME = 60  # runs, of which curves and options are shown
 MOST_POINTS = 120  # of a curve
 MOST_TEXT = 300  # characters of a text of a changed answer
 
@@ -54,7 +54,7 @@ Curves = dict[str, list[tuple[float, float]]]  # name -> (step, value), by step
 def write(folder: Path, out: Path | None = None) -> Path:
     """Write the page of the runs in ``folder`` and return its file, ``index.html``.
 
-    Nothing is trained; a model is loaded only if a run of an earlier version did not keep its layers' sizes.
+    Nothing is trained or loaded.
 
     Args:
         folder: of a comparison, a run, an export, or several of them.
@@ -209,11 +209,11 @@ def _origins(runs: Sequence[RunResult]) -> list[tuple[int, str]]:
 def _shown(runs: Sequence[RunResult], out: Path) -> list[dict[str, Any]]:
     """Return what the page shows of every run."""
     flips = max(4, min(30, 600 // len(runs)))
-    return [_one(run, out, len(runs) <= FEW, len(runs) <= SOME, flips) for run in runs]
+    return [_one(run, out, len(runs) <= SOME, flips) for run in runs]
 
 
-def _one(run: RunResult, out: Path, few: bool, some: bool, flips: int) -> dict[str, Any]:
-    report, details = run.report, details_of(run.folder, few) if run.folder else {}
+def _one(run: RunResult, out: Path, some: bool, flips: int) -> dict[str, Any]:
+    report, details = run.report, details_of(run.folder) if run.folder else {}
     ends = report["compressed"].get("interval") if report else None
     places = (run.folder / "export", run.folder) if run.folder else ()
     ship = next((place for place in places if (place / "structure.json").is_file()), None)
@@ -302,24 +302,13 @@ def keep_details(run: Run, data: DataModule) -> None:
     }) + "\n")  # fmt: skip
 
 
-def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
-    """Return the details of a run or an export; if none were kept, read them from its other files.
-
-    Args:
-        folder: of a run or an export.
-        look: read events and the exported model where nothing was kept, a second for each.
-    """
+def details_of(folder: Path) -> dict[str, Any]:
+    """Return the details that a run kept; of one that goes on, or of version 0.2, its curves."""
     if (folder / DETAILS).is_file():
         check_manifest(f"'{folder}'", folder, DETAILS)
-        with suppress(ValueError):  # read again
+        with suppress(ValueError):  # as if it were not there
             return json_of(folder / DETAILS)
-    if not look:
-        return {}
-    net = folder / "export" if (folder / "export").is_dir() else folder
-    found: dict[str, Any] = {"curves": read_curves(folder)}
-    with suppress(UserError):  # a page of results needs no models
-        found["layers"] = site_table(load_net(net)) if (net / "structure.json").is_file() else []
-    return found
+    return {"curves": read_curves(folder)}
 
 
 def read_curves(folder: Path) -> Curves:

@@ -6,6 +6,7 @@ another process ends exactly as an uninterrupted one, on one device, under DDP a
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar, shows_bar
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import Run, write_net
+from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_stage, stage_loggers
-from lit_compress.run.settle import Components, shapes_of
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
@@ -54,57 +55,56 @@ _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_stages(
-    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int,
-    decide: Callable[[Path], None] = lambda dense: None,
-) -> None:  # fmt: skip
-    """Run every unfinished stage of the method.
+    job: Job, run: Run, ckpt_path: str | None, every: int, skips: int,
+    decide: Callable[[Job, Run], Job] = lambda job, run: job,
+) -> Job:  # fmt: skip
+    """Run every unfinished stage of the method, and return the job as it was decided on the way.
 
     Args:
-        build: function that builds new components.
+        job: settled and checked; every stage gets a new method of it.
         run: the run folder, with its config.
         ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
-        decide: is called with the folder of the dense model before the stages after it are built.
+        decide: changes the job once the dense model is there.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
-    parts = build()
-    devices = parts.data.devices = processes(parts.trainer)
-    stages = parts.method.stages()
-    if parts.method.teacher:
-        of_first("dense", partial(_adopt_teacher, parts, run), parts.trainer)
-        parts = build()
-    names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
-    weights = dense_site_params(shapes_of(parts.method))
+    data = job.data
+    data.devices = processes(job.trainer)
+    stages = [stage.name for stage in job.method.stages()]
+    if job.method.teacher:
+        of_first("dense", partial(_adopt_teacher, job, run), job.trainer)
+    names = ["dense", *stages] if job.method.teacher else stages
+    weights, decided = dense_site_params(job.dense), False
     for number, name in enumerate(names):
-        if name in run.finished() or name not in [s.name for s in stages]:
+        if name in run.finished() or name not in stages:
             continue
-        if "dense" in run.finished():
-            decide(run.net("dense"))
+        if not decided and "dense" in run.finished():
+            job, decided = decide(job, run), True
 
-        def make(name: str = name) -> tuple[Components, Stage]:
-            parts = build()
-            parts.data.devices = devices
-            return parts, next(s for s in parts.method.stages() if s.name == name)
+        def make(name: str = name, job: Job = job) -> tuple[Job, Stage]:
+            made = job.at()
+            return made, next(s for s in made.method.stages() if s.name == name)
 
-        parts, stage = make()
-        if stage.distil and parts.method.distillation.on:
-            _check_teacher(parts, run)
+        made, stage = make()
+        if stage.distil and made.method.distillation.on:
+            _check_teacher(made, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         teacher = run.net("dense") if name != "dense" else None
         run_stage(make, run, f"{number + 1}/{len(names)} ", previous, teacher, weights, ckpt_path, every, skips)
+    return job if decided else decide(job, run)
 
 
 def run_stage(
-    make: Callable[[], tuple[Components, Stage]], run: Run, place: str, previous: Path | None,
+    make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previous: Path | None,
     teacher: Path | PreTrainedModel | None, weights: int, ckpt_path: str | None, every: int, skips: int,
 ) -> None:  # fmt: skip
     """Run or continue one stage, and write its best model and its record into the run.
 
     Args:
-        make: returns new components and the stage.
+        make: returns the job with a new method, and the stage.
         run: the run folder.
         place: of the stage in the run, before its name in lines.
         previous: folder of the model to start from; None for the backbone.
@@ -115,29 +115,32 @@ def run_stage(
     Raises:
         UserError: as there.
     """
-    parts, stage = make()
-    checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
-    check_unchanged(run, parts.data, mark)
+    job, stage = make()
+    method, data = job.method, job.data
+    checkpoint, mark = _find_checkpoint(run, method, stage, ckpt_path)
+    check_unchanged(run, data, mark)
     structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
     use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
-    parts.method.prepare(stage, parts.seed, previous, teacher, structure)
+    method.prepare(stage, job.seed, previous, teacher, structure)
     start = time.time()
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
-    title = f"{type(parts.method).__name__} {place}{stage.name}"
+    title = f"{type(method).__name__} {place}{stage.name}"
     watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title, stage)
-    trainer = _trainer(parts, run, stage, title, step, [*watches])
+    trainer = _trainer(job, run, stage, title, step, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")
     try:
-        trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
+        trainer.fit(method, data, ckpt_path=checkpoint)
     except SIGTERMException:
         raise
     except SystemExit as stop:  # Lightning's answer to Ctrl-C
         raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
-    forget(trainer, parts.method)
-    _finish_stage(*make(), previous, run, trainer, time.time() - start)
-    barrier()
+    forget(trainer, method)
+    split, data.trainer = data.split, None  # type: ignore[assignment]
+    _finish_stage(*make(), previous, run, trainer, split, time.time() - start)
+    if several():  # wait for the other ranks
+        torch.distributed.barrier()
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
@@ -180,19 +183,17 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
         raise UserError(f"data.path: stage {before['name']} of '{run.folder}' had other data; give the same")
 
 
-def _trainer(
-    parts: Components, run: Run, stage: Stage, title: str, step: int | None, callbacks: list[Callback]
-) -> Trainer:
+def _trainer(job: Job, run: Run, stage: Stage, title: str, step: int | None, callbacks: list[Callback]) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and the stage's own.
 
     ``step`` is the stage's at which it continues; None if it starts.
     """
     offset = sum(record["steps"] for record in run.finished().values())
-    arguments = dict(parts.trainer)
+    arguments = {name: copy.deepcopy(value) for name, value in job.trainer.items() if name != "logger"}
     arguments["enable_progress_bar"] = shows_bar(arguments.get("enable_progress_bar"))
     if arguments["enable_progress_bar"]:
         callbacks.append(StageBar(title))
-    arguments["logger"] = stage_loggers(arguments.get("logger"), run, stage.name, offset, step)
+    arguments["logger"] = stage_loggers(job.trainer.get("logger"), run, stage.name, offset, step)
     given = arguments.get("callbacks") or []
     arguments["callbacks"] = [*(given if isinstance(given, list) else [given]), *callbacks]
     own = {
@@ -255,38 +256,38 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
 
 @rank_zero_only
 def _finish_stage(
-    parts: Components, stage: Stage, previous: Path | None, run: Run, trainer: Trainer, seconds: float
+    job: Job, stage: Stage, previous: Path | None, run: Run, trainer: Trainer, split: list[int], seconds: float
 ) -> None:
     """Write the best model of a finished stage, files for the next stage, and the stage's record."""
-    name = stage.name
+    method, data, name = job.method, job.data, stage.name
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
-    mark = check_mark(checkpoint, type(parts.method).__name__, name)
+    mark = check_mark(checkpoint, type(method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     stage.notes = mark.get("notes", {})
-    parts.method.prepare(stage, parts.seed, previous, None, mark["structure"])
-    parts.method.configure_model()
-    parts.method.load_state_dict(checkpoint["state_dict"])
-    net = parts.method.net
+    method.prepare(stage, job.seed, previous, None, mark["structure"])
+    method.configure_model()
+    method.load_state_dict(checkpoint["state_dict"])
+    net = method.net
     stage.set_total_steps(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
-        write_net(small := compact(net), parts.data, temporary)
+        write_net(small := compact(net), data, temporary)
     best = checkpoint["global_step"]
     log_stage(trainer.loggers, small, name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
-    if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
-        scores = {"metric": evaluate(small, parts.data), "initial": {}, "held_out": mark["metrics"]}
+    if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
+        scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
     record = {
         "name": name, **scores, "steps": trainer.global_step,
         "best_step": best, "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], "split": trainer.datamodule.split,  # type: ignore[attr-defined]
+        "threads": torch.get_num_threads(), "data": mark["data"], "split": split,
         "version": __version__, **_memory(),
         **mark.get("notes", {}),
     }  # fmt: skip
     if name == "dense":
-        record |= origin_of(parts.method.backbone, parts.method.teacher, parts.method.task)
+        record |= origin_of(method.backbone, method.teacher, method.task)
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
@@ -300,31 +301,31 @@ def _memory() -> dict[str, float]:
     return {"peak_mib": round(peak_mib(), 1), **gpu}
 
 
-def _adopt_teacher(parts: Components, run: Run) -> None:
+def _adopt_teacher(job: Job, run: Run) -> None:
     """Copy the given teacher into a new run as the model of the dense stage, and measure its dev metrics."""
     if "dense" in run.finished():
         return
-    method = parts.method
+    method = job.method
     net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
     with atomic_folder(run.net("dense")) as temporary:
-        write_net(net, parts.data, temporary)
-    metric = evaluate(net, parts.data)
+        write_net(net, job.data, temporary)
+    metric = evaluate(net, job.data)
     run.finish(
         {
             "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": as_shown(str(method.teacher)),
-            "data": parts.data.fingerprint(), **origin_of(method.backbone, method.teacher, method.task),
+            "data": job.data.fingerprint(), **origin_of(method.backbone, method.teacher, method.task),
         }
     )  # fmt: skip
 
 
-def _check_teacher(parts: Components, run: Run) -> None:
+def _check_teacher(job: Job, run: Run) -> None:
     """Compare the teacher's dev metric with the best constant answer's; warn if it is not clearly better.
 
     Raises:
         UserError: a given teacher is worse than a constant answer; its labels may be in another order.
     """
-    method, name = parts.method, parts.data.record.metrics[0]
-    score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(parts.data)
+    method, name = job.method, job.data.record.metrics[0]
+    score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(job.data)
     if not (finding := floor.near(name, score)):
         return
     if not method.teacher:
@@ -333,12 +334,6 @@ def _check_teacher(parts: Components, run: Run) -> None:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:
         rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")
-
-
-def barrier() -> None:
-    """Wait for the other ranks, if there are any."""
-    if several():
-        torch.distributed.barrier()
 
 
 def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int:

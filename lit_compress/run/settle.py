@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
 from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
-from lit_compress.models.backbones import empty_net, load_config, load_tokenizer, resolve
+from lit_compress.models.backbones import load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
-from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
+from lit_compress.run.job import Job
 from lit_compress.run.plan import budget_plan, plan_lines
-from lit_compress.run.solve import Outline, Storage, check_choices, outline, solve, solve_speed
+from lit_compress.run.solve import Outline, check_choices, outline, solve, solve_speed
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-
-
-@dataclass
-class Components:
-    """Method, data, Trainer arguments and form of the export, which the command line builds again for every stage."""
-
-    method: Method
-    data: DataModule
-    trainer: dict[str, Any]
-    seed: int
-    storage: Storage = field(default_factory=Storage)
-
-    def __post_init__(self) -> None:
-        self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
+    from transformers import PreTrainedConfig
 
 
 def check_sizes(method: Method) -> None:
@@ -63,7 +46,7 @@ def check_sizes(method: Method) -> None:
         )
 
 
-def check_stages(parts: Components) -> list[str]:
+def check_stages(job: Job) -> list[str]:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
     Returns:
@@ -72,10 +55,9 @@ def check_stages(parts: Components) -> list[str]:
     Raises:
         UserError: the first setting that cannot work.
     """
-    method, data, trainer = parts.method, parts.data, parts.trainer
-    net = shapes_of(method)
+    method, data, trainer, net = job.method, job.data, job.trainer, job.dense
     find_sites(net)
-    check_choices(parts.storage.choices, method, net)
+    check_choices(job.storage.choices, method, net)
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
@@ -88,26 +70,13 @@ def check_stages(parts: Components) -> list[str]:
         stage.check_data(data.train_size())
         steps[stage.name] = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps[stage.name])
-    asked = [budget_plan(method.budget, method.density, outline_of(parts))] if method.budget else []
+    asked = [budget_plan(method.budget, method.density, outline_of(job))] if method.budget else []
     return [*plan_lines(method, net, steps), *asked]
 
 
-def shapes_of(method: Method) -> PreTrainedModel:
-    """Return the dense model of ``method`` without values.
-
-    Raises:
-        UserError: the backbone is compressed already, or cannot be read.
-    """
-    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
-    check_weights(f"model.backbone: '{method.backbone}'", Path(resolve(method.backbone, method.task)))
-    config = load_config(method.backbone, method.task, sites=method.sites)
-    return without_values(lambda: empty_net(config))
-
-
-def outline_of(parts: Components) -> Outline:
+def outline_of(job: Job) -> Outline:
     """Return the sizes of the model that a run will export, as far as they are known before it."""
-    net = shapes_of(parts.method)
-    return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
+    return outline(job.method, job.dense, reading_length(job.dense, read_task(job.data)), job.storage)
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
@@ -135,49 +104,49 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         )
 
 
-def settle_storage(parts: Components) -> Storage:
-    """Return the form of the export with the number of tokens that ``vocabulary data`` leaves.
-
-    It is counted only where budgets or scope ``all`` need it.
+def count_tokens(job: Job) -> Job:
+    """Return the job with the number of tokens that ``vocabulary data`` leaves, where budgets or scope ``all`` need it.
 
     Raises:
         UserError: the vocabulary cannot be cut.
     """
-    rule = parts.method.rule
-    counted = parts.method.budget is not None or (rule is not None and rule.scope == "all")
-    if parts.storage.choices.vocabulary != "data" or not counted:
-        return parts.storage
-    return replace(parts.storage, tokens=tokens_kept(shapes_of(parts.method), parts.data))
+    rule = job.method.rule
+    counted = job.method.budget is not None or (rule is not None and rule.scope == "all")
+    if job.storage.choices.vocabulary != "data" or not counted:
+        return job
+    return job.at(storage=replace(job.storage, tokens=tokens_kept(job.dense, job.data)))
 
 
-def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
-    """Return the density that meets the budget of a method; ``build`` makes the method with another density.
+def solve_budget(job: Job) -> float:
+    """Return the density that meets the budget of a method.
 
     Raises:
         UserError: the budget cannot be met, or does not go with the price of a density.
     """
-    method = parts.method
-    assert method.budget is not None
-    if method.budget.kind == "density" and method.rule and method.rule.price != "parameters":
+    budget, rule, net, storage = job.method.budget, job.method.rule, job.dense, job.storage
+    assert budget is not None
+    if budget.kind == "density" and rule and rule.price != "parameters":
         raise UserError(
-            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{method.rule.price}'; nearest: "
+            f"model.budget: '{budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "
             "model.density, or model.price parameters"
         )
-    net = shapes_of(method)
-    check_choices(parts.storage.choices, method, net)
-    if method.budget.kind == "speedup":
-        timed = Programs(net, parts.data.tokenizer, speed_place(parts, net))
-        return solve_speed(method.budget, build, net, timed, parts.storage)
-    written = partial(bytes_of_shapes, tokenizer=parts.data.tokenizer, choices=parts.storage.choices)
-    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage, written)
+    check_choices(storage.choices, job.method, net)
+
+    def build(density: float) -> Method:
+        return job.at(density).method
+
+    if budget.kind == "speedup":
+        return solve_speed(budget, build, net, Programs(net, job.data.tokenizer, speed_place(job)), storage)
+    written = partial(bytes_of_shapes, tokenizer=job.data.tokenizer, choices=storage.choices)
+    return solve(budget, build, net, reading_length(net, read_task(job.data)), storage, written)
 
 
-def speed_place(parts: Components, net: PreTrainedModel) -> Place:
-    """Return where the speed-up of a budget is measured, as :func:`find_place`; only shapes of ``net`` are read."""
-    assert parts.method.budget is not None
+def speed_place(job: Job) -> Place:
+    """Return where the speed-up of a budget is measured, as :func:`find_place`."""
+    assert job.method.budget is not None
     try:
-        texts = parts.data.train_size() > 0
+        texts = job.data.train_size() > 0
     except UserError:
         texts = False
-    length = reading_length(net, read_task(parts.data))
-    return find_place(parts.method.budget, parts.storage.choices, net, length, texts)
+    length = reading_length(job.dense, read_task(job.data))
+    return find_place(job.method.budget, job.storage.choices, job.dense, length, texts)

@@ -21,7 +21,7 @@ from lit_compress.models.accounting import Params, count_params, dense_site_para
 from lit_compress.models.budget import Budget, BudgetKind, shown
 from lit_compress.models.outline import estimated_bytes, file_bytes, weight_bytes
 from lit_compress.models.sites import embedding_params
-from lit_compress.numerics.search import within_limit
+from lit_compress.numerics.search import HALVINGS, within_limit
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from lit_compress.methods.base import Method
 
-ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, per matrix, about
 WRITES, NEAR = 3, 0.02  # programs that are written at most, until the density moves by no more than this share
 CLOSE = 1e-3  # share of the budget at which the search ends
@@ -95,11 +94,6 @@ class Storage:
 
     choices: Choices = AS_IS
     tokens: int | None = None
-
-    def tell(self, method: Method) -> None:
-        """Let the rule for ranks of ``method``, if it has one, count the stored rows of the table."""
-        if method.rule is not None:
-            method.rule = replace(method.rule, tokens_left=self.tokens)
 
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
@@ -184,71 +178,33 @@ def solve(
     if storage != Storage():
         kept = Outline(outline_export(dense, choices, storage.tokens), dense, length, False, choices=choices)
 
-    def outlined(density: float) -> Outline:
-        return kept if density == 1 else outline(build(density), dense, length, storage)
-
     def search(more: int = 0) -> float:
-        best, least, valid = _search(budget, outlined, limit, more)
+        tried, errors = [kept], list[UserError]()
+
+        def value(density: float) -> float | None:
+            try:
+                tried.append(outline(build(density), dense, length, storage))
+            except UserError as error:
+                errors.append(error)
+                return None
+            return (cost(budget, tried[-1]) + more) / (1 - MARGIN if tried[-1].about else 1)
+
+        best = within_limit(value, limit, {1.0: cost(budget, kept) + more}, 0.5, CLOSE, HALVINGS)
+        if best is None and errors and len(tried) == 1:
+            raise errors[0]
         if best is None:
-            raise _impossible(budget, build(valid), kept, least, more, before)
+            least = min(tried, key=partial(cost, budget))
+            raise _impossible(budget, build(0.5), kept, least, more, before)
         return best
 
     best = search()
     if budget.kind == "size" and storage.choices.format != "hf" and written is not None:
         for _ in range(WRITES):
-            made = outlined(best)
+            made = outline(build(best), dense, length, storage) if best < 1 else kept
             last, best = best, search(written(made.net) - made.bytes + round(CLOSE * limit))
             if abs(best - last) <= NEAR * last:
                 break
     return best
-
-
-def _search(
-    budget: Budget, outlined: Callable[[float], Outline], limit: float, more: int = 0
-) -> tuple[float | None, Outline, float]:
-    """Return the largest density whose outline costs no more than ``limit``, with ``more`` bytes added; None for none.
-
-    Also returns the smallest outline that was tried, and a density that the method can have.
-    """
-    kept = outlined(1.0)
-    if limit >= (most := cost(budget, kept) + more):
-        return 1.0, kept, 1.0
-    smallest, errors = kept, list[UserError]()
-
-    def value(density: float) -> float | None:
-        nonlocal smallest
-        try:
-            made = outlined(density)
-        except UserError as error:
-            errors.append(error)
-            return None
-        smallest = min(smallest, made, key=partial(cost, budget))
-        return (cost(budget, made) + more) / (1 - MARGIN if made.about else 1)
-
-    start = next(((d, price) for d in ANCHORS if (price := value(d)) is not None), None)
-    if start is None:
-        raise errors[0]
-    low, high, best = 0.0, 1.0, None
-    known = {start[0]: start[1], 1.0: most}
-    if start[1] <= limit:
-        low = best = start[0]
-    else:
-        high = start[0]
-    turn = True
-    while high - low > (1e-4 if best is None else max(1e-3 * low, 1e-6)):
-        middle, turn = (low + high) / 2, not turn
-        if not turn and low in known and high in known:  # costs are nearly straight lines
-            middle = low + (high - low) * min(0.95, max(0.05, (limit - known[low]) / (known[high] - known[low]) - 1e-3))
-        price = value(middle)
-        if price is not None:
-            known[middle] = price
-        if (price is None and best is None) or (price is not None and price <= limit):
-            low, best = middle, middle if price is not None else None
-            if price is not None and limit - price <= CLOSE * limit:
-                break
-        else:
-            high = middle
-    return best, smallest, start[0]
 
 
 Gains = list[dict[str, Any]]

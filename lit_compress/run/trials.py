@@ -8,7 +8,7 @@ answers on held-out training rows diverge least from the dense model's is chosen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
-from lit_compress.run.solve import ANCHORS, Gains, Storage, search_speed, too_fast
+from lit_compress.run.job import Job
+from lit_compress.run.solve import Gains, search_speed, too_fast
 from lit_compress.stages.compression import CompressedStage, compress, measure
 from lit_compress.stages.weighting import Removes
 from lit_compress.utils.devices import current_device
@@ -28,12 +29,9 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.methods import Method
 
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
-
-Build = Callable[[float | None, Removes | None], "Method"]
+ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 
 
 @dataclass(frozen=True)
@@ -60,27 +58,22 @@ class Trial:
     chosen: bool = False
 
 
-def choose_removal(
-    dense: PreTrainedModel, build: Build, data: DataModule, storage: Storage, timed: Programs | None = None,
-    first: float | None = None,
-) -> list[Trial]:  # fmt: skip
-    """Try the kinds of removal of a method, and return the trials; one is chosen.
+def choose_removal(dense: PreTrainedModel, job: Job, timed: Programs | None = None) -> list[Trial]:
+    """Try the kinds of removal of a job, and return the trials; one is chosen.
 
     Args:
         dense: fine-tuned, on the CPU, before and afterwards.
-        build: function of a density and of a kind (None: the config's), returns the method.
-        data: calibration examples and held-out rows are training rows; dev rows are not read.
-        storage: how the model will be exported.
+        job: calibration examples and held-out rows are training rows of its data; dev rows are not read. The search for
+            a speed-up begins with its density, if it has one.
         timed: times programs, where the budget is a speed-up.
-        first: density with which the search for the speed-up begins; None: one that its number suggests.
 
     Raises:
         UserError: no kind can be done, or none is fast enough.
     """
-    method, reached, trials = build(None, None), dict[float, Gains](), list[Trial]()
-    for removes in method.kinds:
+    first, reached, trials = job.method.given["density"], dict[float, Gains](), list[Trial]()
+    for removes in job.kinds:
         try:
-            trial = _try(removes, dense, build, data, storage, timed, first, reached)
+            trial = _try(removes, dense, job, timed, first, reached)
             first = first if trial.why else trial.density
         except UserError as error:
             trial = Trial(removes, why=str(error))
@@ -88,8 +81,8 @@ def choose_removal(
         trials.append(trial)
         trim()
     able = [trial for trial in trials if trial.why is None]
-    if not able and reached and method.budget is not None:
-        raise too_fast(method.budget, type(method).__name__, reached)
+    if not able and reached and job.method.budget is not None:
+        raise too_fast(job.method.budget, type(job.method).__name__, reached)
     if not able:
         raise UserError(str(trials[-1].why))
     best = min(able, key=lambda trial: trial.divergence or 0.0)
@@ -97,24 +90,25 @@ def choose_removal(
 
 
 def _try(
-    removes: Removes, dense: PreTrainedModel, build: Build, data: DataModule, storage: Storage,
-    timed: Programs | None, begin: float | None, reached: dict[float, Gains],
+    removes: Removes, dense: PreTrainedModel, job: Job, timed: Programs | None, first: float | None,
+    reached: dict[float, Gains],
 ) -> Trial:  # fmt: skip
     """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed.
 
     Raises:
         UserError: it cannot be done with the dense model.
     """
-    method, device = build(None, removes), current_device()
+    job = job.at(removes=removes)
+    method, data, device = job.method, job.data, current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
-        measured = measure(dense, _possible(build, removes, dense).compression, method.task, data, device)
+        measured = measure(dense, _possible(job, dense).compression, method.task, data, device)
 
         def left(density: float) -> PreTrainedModel:
             bare = without_values(lambda: empty_net(dense.config))
-            return _stage(build, removes, dense, density).outline(bare, measured)
+            return _stage(job, dense, density).outline(bare, measured)
 
-        fast, gains = search_speed(method.budget, left, timed, storage, begin)
+        fast, gains = search_speed(method.budget, left, timed, job.storage, first)
         reached |= gains
         if fast is None:
             why = f"reaches {max(map(slowest, gains.values()), default=1.0):.3g}x of {method.budget.value:g}x"
@@ -123,23 +117,23 @@ def _try(
         density = min(gains) if fast is None else fast
         if method.rule is not None and method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
-    stage = _stage(build, removes, dense, density)
+    stage = _stage(job, dense, density)
     net, _ = compress(dense, stage.compression, method.task, data, device, keep=True, measured=measured)
     rows = min(ROWS, max(32, POSITIONS // data.max_length))
     diverged = divergence(net, dense, data, stage.other_texts(data, rows))
     return Trial(removes, density, diverged, gains.get(density), stage.round_to or 1, why)
 
 
-def possible_kind(build: Build, net: PreTrainedModel) -> Removes:
-    """Return the first kind of removal of a method that ``net``, of which only shapes are read, allows.
+def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
+    """Return the first of some kinds of removal that the shapes of the dense model allow.
 
     Raises:
-        UserError: it allows none.
+        UserError: they allow none.
     """
     errors = []
-    for removes in build(None, None).kinds:
+    for removes in kinds:
         try:
-            _possible(build, removes, net)
+            _possible(job.at(removes=removes), job.dense)
         except UserError as error:
             errors.append(error)
             continue
@@ -149,23 +143,23 @@ def possible_kind(build: Build, net: PreTrainedModel) -> Removes:
     raise errors[0]
 
 
-def _possible(build: Build, removes: Removes, net: PreTrainedModel) -> CompressedStage:
-    """Return the stage for one kind: at the density of the method, or under a budget at any that can be done.
+def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
+    """Return the job's stage: at the density of the method, or under a budget at any that can be done.
 
     Raises:
         UserError: it cannot be done to ``net``.
     """
     errors = []
-    for density in ANCHORS if build(None, removes).budget else (None,):
+    for density in ANCHORS if job.method.budget else (None,):
         try:
-            return _stage(build, removes, net, density)
+            return _stage(job, net, density)
         except UserError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _stage(build: Build, removes: Removes, net: PreTrainedModel, density: float | None) -> CompressedStage:
-    (*_, stage) = build(density, removes).stages()
+def _stage(job: Job, net: PreTrainedModel, density: float | None) -> CompressedStage:
+    (*_, stage) = job.at(density).method.stages()
     assert isinstance(stage, CompressedStage)
     stage.compression.check(net)
     return stage

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from lit_compress.export.report import of_program
-from lit_compress.run.comparison import Cell, Job
+from lit_compress.run.comparison import Cell, Fit
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, link_if_equal, write_json
 from lit_compress.utils.manifest import check_manifest
@@ -60,39 +60,39 @@ class Layout:
     def __init__(self, out: Path) -> None:
         self.out = out
 
-    def state(self, job: Job) -> dict[str, Any]:
+    def state(self, job: Fit) -> dict[str, Any]:
         """Return the record of a job; {} if it was never begun."""
         try:
             return json_of(self._state_file(job))
         except (OSError, ValueError):
             return {}
 
-    def _state_file(self, job: Job) -> Path:
+    def _state_file(self, job: Fit) -> Path:
         return self.out / "state" / f"{job.name}.json"
 
-    def record(self, job: Job, **values: Any) -> None:
+    def record(self, job: Fit, **values: Any) -> None:
         """Write the record of a job."""
         self._state_file(job).parent.mkdir(parents=True, exist_ok=True)
         write_json(self._state_file(job), {"words": self._words(job), **values})
 
-    def _words(self, job: Job) -> list[str]:
+    def _words(self, job: Fit) -> list[str]:
         words = (word.replace(f"={self.out}/", "=OUT/", 1) for word in job.words)
         return [word for word in words if not word.startswith(_FREE)]
 
-    def done(self, job: Job) -> bool:
+    def done(self, job: Fit) -> bool:
         """Return whether a run has its export and its report, which is written last."""
         return (self.out / job.folder / "report.json").is_file()
 
-    def error(self, job: Job) -> str | None:
+    def error(self, job: Fit) -> str | None:
         """Return the line of a run that failed; None if it did not."""
         state = self.state(job)
         return state.get("error") if state.get("status") == "failed" and not self.done(job) else None
 
-    def lock(self, job: Job) -> Path:
+    def lock(self, job: Fit) -> Path:
         """Return the lock file of a job."""
         return self.out / "locks" / job.name
 
-    def running(self, job: Job) -> bool:
+    def running(self, job: Fit) -> bool:
         """Return whether a worker, here or elsewhere, is making a job."""
         if not self.lock(job).is_file():
             return False
@@ -101,15 +101,15 @@ class Layout:
         taken[0].release()
         return False
 
-    def log(self, job: Job) -> Path:
+    def log(self, job: Fit) -> Path:
         """Return the log file of a job."""
         return self.out / "logs" / f"{job.name}.log"
 
-    def same(self, job: Job) -> bool:
+    def same(self, job: Fit) -> bool:
         """Return whether a job was begun with the options of today, or never."""
         return self.state(job).get("words") in (None, self._words(job))
 
-    def check_same(self, jobs: Sequence[Job]) -> None:
+    def check_same(self, jobs: Sequence[Fit]) -> None:
         """Refuse a folder in which a run was begun with other options.
 
         Raises:
@@ -130,7 +130,7 @@ class Layout:
 class _Active:
     """A process that makes a run."""
 
-    job: Job
+    job: Fit
     process: subprocess.Popen[bytes]
     lock: FileLock
     begin: float
@@ -169,8 +169,8 @@ class Worker:
     """
 
     def __init__(
-        self, place: Layout, jobs: Sequence[Job], teachers: Sequence[Job], at_once: int = 1,
-        ended: Callable[[Job, str | None], None] = lambda job, error: None,
+        self, place: Layout, jobs: Sequence[Fit], teachers: Sequence[Fit], at_once: int = 1,
+        ended: Callable[[Fit, str | None], None] = lambda job, error: None,
     ) -> None:  # fmt: skip
         self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
         self.teachers = {job.name: job for job in teachers}
@@ -194,12 +194,12 @@ class Worker:
         finally:
             self._stop()
 
-    def _failed(self, job: Job) -> bool:
+    def _failed(self, job: Fit) -> bool:
         """Return whether a job failed since this worker began, here or elsewhere; earlier failures are tried again."""
         state = self.place.state(job)
         return state.get("status") == "failed" and state.get("ended", 0) >= self.began
 
-    def _start(self, left: Sequence[Job]) -> list[Job]:
+    def _start(self, left: Sequence[Fit]) -> list[Fit]:
         """Start the jobs that can start now; return the jobs that other workers have."""
         busy = []
         for job in left:
@@ -219,7 +219,7 @@ class Worker:
                 busy.append(job)
         return busy
 
-    def _take(self, job: Job) -> bool:
+    def _take(self, job: Fit) -> bool:
         """Start the process of a job if nobody else makes it."""
         if (taken := lock_of(self.place.lock(job))) is None:
             return False
@@ -256,13 +256,13 @@ class Worker:
             self._end(active.job, error, seconds=round(time.time() - active.begin, 1))
             active.lock.release()
 
-    def _end(self, job: Job, error: str | None, **values: Any) -> None:
+    def _end(self, job: Fit, error: str | None, **values: Any) -> None:
         """Record the end of a job, and tell it."""
         said = {"status": "failed", "error": error} if error else {"status": "done"}
         self.place.record(job, **said, **values, ended=time.time())
         self.ended(job, error)
 
-    def _share(self, job: Job) -> None:
+    def _share(self, job: Fit) -> None:
         """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
         if (teacher := self.teachers.get(job.needs or "")) is not None:
             link_if_equal(*(self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (job, teacher)))
@@ -348,7 +348,7 @@ def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tried(place: Layout, job: Job) -> tuple[dict[str, Any], float]:
+def _tried(place: Layout, job: Fit) -> tuple[dict[str, Any], float]:
     """Return the entry of a learning rate, and a number that is larger for a better metric on the held-out rows."""
     error, held_out, rank, memory = place.error(job), None, -math.inf, None
     status = "done" if place.done(job) else "failed" if error else "running" if place.running(job) else "missing"

@@ -168,7 +168,7 @@ def link_if_equal(path: Path, other: Path) -> None:
     """Make a file a hard link to an equal one; it stays as it is where they differ, or where there are no links."""
     if not (path.is_file() and other.is_file()) or path.samefile(other) or not filecmp.cmp(path, other, shallow=False):
         return
-    link = path.parent.with_name(f".{path.name}.{os.getpid()}.tmp")  # `clean` removes what a killed process leaves
+    link = path.parent.with_name(f".{path.name}.{os.getpid()}.tmp")  # a later claim removes it after a kill
     with suppress(OSError):
         os.link(other, link)
         link.replace(path)

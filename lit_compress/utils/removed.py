@@ -36,7 +36,11 @@ VALUES = {
     ("removes", "both"): "auto tries structures and components, which are as good",
 }
 # command -> what to do in its place
-COMMANDS = {"analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures"}
+COMMANDS = {
+    "verify": "`export RUN OUT` makes the export of a run again, to be compared with RUN/export",
+    "analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures",
+    "clean": "a run removes leftovers by itself; of runs of 0.2 also delete RUN/<stage>/*.ckpt of finished stages",
+}
 
 
 def removed(option: str) -> str | None:

@@ -23,7 +23,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.api import functions
-from lit_compress.api.functions import _of_method
+from lit_compress.api.functions import _of_method, undisturbed
 from lit_compress.methods.lpaf import LPAFSettings
 from lit_compress.methods.svd import Factorized
 
@@ -159,25 +159,22 @@ def test_a_method_is_made_again_with_what_it_was_given():
 
 
 def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):
-    """Its words are those of the command; the runs themselves are tested there."""
+    """The runs themselves are tested with the command."""
     got = []
 
-    def plan_of(words):
-        got.extend([words, yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())])
-        return SimpleNamespace(place=SimpleNamespace(out=tmp_path)), None
+    def plan_of(config, out, *given):
+        got.extend([*given, yaml.safe_load(Path(config).read_text())])
+        return SimpleNamespace(place=SimpleNamespace(out=tmp_path))
 
     monkeypatch.setattr(functions, "plan_of", plan_of)
     monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")
     (tmp_path / "compare.json").write_text('{"cells": []}')
     config = {"methods": {"SVD": {}}, "updates": 8}
     found = lc.compare(config, tmp_path, model=net, tokenizer=tokenizer, data=data, seeds=[1, 2], updates=4)
-    words, stored = got
+    own, options, stored = got
     assert found == {"cells": []} and found.page.name == "index.html" and stored == config
-    assert (
-        words[words.index("--seeds") : words.index("--seeds") + 3] == ["--seeds", "1", "2"] and "--updates=4" in words
-    )
-    options = dict(word[2:].split("=", 1) for word in words if word.startswith(("--data", "--model")))
-    assert options["data.task"] == "custom" and options["data.custom.text"] == '["sentence"]'
+    assert own == {"seeds": [1, 2], "updates": 4}
+    assert options["data.task"] == "custom" and options["data.custom.text"] == ["sentence"]
     assert AutoTokenizer.from_pretrained(options["model.backbone"]).get_vocab() == tokenizer.get_vocab()
     assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
 
@@ -246,3 +243,13 @@ def test_importing_loads_nothing_before_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'factorise'"):
         lc.factorise  # noqa: B018
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_gradients_reach_weights_in_any_mode(mode):
+    with mode():
+        with undisturbed():
+            weight = torch.ones(2, requires_grad=True)
+            (2 * weight).sum().backward()
+        assert not torch.is_grad_enabled()
+    assert weight.grad.tolist() == [2.0, 2.0]

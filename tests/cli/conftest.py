@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+
 import pytest
+from lightning.pytorch.cli import LightningArgumentParser
 from mistakes import fit
 
 from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.methods import base
+from lit_compress.run import finish, pages, runner
 
 
 @pytest.fixture(scope="session")
-def run(short_run, tmp_path_factory):
+def counts():
+    """How often the run built its data, parsed its method and loaded a model."""
+    return Counter()
+
+
+def counted(patch, counts, name, kind, function):
+    """Let ``counts`` count the calls of a function of a class or module."""
+    inner = getattr(kind, function)
+
+    @functools.wraps(inner)
+    def counting(*args, **kwargs):
+        counts[name] += 1
+        return inner(*args, **kwargs)
+
+    patch.setattr(kind, function, counting)
+
+
+@pytest.fixture(scope="session")
+def run(short_run, tmp_path_factory, counts):
     """A finished SVD run with its checkpoints, which no test changes."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:  # tests give its checkpoints where they do not belong
         patch.setattr("lit_compress.run.folder.Run.remove_checkpoints", lambda run, stage: None)
+        for module in (runner, finish, pages, base):
+            for name in ("load_net", "load_finetuned"):
+                if hasattr(module, name):
+                    counted(patch, counts, "loads", module, name)
+        counted(patch, counts, "data", DataModule, "__init__")
+        counted(patch, counts, "parsed", LightningArgumentParser, "instantiate_classes")
         main(fit(short_run, folder))
     return folder
 

@@ -15,7 +15,7 @@ from hub import as_a_new_process
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.compare import _shown, options_in
+from lit_compress.cli.compare import _shown
 from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
 from lit_compress.run.comparison import read_comparison
 from lit_compress.utils.errors import UserError
@@ -80,7 +80,6 @@ def test_mistakes_are_one_line(command, capsys):
     assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
     with pytest.raises(UserError, match=r"claims .* removed in version 0\.3; python -m benchmarks\.comparison\.claims"):
         read_comparison({"methods": {"SVD": None}, "budgets": [0.5], "claims": "claims.yaml"}, "c.yaml")
-    assert options_in(["--data.path", "x", "--model.density=1"]) == {"data.path": "x", "model.density": "1"}
 
 
 def test_a_density_that_is_not_as_asked_is_told(tmp_path):

@@ -23,11 +23,12 @@ def test_a_run_of_another_config_is_refused(run, capsys, short_run):
     assert "model.retrain.learning_rate was 0.001, now 0.5" in line
 
 
-def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
-    before = (run / "export" / "model.safetensors").stat().st_mtime_ns
-    main(fit(short_run, run, "--ckpt_path", "last"))
+def test_a_finished_run_shows_its_table_again(run, tmp_path, capsys, short_run):
+    folder = shutil.copytree(run, tmp_path / "run")
+    before = (folder / "export" / "model.safetensors").stat().st_mtime_ns
+    main(fit(short_run, folder, "--ckpt_path", "last"))
     assert "MB on disk" in capsys.readouterr().out
-    assert (run / "export" / "model.safetensors").stat().st_mtime_ns == before
+    assert (folder / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_teacher_that_knows_nothing_is_named_under_the_table(run, tmp_path, capsys, short_run):

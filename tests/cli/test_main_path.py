@@ -150,9 +150,9 @@ def test_a_resumed_run_keeps_the_labels_of_its_calibration(model, reviews, tmp_p
     assert config["model"]["init_args"]["retrain"]["labels"] is None
     config["model"]["init_args"]["retrain"]["labels"] = "drawn"
     rewrite(path, yaml.safe_dump(config))
-    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda build, *_, **__: asked.append(build()))
+    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda job, *_, **__: asked.append(job))
     main([*args, "--ckpt_path", "last"])
-    assert [parts.method.retrain.labels for parts in asked] == ["drawn"]
+    assert [job.method.retrain.labels for job in asked] == ["drawn"]
 
 
 @pytest.mark.parametrize("names", [{0: "GOOD", 1: "BAD"}, {0: "LABEL_0", 1: "LABEL_1"}])
@@ -187,6 +187,13 @@ def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_pat
     line = ["--model.backbone", str(model), "--data.path", str(reviews), "--data.custom.text", "review"]
     config = CommandLine([*line, "--data.custom.label", "stars"], "fit").config
     assert config.model.class_path == "lit_compress.methods.SecondOrder"
+    assert "note:" not in capsys.readouterr().err
+    CommandLine([*line, "--data.custom.label", "stars"], "fit").build()
     assert "note: model: SecondOrder, the default" in capsys.readouterr().err
     assert CommandLine([*line, "--model", "SVD"], "fit").config.model.class_path == "lit_compress.methods.SVD"
     assert "default" not in capsys.readouterr().err
+
+
+def test_a_run_builds_its_method_and_its_data_once(run, counts):
+    """Of models it loads those of stages: as teacher, to begin with, for the report and for the page."""
+    assert counts == {"data": 1, "parsed": 1, "loads": 5}

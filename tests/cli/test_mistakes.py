@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from inspect import signature
 
 import pytest
 from lightning_utilities.core.imports import RequirementCache
@@ -17,7 +18,6 @@ from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli import catalogue
 from lit_compress.cli.lines import read_line
-from lit_compress.cli.options import parameters_of
 from lit_compress.cli.words import SHORT, own_options
 from lit_compress.utils.errors import UserError
 
@@ -81,64 +81,36 @@ def test_the_nearest_is_the_option_that_was_meant(capsys):
 def test_hints_are_of_the_method_at_hand(args, words, capsys):
     line = fails(capsys, "fit", "--model", *args)
     assert words in line
-    own = {f"model.{name}" for name in parameters_of(getattr(methods, args[0]))} | {"model.dense.epochs"}
+    own = {f"model.{name}" for name in signature(getattr(methods, args[0])).parameters} | {"model.dense.epochs"}
     named = {word.strip("';?,:") for word in line.split() if word.strip("';?,:").startswith("model.")}
     assert {".".join(name.split(".")[:2]) for name in named if name != args[1][2:]} <= own
 
 
 WRONG = [
     (*SVD, "--model.density", "x"),
-    (*SVD, "--model.rank", "1.5"),
-    (*SVD, "--model.rank_ratio", "2"),
     (*SVD, "--model.allocation", "globl"),
     (*SVD, "--model.dense", "3"),
-    (*SVD, "--model.dense.epochs", "-1"),
     (*SVD, "--model.dense.learning_rate", "fast"),
-    (*SVD, "--model.distillation.alpha", "7"),
-    (*SVD, "--model.task=sst2"),
     (*SVD, "--data.task", "sts2"),
-    (*SVD, "--data.batch_size", "many"),
-    (*SVD, "--data.num_workers", "-1"),
-    (*SVD, "--data.max_length", "0"),
     (*SVD, "--data.custom", "reviews"),
     (*SVD, "--trainer.precision", "8"),
-    (*SVD, "--trainer.max_steps", "x"),
-    (*SVD, "--seed_everything", "-1"),
-    (*SVD, "--seed_everything", "x"),
-    (*SVD, "--checkpoint_every", "0"),
     (*SVD, "--config", "nowhere.yaml"),
-    (*SVD, "--model.backbone", "EMPTY"),
-    (*SVD, "--model.backbone", "FILE"),
     (*SVD, "--model.backbone", "./nowhere"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "./nowhere"),
-    (*SVD, "--model.backbone", "TINY", "--data.path", "EMPTY"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "FILE"),
-    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--model.teacher", "EMPTY"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--model.teacher", "./nowhere"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FILE"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FULL"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.train_examples", "1000"),
-    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.validation_examples", "1000"),
-    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.max_length", "1000"),
-    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--trainer.devices", "x"),
     ("predict", "MODEL", "--data.task", "sst2", "--output", "EMPTY"),
     ("factorize", "MODEL", "OUT", "--data.task", "sst2", "--density", "x"),
-    ("factorize", "MODEL", "OUT", "--data.task", "sst3"),
     ("factorize", "MODEL", "FULL", "--data.task", "sst2"),
     ("factorize", "./nowhere", "OUT", "--data.task", "sst2"),
     ("export", "EMPTY", "OUT"),
-    ("export", "RUN", "OUT", "--format", "onx"),
-    ("export", "RUN", "OUT", "--vocabulary", "dta"),
     ("export", "RUN", "OUT", "--embeddings", "rank"),
     ("export", "RUN", "OUT", "--dtype", "int7"),
-    ("export", "RUN", "OUT", "--dtype", "int8"),
     ("export", "RUN", "OUT", "--dtype", "int4", "--format", "onnx"),
-    ("export", "RUN", "OUT", "--max_drop", "x"),
     ("export", "RUN", "OUT", "--max_drop", "-1"),
-    ("clean", "./nowhere"),
-    ("clean", "FILE"),
-    ("validate", "EMPTY"),
-    ("test", "./nowhere"),
     ("predict", "FILE"),
 ]
 
@@ -224,14 +196,14 @@ def test_a_class_of_the_trainer_that_cannot_be_made_says_why(given, words, capsy
     assert words in fails(capsys, *SVD, *words_of_run)
 
 
-@pytest.mark.parametrize("command", ["report", "clean"])
+@pytest.mark.parametrize("command", ["report", "evaluate"])
 def test_a_warning_is_one_line_without_a_line_of_the_source(command, monkeypatch):
     """Of every command, also where a library has set its own form again."""
     said = []
     monkeypatch.setattr(warnings, "formatwarning", lambda *_: "a line of the source")
     monkeypatch.setattr(
         f"lit_compress.cli.commands.{command}",
-        lambda **_: said.append(warnings.formatwarning("mind the gap", UserWarning, __file__, 1)),
+        lambda line=None, **_: said.append(warnings.formatwarning("mind the gap", UserWarning, __file__, 1)),
     )
     main([command, "RUN"])
     assert said == ["warning: mind the gap\n"]

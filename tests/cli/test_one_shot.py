@@ -20,16 +20,6 @@ from lit_compress.utils import progress
     [
         ["--density", "0.5"],
         ["--rank", "5", "--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                ["--rank_ratio", "0.3", "--weighting", "fisher"],
-                ["--density", "0.5", "--weighting", "fisher", "--axis", "out"],
-                ["--density", "0.5", "--weighting", "fisher", "--allocation", "global"],
-                ["--density", "0.5", "--weighting", "inputs", "--calibration_examples", "30"],
-                ["--weighting", "none"],
-            )
-        ),
     ],
 )
 def test_factorize_writes_a_full_export(options, words, tmp_path):
@@ -49,8 +39,7 @@ def test_factorize_writes_a_full_export(options, words, tmp_path):
     } <= {p.name for p in (tmp_path / "out").iterdir()}
     net = load_net(tmp_path / "out")
     ranks = {net.get_submodule(s.name).rank for s in find_sites(net) if hasattr(net.get_submodule(s.name), "rank")}
-    assert ranks == {"0.3": {9}, "5": {5}, "none": {10}}.get(options[1], ranks)
-    assert len(ranks) > 1 or ("global" not in options and "--weighting" in options)
+    assert ranks == {5} if "--rank" in options else len(ranks) > 1
 
 
 def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_path, capsys, monkeypatch):
@@ -76,18 +65,6 @@ def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_pa
     assert not torch.equal(old.get_submodule(name).bias, new.get_submodule(name).bias)
 
 
-def test_heads_and_neurons_go(words, run, tmp_path):
-    """What is left of a net without its heads and neurons are ordinary, narrower Linears."""
-    model, data = words
-    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.4", "--removes", "structures"])
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["calibration"]["removes"] == "structures" and report["calibration"]["estimated_loss"] > 0
-    assert 0.3 < report["compressed"]["density"] <= 0.4
-    layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
-    assert any({layer["in_features"], layer["out_features"]} - {32, 64} for layer in layers)
-    assert not any("rank" in layer for layer in layers)
-
-
 def test_hidden_states_are_sliced_as_fit_does_without_training(words, run, tmp_path):
     model, data = words
     line = ["--model.prune.examples", "40", "--density", "0.7", "--round_to", "4"]
@@ -102,25 +79,6 @@ def test_hidden_states_are_sliced_as_fit_does_without_training(words, run, tmp_p
     assert net.config.hidden_size == 32 and all(
         torch.equal(value, same[name]) for name, value in net.state_dict().items()
     )
-
-
-def test_whole_sublayers_go(words, tmp_path):
-    """At a small density attentions or feed-forward networks go; the folder still answers as the net did."""
-    model, data = words
-    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.1", "--removes", "structures"])
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
-    assert any(layer["kind"] == "nothing" and layer.get("features") for layer in layers)
-    assert 0 < report["compressed"]["density"] <= 0.1 and report["export_difference"] <= 1e-5
-
-
-def test_a_density_of_flops(words, tmp_path):
-    """Of an encoder's FLOPs the matrices keep what they keep of their weights."""
-    model, data = words
-    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.5", "--price", "flops"])
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["config"]["model"]["init_args"]["price"] == "flops"
-    assert 0.45 < report["compressed"]["density"] <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -146,16 +104,6 @@ def test_unlabelled_texts_are_enough(given, words, tiny_data, tmp_path, capsys):
         assert "train.jsonl' has no column 'label'" in line and "factorize with drawn or exact labels" in line
 
 
-def test_a_density_of_the_whole_model(words, tmp_path):
-    """``--scope all``: the export has that share of the model's weights, embeddings included, and loads elsewhere."""
-    model, data = words
-    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.25", "--scope", "all"])
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert 0.22 < report["ratios"]["params"]["total"] <= 0.25 and report["export_difference"] <= 1e-5
-    kinds = {layer["kind"] for layer in json.loads((tmp_path / "out" / "structure.json").read_text()).values()}
-    assert "low_rank_embedding" in kinds and len(kinds) > 1
-
-
 def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
     """Matrices, table and tokenizer in one command; the rank of the table is not decided twice."""
     model, data = words
@@ -166,15 +114,6 @@ def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
     assert report["compressed"]["density"] <= 0.5 and report["export_difference"] <= 1e-5
     said = fails(capsys, *line, "--embeddings", "int8", "--scope", "all")
     assert "--embeddings: 'int8' and scope all both make the table of embeddings smaller" in said
-
-
-def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):
-    model, data = words
-    main(["factorize", *model, str(tmp_path / "out"), *data])
-    capsys.readouterr()
-    main(["validate", str(tmp_path / "out")])
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert capsys.readouterr().out.splitlines()[0] == f"val/accuracy {report['compressed']['metric']:.6f}"
 
 
 def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
@@ -207,6 +146,10 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     fisher = ["--weighting", "fisher"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "structure.json").write_text("{}")
+    of_another = {"config": {"model": {"init_args": {"backbone": "another"}}}}
+    (tmp_path / "other" / "report.json").write_text(json.dumps(of_another))
     for line, text in [
         (["factorize", *model], "OUT: it is missing"),
         (["factorize", *model, out], "data.task: it is missing"),
@@ -246,6 +189,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
+        (["factorize", *model, str(tmp_path / "other"), *data], "holds an export of 'another'; give another folder"),
         (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),
     ]:
         assert text in fails(capsys, *line), line

@@ -1,4 +1,4 @@
-"""Recipes: every name keeps its config, rows are merged over the head, every mistake is one line."""
+"""Recipes (tests/test_options.py has the values of all): rows are merged over the head, every mistake is one line."""
 
 from __future__ import annotations
 
@@ -7,77 +7,10 @@ import yaml
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.recipes import FOLDER, find_config, merge_row, recipes, resolve_config, shipped
+from lit_compress.cli.recipes import merge_row, recipes, resolve_config, shipped
 from lit_compress.tasks.records import TASKS
 
-GLUE = "cola mnli mrpc qnli qqp rte sst2 stsb"
-NAMES = {  # people's scripts have these names: rows may be added, none may go
-    "block_movement": "cnn_dailymail mnli mrpc qqp squad sst2 xsum",
-    "cofi": f"{GLUE} conll2003 squad xsum",
-    "cofi_losparse": GLUE,
-    "first_order": GLUE,
-    "flop": "mrpc qnli sst2 stsb",
-    "fwsvd": f"{GLUE} conll2003",
-    "itp": f"{GLUE} squad",
-    "losparse": f"{GLUE} squad cnn_dailymail xsum",
-    "losparse_bert": "mnli qnli rte squad",
-    "low_rank_1": "mnli mrpc rte sst2",
-    "low_rank_2": "mnli mrpc rte sst2",
-    "lpaf": f"{GLUE} squad squad_v2 wikitext2",
-    "magnitude": GLUE,
-    "movement": GLUE,
-    "layers": "mrpc sst2 stsb wikitext2",
-    "llm_pruner": "mrpc sst2 wikitext2",
-    "platon": f"{GLUE} squad",
-    "second_order": f"{GLUE} conll2003 squad squad_v2 wikitext2",
-    "slicegpt": "mrpc sst2 wikitext2",
-    "sp3": f"{GLUE} conll2003 squad xsum",
-    "sp3_llama": "wikitext2",
-    "sp3_opt": "sst2",
-    "theseus": GLUE,
-    "svd": f"{GLUE} conll2003 squad squad_v2",
-}
-
 WHOLE = {
-    "lpaf_sst2": """
-        model:
-          class_path: lit_compress.methods.LPAF
-          init_args: {prune: {epochs: 6, learning_rate: 3.0e-5}, retrain: {epochs: 8, learning_rate: 3.0e-5}}
-        data: {task: sst2}
-    """,
-    "lpaf_wikitext2": """
-        model:
-          class_path: lit_compress.methods.LPAF
-          init_args:
-            backbone: facebook/opt-125m
-            density: 0.5
-            dense: {epochs: 2, learning_rate: 5.0e-5}
-            prune: {epochs: 4, learning_rate: 5.0e-5}
-            retrain: {epochs: 6, learning_rate: 5.0e-5}
-        data: {task: wikitext2, batch_size: 8}
-    """,
-    "losparse_mnli": """
-        model:
-          class_path: lit_compress.methods.LoSparse
-          init_args:
-            backbone: microsoft/deberta-v3-base
-            density: 0.2
-            prune: {epochs: 8, learning_rate: 9.0e-5, warmup: 0.04, low_rank: 0.05, start: 675, end: 3375, beta: 0.85}
-        data: {task: mnli, batch_size: 32}
-        trainer: {accumulate_grad_batches: 8}
-    """,
-    "losparse_cnn_dailymail": """
-        model:
-          class_path: lit_compress.methods.LoSparse
-          init_args:
-            backbone: facebook/bart-large
-            density: 0.5
-            dense: {epochs: 3, learning_rate: 4.0e-5}
-            prune:
-              {epochs: 12, learning_rate: 4.0e-5, warmup: 0.0, low_rank: 0.4, start: 12800, end: 51200, interval: 100,
-               beta: 0.85}
-        data: {task: cnn_dailymail, batch_size: 32, num_beams: 8}
-    """,
     "losparse_bert_rte": """
         model:
           class_path: lit_compress.methods.LoSparse
@@ -87,37 +20,6 @@ WHOLE = {
             prune: {epochs: 20, learning_rate: 5.0e-5, warmup: 0.05, low_rank: 0.02, start: 25, end: 150, beta: 0.6}
         data: {task: rte, batch_size: 32}
         trainer: {accumulate_grad_batches: 4}
-    """,
-    "cofi_squad": """
-        model:
-          class_path: lit_compress.methods.CoFi
-          init_args:
-            density: 0.2
-            distil: {warmup: 0.0, epochs: 1, learning_rate: 3.0e-5}
-            prune: {warmup: 0.0, epochs: 19, learning_rate: 3.0e-5, target_warmup: 0.105}
-        data: {task: squad, batch_size: 16}
-        trainer: {gradient_clip_val: 1.0}
-    """,
-    "sp3_squad": """
-        model:
-          class_path: lit_compress.methods.SP3
-          init_args:
-            params: 5M
-            dense: {epochs: 3, learning_rate: 2.0e-5}
-            prune: {epochs: 20, learning_rate: 2.0e-5}
-        data: {task: squad}
-        trainer: {gradient_clip_val: 1.0}
-    """,
-    "sp3_opt_sst2": """
-        model:
-          class_path: lit_compress.methods.SP3
-          init_args:
-            backbone: facebook/opt-125m
-            params: 7M
-            dense: {epochs: 3, learning_rate: 1.0e-5}
-            prune: {epochs: 20, learning_rate: 2.0e-5}
-        data: {task: sst2}
-        trainer: {gradient_clip_val: 1.0}
     """,
 }
 
@@ -146,14 +48,6 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_no_name_is_lost():
-    assert len(shipped()) >= 148 and "quickstart.yaml" in shipped()
-    for recipe, tasks in NAMES.items():
-        assert set(tasks.split()) <= set(recipes()[recipe])
-        for task in tasks.split():
-            assert find_config(f"{recipe}_{task}.yaml") == (FOLDER / f"{recipe}.yaml", task)
-
-
 def test_every_row_is_of_a_task_and_resolves():
     for name in set(shipped()) - {"quickstart.yaml"}:
         content, note = resolve_config(name)
@@ -166,7 +60,7 @@ def test_whole_configs(name):
     assert resolve_config(name)[0] == yaml.safe_load(WHOLE[name])
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", [name for name, tasks in recipes().items() if tasks])
 def test_a_recipe_with_a_task_is_the_row_of_that_name(recipe):
     for task in recipes()[recipe]:
         assert resolve_config(f"{recipe}.yaml", task) == resolve_config(recipe, task)

@@ -4,10 +4,7 @@ import json
 import shutil
 from dataclasses import asdict
 
-import processes
 import pytest
-import torch
-from lightning.pytorch import Callback
 from mistakes import fails
 from tiny import write_backbone
 
@@ -43,14 +40,6 @@ class ByWeights:
 
 
 MADE_UP = ("__init__", "gains", "gains_of_export")
-
-
-class MadeUpTimes(Callback):
-    """Let a process of its own time programs so, from the moment at which it reads its options."""
-
-    def __init__(self):
-        for name in MADE_UP:
-            setattr(speed.Programs, name, vars(ByWeights)[name])
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +79,6 @@ def test_factorize_gives_the_speed_that_is_asked_for(words, tmp_path, capsys):
         assert line in said
 
 
-def test_one_kind_and_the_same_without_a_budget(words, tmp_path):
-    main([*words, "--budget", "speedup=2x@eager,1x8", "--removes", "components"])
-    first = report_of(tmp_path / "out")
-    assert [trial["removes"] for trial in first["tried"]] == ["components"]
-    main([*words, "--density", str(first["budget"]["density"])])
-    assert report_of(tmp_path / "out")["compressed"]["params"] == first["compressed"]["params"]
-
-
 def test_auto_at_a_density(words, tmp_path):
     main([*words, "--removes", "auto", "--density", "0.4"])
     tried = report_of(tmp_path / "out")["tried"]
@@ -118,23 +99,6 @@ def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkey
     main([*args, "--ckpt_path", "last"])
     main(["export", str(folder), str(tmp_path / "again")])
     assert report_of(tmp_path / "again")["budget"] == report["budget"]
-
-
-@pytest.mark.slow
-def test_two_processes_choose_what_one_does(short_run, tmp_path):
-    args = ["fit", "--model", "SecondOrder", *short_run, "--model.budget", "speedup=2x@eager,1x8",
-            "--trainer.logger", "false", "--model.retrain.calibration_examples", "24",
-            "--trainer.callbacks+=processes.KeepRanks", "--trainer.callbacks+=test_removal.MadeUpTimes",
-            "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run_dir", str(tmp_path / "two")]  # fmt: skip
-    processes.fork_ranks(args, tmp_path / "errors")
-    nets = [torch.load(tmp_path / "two" / "retrain" / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert nets[0].keys() == nets[1].keys() and all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
-    run, alone = Run(tmp_path / "two"), tmp_path / "one"
-    teacher = ["--model.teacher", str(run.net("dense")), "--trainer.devices", "1", "--run_dir", str(alone)]
-    teacher += ["--trainer.strategy", "auto"]  # ddp would leave its process group to the tests behind it
-    main([*args, *teacher])
-    assert Run(alone).removal() == run.removal() and report_of(alone)["budget"]["met"] is True
-    assert report_of(alone)["compressed"]["params"] == report_of(tmp_path / "two")["compressed"]["params"]
 
 
 @pytest.mark.parametrize("family", ["llama"])
@@ -160,14 +124,15 @@ def test_a_run_that_is_killed_behind_its_choice_reads_it(short_run, tmp_path, ca
     args = ["fit", "--model", "SecondOrder", *short_run, "--run_dir", str(folder), "--trainer.logger", "false",
             "--model.retrain.calibration_examples", "24", "--ckpt_path", "last", "--model.budget"]  # fmt: skip
 
-    keep = Run.keep_removal
+    keep = Run.keep
 
-    def killed(self, chosen):
-        keep(self, chosen)
-        raise KeyboardInterrupt
+    def killed(self, name, chosen):
+        keep(self, name, chosen)
+        if name == "removal.json":
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Run, "keep_removal", killed)
+        patch.setattr(Run, "keep", killed)
         main([*args, asked])
     chosen = Run(folder).removal()
     assert not (folder / "retrain").exists() and chosen["asked"] == [asked, *WAYS]
@@ -187,17 +152,6 @@ def test_a_speed_up_that_no_shape_reaches_is_one_line_before_any_training(comman
         capsys, *args, "--model.budget", "speedup=900x@eager,1x8"
     )
     assert not (tmp_path / "run").exists()
-
-
-def test_another_weighting_tries_them_too(words, tmp_path):
-    main([*words, "--removes", "auto", "--density", "0.4", "--weighting", "inputs"])
-    assert [trial["removes"] for trial in report_of(tmp_path / "out")["tried"]] == WAYS
-
-
-def test_other_methods_search_their_shapes(words, tmp_path):
-    main([*words[:-2], "--budget", "speedup=1.5x@eager,1x8", "--method", "SVD"])
-    found = report_of(tmp_path / "out")
-    assert found["budget"]["met"] is True and "tried" not in found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""report, list and verify on a finished run."""
+"""report and list on a finished run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from mistakes import fails
-from safetensors.torch import load_file, save_file
 
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import recipes
 from lit_compress.run.pages import ANSWERS, DETAILS
-from lit_compress.utils.manifest import difference, write_manifest
+from lit_compress.utils.manifest import difference
 
 
 def said(capsys, *words):
@@ -39,7 +38,6 @@ def test_what_there_is(run, capsys):
 def test_mistakes(capsys, tmp_path):
     assert "what: 'method' is not valid; did you mean 'methods'?" in fails(capsys, "list", "method")
     assert "has no run (report.json)" in fails(capsys, "list", "runs", tmp_path)
-    assert "is not a run folder" in fails(capsys, "verify", tmp_path)
     assert "no folder" in fails(capsys, "report", tmp_path / "none")
 
 
@@ -71,13 +69,13 @@ def test_a_run_lists_all_it_wrote(run, tmp_path, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     out = tmp_path / "out"
     for file, commands in {
-        "config.yaml": (["validate", other], ["export", other, out], ["report", other], ["clean", other]),
+        "config.yaml": (["validate", other], ["export", other, out], ["report", other]),
         "stages.json": (["export", other, out], ["report", other], ["list", "runs", other]),
         "report.json": (["report", other], ["list", "runs", other]),
         DETAILS: (["report", other],),
-        "export/report.json": (["validate", other / "export"], ["verify", other], ["report", other / "export"]),
+        "export/report.json": (["validate", other / "export"], ["report", other / "export"]),
         "export/model.safetensors": (["predict", other], ["bench", other], ["export", other / "export", out]),
-        "dense/net/model.safetensors": (["verify", other], ["export", other, out], ["validate", other / "dense/net"]),
+        "dense/net/model.safetensors": (["export", other, out], ["validate", other / "dense/net"]),
         "retrain/net/tokenizer.json": (["export", other, out],),
     }.items():
         good = (other / file).read_bytes()
@@ -87,27 +85,3 @@ def test_a_run_lists_all_it_wrote(run, tmp_path, capsys):
             assert Path(file).name in line and ("another SHA-256" in line or "not readable JSON" in line), words
         (other / file).write_bytes(good)
     assert not out.exists() and difference(other) is None
-
-
-@pytest.mark.slow
-def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
-    lines = said(capsys, "verify", run).splitlines()
-    assert not [line for line in lines if line.startswith("differs")] and lines[-1].endswith("is what its record makes")
-    other = shutil.copytree(run, tmp_path / "other")
-    path = other / "retrain" / "net" / "model.safetensors"
-    tensors = load_file(path)
-    tensors["classifier.weight"] *= -1
-    save_file(tensors, path, metadata={"format": "pt"})
-    report = json.loads((other / "export" / "report.json").read_text())
-    report["compressed"]["metric"] += 0.1
-    (other / "export" / "report.json").write_text(json.dumps(report))
-    for damaged in (other / "export", path.parent):  # the line is the same until the folder has its manifest
-        assert "it was damaged or changed since it was written" in fails(capsys, "verify", other)
-        write_manifest(damaged)
-    with pytest.raises(SystemExit) as stop:
-        main(["verify", str(other)])
-    assert stop.value.code == 1
-    text = capsys.readouterr().out
-    assert "differs: tensors: they differ by up to" in text and "(classifier.weight)" in text
-    assert "differs: dev accuracy of the export was" in text

@@ -14,14 +14,13 @@ from lit_compress.__main__ import main
 from lit_compress.cli.catalogue import names
 from lit_compress.cli.factorizing import only_with_distil
 from lit_compress.cli.one_shot import one_shot_stage
-from lit_compress.cli.options import parameters_of
 from lit_compress.cli.words import SHORT, check_read, is_read, take_apart
 from lit_compress.run.settle import check_sizes
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
 ONE_SHOT = ("SVD", "FWSVD", "SecondOrder", "LLMPruner", "SliceGPT", "Layers")
-COMMANDS = ("factorize", "validate", "test", "predict", "bench", "export")
+COMMANDS = ("factorize", "evaluate", "predict", "bench", "export")
 OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
     "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
@@ -60,7 +59,7 @@ def test_factorize_reads_what_it_says(name):
     """Every option of a method: it changes the compression, or it is refused."""
     kind = getattr(methods, name)
     plain, wrong = compression(kind()), {}
-    for option, parameter in parameters_of(kind).items():
+    for option, parameter in signature(kind).parameters.items():
         group = parameter.default if is_dataclass(parameter.default) else None
         for field in fields(group) if group else (None,):
             if option in ("task", "backbone", "teacher"):  # the command's; the vectors that a dev metric compares with
@@ -128,10 +127,10 @@ def test_factorize_refuses_options_without_effect_in_one_line(words, option, tin
         (
             "validate",
             ["--data.batch_size", "4"],
-            "data.batch_size: validate does not read it; nearest: eval_batch_size",
+            "data.batch_size: evaluate does not read it; nearest: eval_batch_size",
         ),
         ("predict", ["--model.density", "0.5"], "model.density: predict does not read it; leave it out"),
-        ("test", ["--trainer.precision", "bf16-mixed"], "trainer.precision: test does not read it; leave it out"),
+        ("test", ["--trainer.precision", "bf16-mixed"], "trainer.precision: evaluate does not read it; leave it out"),
     ],
 )
 def test_an_evaluation_refuses_options_without_effect(command, words, line, tiny_backbone, capsys):

@@ -41,7 +41,7 @@ def test_an_end_token_pads_where_there_is_no_padding_token(family, tmp_path):
 
 
 def test_a_tokenizer_is_saved_alike_with_and_without_the_hub(tiny_backbone, tmp_path, monkeypatch):
-    """transformers writes down whether it was offline; ``verify`` would call that another file."""
+    """transformers writes down whether it was offline; the same export would have another file."""
     for name, offline in (("with", False), ("without", True)):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         load_tokenizer(str(tiny_backbone), get_task("sst2")).save_pretrained(tmp_path / name)

@@ -147,7 +147,7 @@ def test_a_run_keeps_code_and_no_permission(own, ran, hub, short_run, tmp_path, 
     hub.close()
     as_a_new_process()
     before = json.loads((out / "report.json").read_text())["compressed"]["metric"]
-    for words in (["export", out, tmp_path / "again"], ["validate", out], ["verify", out]):
+    for words in (["export", out, tmp_path / "again"], ["validate", out]):
         assert "--trust_remote_code runs it" in fails(capsys, *words)
     main(["export", str(out), str(tmp_path / "again"), "--trust_remote_code"])
     assert json.loads((tmp_path / "again" / "report.json").read_text())["compressed"]["metric"] == before

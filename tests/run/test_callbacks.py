@@ -13,7 +13,6 @@ import torch
 
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints, StageBar, shows_bar
-from lit_compress.run.folder import Run
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.gated import GatedStage
 from lit_compress.stages.unstructured import CubicStage
@@ -50,7 +49,7 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     folder = tmp_path / "run"
     main(args(short_run, folder))
     assert {path.name for path in (folder / "tensorboard").iterdir()} == {"dense", "retrain", "report"}
-    assert not list(folder.rglob("*.ckpt")) and not Run(folder).clean()
+    assert not list(folder.rglob("*.ckpt"))
     net, export = folder / "retrain" / "net", folder / "export"
     assert (net / "model.safetensors").samefile(export / "model.safetensors")
     assert difference(net) is difference(export) is None
@@ -62,7 +61,7 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     assert wanted <= set(tags["scalars"]) and "val/score" not in tags["scalars"]
     assert "stage/dense/val/accuracy" in dense.Tags()["scalars"] and not any(" " in tag for tag in tags["scalars"])
     assert [event.value for event in events.Scalars("epoch")][-1] == 1
-    assert {"rank/q", "density/q"} <= set(tags["histograms"]) and "structure" in tags["images"]
+    assert "structure" in tags["images"]
     found = [
         EventAccumulator(str(path)).Reload() for path in {p.parent for p in folder.glob("tensorboard/report/**/ev*")}
     ]
@@ -121,18 +120,6 @@ def test_the_model_before_training_counts_as_epoch_0(untrained, scores, best, ki
     assert (tmp_path / "best.ckpt").read_text() == str(best)
     told = f"the model before training, dev accuracy {untrained:.4f}, is better than every epoch at the budget"
     assert (told in capsys.readouterr().err) == (best == 0)
-
-
-def test_training_that_makes_it_worse_is_not_exported(short_run, tmp_path, capsys):
-    """The model right after the factorization is; the first stage's new head is no model to keep."""
-    folder = tmp_path / "run"
-    main(args(short_run, folder, "--model.retrain.learning_rate", "0.3", "--trainer.gradient_clip_val", "100"))
-    dense, retrain = json.loads((folder / "stages.json").read_text())
-    assert retrain["best_step"] == 0 and retrain["metric"] == retrain["initial"] and retrain["steps"] == 26
-    assert "retrain: the model before training" in capsys.readouterr().err
-    report = json.loads((folder / "report.json").read_text())
-    assert report["compressed"]["metric"] == pytest.approx(retrain["initial"]["val/accuracy"])
-    assert dense["best_step"] > 0
 
 
 @pytest.mark.parametrize("kind", [CubicStage, GatedStage])

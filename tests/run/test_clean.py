@@ -1,4 +1,4 @@
-"""A run keeps what it needs; what it does not need goes, whenever that is asked for and however often."""
+"""A run keeps the files that it needs; others go when a process begins to work on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import pytest
 from mistakes import rewrite
 
-from lit_compress.__main__ import main
 from lit_compress.run.finish import share_weights
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
@@ -37,6 +36,11 @@ def gone() -> int:
     return process.pid
 
 
+def claim(run):
+    with run.claim():
+        (run.folder / ".lock").unlink()
+
+
 def litter(run):
     """Leave all that earlier versions kept and that killed processes leave; return what must go."""
     pid, left = gone(), []
@@ -50,15 +54,12 @@ def litter(run):
     return left
 
 
-def test_what_is_not_needed_goes_and_all_else_stays(run, capsys):
+def test_what_is_not_needed_goes_and_all_else_stays(run):
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
-    left = litter(run)
-    main(["clean", str(run.folder)])
-    said = capsys.readouterr().out
-    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
-    assert f"{10 * len(left)} bytes are free" in said and said.count("removed ") == len(left)
-    main(["clean", str(run.folder)])
-    assert capsys.readouterr().out.startswith("0 bytes are free")
+    litter(run)
+    for _ in range(2):
+        claim(run)
+        assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
 
 
 def test_what_a_resume_needs_stays(run):
@@ -71,32 +72,15 @@ def test_what_a_resume_needs_stays(run):
     for path in needed:
         path.write_bytes(b"x")
     (run.stage("dense") / "best.ckpt").write_bytes(b"x")
-    assert list(run.clean()) == [run.stage("dense") / "best.ckpt"]
-    assert all(path.exists() for path in needed)
+    claim(run)
+    assert all(path.exists() for path in needed) and not (run.stage("dense") / "best.ckpt").exists()
 
 
 def test_a_finished_stage_whose_net_is_gone_keeps_its_checkpoint(run):
     (run.stage("retrain") / "best.ckpt").write_bytes(b"x")
     shutil.rmtree(run.net("retrain"))
-    assert not run.clean()
-
-
-def test_killed_half_way_it_goes_on_the_next_time(run, monkeypatch):
-    left, removed = litter(run), []
-    unlink = type(run.folder).unlink
-
-    def once(path, missing_ok=False):
-        if removed:
-            raise KeyboardInterrupt
-        removed.append(path)
-        unlink(path, missing_ok=missing_ok)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(run.folder), "unlink", once)
-        run.clean()
-    assert 0 < sum(path.exists() for path in left) < len(left)
-    run.clean()
-    assert not any(path.exists() for path in left)
+    claim(run)
+    assert (run.stage("retrain") / "best.ckpt").exists()
 
 
 def test_a_run_has_its_weights_once(run, monkeypatch):
@@ -113,17 +97,9 @@ def test_a_run_has_its_weights_once(run, monkeypatch):
     share_weights(dense.parent, theirs.parent)
     assert not mine.samefile(theirs) and not dense.samefile(theirs)
     share_weights(mine.parent, theirs.parent)
-    assert mine.samefile(theirs) and not run.clean()
+    assert mine.samefile(theirs)
     theirs.unlink()
     assert mine.read_text() == "retrain"
-
-
-def test_only_runs_are_cleaned(tmp_path, capsys):
-    (tmp_path / "best.ckpt").write_text("mine")
-    with pytest.raises(SystemExit) as stop:
-        main(["clean", str(tmp_path)])
-    assert stop.value.code == 2 and "is not a run folder" in capsys.readouterr().err
-    assert (tmp_path / "best.ckpt").exists()
 
 
 def test_links_are_not_followed(run, tmp_path):
@@ -135,8 +111,9 @@ def test_links_are_not_followed(run, tmp_path):
     (run.folder / "more").symlink_to(other)
     for name in ("best.ckpt", f".net.{gone()}.tmp"):
         (other / name).write_text("mine")
-    assert not run.clean()
+    claim(run)
+    assert sum(path.is_file() and path.read_text() == "mine" for path in other.iterdir()) == 2
     records = json.loads((run.folder / "stages.json").read_text())
     rewrite(run.folder / "stages.json", json.dumps([records[0] | {"name": "../other"}]))
     with pytest.raises(UserError, match="holds something else than the records of stages"):
-        run.clean()
+        claim(run)

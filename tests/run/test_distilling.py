@@ -17,7 +17,7 @@ from lit_compress.numerics.losses import distillation_loss, layer_distillation_l
 from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.distilling import Distilling
 from lit_compress.run.folder import Run
-from lit_compress.run.settle import Components
+from lit_compress.run.job import Job
 from lit_compress.stages.base import build_optimizer, build_schedule
 from lit_compress.stages.distil import LOSSES, Recovery
 from lit_compress.utils.errors import UserError
@@ -47,7 +47,7 @@ class Study:
             data = DataModule("sst2", self.backbone, self.data, batch_size=size)
             made = method(backbone=self.backbone)
             made.distillation = replace(LOSSES, **losses or {})
-            return Components(made, data, TRAINER | trainer, 42)
+            return Job(made, data, TRAINER | trainer, 42)
 
         parts, recovery = build(), recovery or Recovery(distil=STEPS)
         return Distilling(build, parts.data, parts.method.stages()[-1], recovery, Run(self.folder / name))
@@ -151,7 +151,7 @@ def test_long_texts_of_a_language_model_are_divided(tmp_path):
 
     def build():
         data = DataModule("plain_text", str(backbone), str(tmp_path / "texts"), batch_size=12, max_length=100)
-        return Components(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
+        return Job(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
 
     parts = build()
     stage = parts.method.stages()[-1]

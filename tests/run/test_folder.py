@@ -116,7 +116,8 @@ def test_a_run_with_an_option_that_is_gone_is_read_and_does_not_go_on(tmp_path):
         run.check_same(CONFIG)
     run.begin(CONFIG | {"export": CONFIG["export"] | {"pivot": False}})
     run.check_same(CONFIG)
-    run.keep_removal({"removes": "both", "density": 0.5, "tried": [], "asked": ["speedup=2x", "structures", "both"]})
+    asked = ["speedup=2x", "structures", "both"]
+    run.keep("removal.json", {"removes": "both", "density": 0.5, "tried": [], "asked": asked})
     assert run.density("speedup=2x") == 0.5
     with pytest.raises(UserError, match=r"cannot go on: removes 'both': this value was removed in version 0\.3; auto"):
         run.removal(["speedup=2x", "structures", "components"])

@@ -12,7 +12,7 @@ from forks import Fork
 
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
-from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
+from lit_compress.run.comparison import RUNS, TEACHER, Cell, Fit
 from lit_compress.run.workers import Layout, Worker, gather, last_line, lock_of
 from lit_compress.utils.errors import UserError
 
@@ -23,7 +23,7 @@ def job(place, name, rate=0.1, needs="seed=1", held_out=0.5, label="A"):
     """A job whose words say what its report will have; "fail" instead of a number: why it fails."""
     folder = place.out / (RUNS if needs else TEACHER) / name
     words = (str(folder), str(held_out))
-    return Job(name, folder.relative_to(place.out), words, label, 1, rate, needs)
+    return Fit(name, folder.relative_to(place.out), words, label, 1, rate, needs)
 
 
 def pretend(words, log, handle, environment):

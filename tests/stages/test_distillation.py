@@ -216,7 +216,7 @@ def test_teacher_that_knows_nothing(teacher, metric, alpha, finding, tmp_path, r
     run = Run(tmp_path)
     run.finish({"name": "dense", "metric": {"val/accuracy": metric}})
     assert json.loads((tmp_path / "stages.json").read_text())
-    parts = stages.Components(method, Data("sst2", *[1, 1, 1, 0] * 100), {}, 0)
+    parts = stages.Job(method, Data("sst2", *[1, 1, 1, 0] * 100), {}, 0)
     if finding is UserError:
         with pytest.raises(UserError, match=rf"model.teacher: 'given' has dev accuracy {metric:.4f}.* has 0.7500"):
             stages._check_teacher(parts, run)

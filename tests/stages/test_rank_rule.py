@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import signature
 from itertools import combinations
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from tiny import make_net
 
 from lit_compress import methods
-from lit_compress.cli.options import parameters_of
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -18,7 +18,7 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
 VALUES = {"density": 0.25, "rank": 30, "rank_ratio": 0.33}  # the density and the ratio that methods take by themselves
-WITH_RANKS = [name for name in methods.__all__ if "rank" in parameters_of(getattr(methods, name))]
+WITH_RANKS = [name for name in methods.__all__ if "rank" in signature(getattr(methods, name)).parameters]
 
 
 def test_methods_with_ranks_are_found():
@@ -28,7 +28,7 @@ def test_methods_with_ranks_are_found():
 @pytest.mark.parametrize("name", WITH_RANKS)
 def test_two_rules_are_refused_whatever_their_values(name):
     method = getattr(methods, name)
-    for both in combinations([key for key in VALUES if key in parameters_of(method)], 2):
+    for both in combinations([key for key in VALUES if key in signature(method).parameters], 2):
         with pytest.raises(UserError, match="only one of them can decide the ranks") as error:
             method(task="sst2", **{key: VALUES[key] for key in both})
         assert all(f"model.{key} {VALUES[key]}" in str(error.value) for key in both)
@@ -37,7 +37,7 @@ def test_two_rules_are_refused_whatever_their_values(name):
 @pytest.mark.parametrize("name", WITH_RANKS)
 def test_one_rule_is_taken(name):
     method = getattr(methods, name)
-    for key in [key for key in VALUES if key in parameters_of(method)]:
+    for key in [key for key in VALUES if key in signature(method).parameters]:
         assert getattr(method(task="sst2", **{key: VALUES[key]}).rule, key) == VALUES[key]
     assert method(task="sst2").rule.density == (method.usual_density or 1.0)
 

@@ -1,0 +1,79 @@
+"""A job: method, data, the Trainer's arguments and the form of the export, parsed once for a command."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lit_compress.methods.base import Method
+from lit_compress.models.backbones import empty_net, load_config, resolve
+from lit_compress.models.checks import refuse_compressed
+from lit_compress.models.foreign import check_weights
+from lit_compress.models.shapes import without_values
+from lit_compress.run.solve import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.weighting import Removes
+
+
+@dataclass
+class Job:
+    """The parsed parts of a command.
+
+    Attributes:
+        method: as the options say; :meth:`at` makes others.
+        data: of the method's task.
+        trainer: the Trainer's arguments.
+        seed: of the run.
+        storage: form of the export.
+        kinds: of removal, among which trials on the fine-tuned model choose; () for no trials.
+    """
+
+    method: Method
+    data: DataModule
+    trainer: dict[str, Any]
+    seed: int
+    storage: Storage = field(default_factory=Storage)
+    kinds: tuple[Removes, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
+
+    def at(self, density: float | None = None, removes: Removes | None = None, **changes: Any) -> Self:
+        """Return this job with a new method, at another density or with another kind of removal; None: as it is.
+
+        Args:
+            density: remaining share of the parameters.
+            removes: ``retrain.removes``.
+            **changes: other fields.
+        """
+        other = copy.copy(self)
+        vars(other).update(changes)
+        given = dict(self.method.given)
+        if density is not None:
+            given["density"] = density
+        if removes is not None:
+            given["retrain"] = replace(given["retrain"], removes=removes)
+        other.method = type(self.method)(**given)
+        if other.method.rule is not None:
+            other.method.rule = replace(other.method.rule, tokens_left=other.storage.tokens)
+        return other
+
+    @cached_property
+    def dense(self) -> PreTrainedModel:
+        """The backbone without values, which nobody changes.
+
+        Raises:
+            UserError: the backbone is compressed already, or cannot be read.
+        """
+        method, what = self.method, f"model.backbone: '{self.method.backbone}'"
+        refuse_compressed(what, Path(method.backbone).expanduser())
+        check_weights(what, Path(resolve(method.backbone, method.task)))
+        config = load_config(method.backbone, method.task, sites=method.sites)
+        return without_values(lambda: empty_net(config))
