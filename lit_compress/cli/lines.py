@@ -107,7 +107,8 @@ def _print_help(line: Line) -> None:
         _print_options({name: replace(usual[full], name=name) for name, full in SHORT.items()})
     if command not in WHOLE and command not in READ:
         return
-    print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
+    if "device" not in own:
+        print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
     method = method_at_hand(line)
     if method is None and command in (*WHOLE, "factorize"):
         names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")

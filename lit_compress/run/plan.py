@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
@@ -26,10 +27,10 @@ MOST_CLASSES = 8  # that are listed with their counts
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that ``method`` is to leave.
 
-    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights or
-    blocks was asked for, it follows from the shapes.
+    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights was asked
+    for, or whole blocks or directions go at once, it follows from the shapes.
     """
-    if method.density < 1:
+    if method.density < 1 and (method.rule or not isinstance(method, OneShot)):
         return method.density
     left = copy.deepcopy(net)
     for stage in method.stages():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Union
@@ -14,7 +15,7 @@ from jsonargparse import ArgumentParser
 from mistakes import fails, fit
 
 from lit_compress import methods
-from lit_compress.__main__ import main
+from lit_compress.__main__ import COMMANDS, main
 from lit_compress.cli.options import CommandLine, _whole_first
 from lit_compress.cli.recipes import FOLDER, find_config
 
@@ -163,6 +164,14 @@ for words in [*([name, "--help"] for name in COMMANDS), ["fit", "--model.densty"
 print({"torch", "transformers", "lightning"} & set(sys.modules))"""
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith("set()")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_help_text_has_every_option_once(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = re.findall(r"^  (--[\w.]+)", capsys.readouterr().out, flags=re.M)
+    assert len(options) == len(set(options))
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])

@@ -63,6 +63,7 @@ def test_what_will_be_done():
         ("Magnitude", {"density": 0.3}, 0.3),
         ("CoFi", {"density": 0.4}, 0.4),
         ("LoSparse", {"density": 0.4}, 0.4),
+        ("Layers", {"density": 0.75}, 0.5),  # one of two blocks
     ],
 )
 def test_the_target_is_that_of_the_last_stage(name, options, density):
