@@ -86,10 +86,10 @@ def test_a_finding_is_noticed(which, tmp_path):
 SIZES = {
     "layers": ("config.json", ("num_hidden_layers",), 10**9, "num_hidden_layers in its config.json is 1000000000"),
     "labels": ("config.json", ("num_labels",), 10**9, "num_labels in its config.json is 1000000000"),
-    "width": ("config.json", ("hidden_size",), 10**5, "has the shape"),
-    "vocabulary": ("config.json", ("vocab_size",), 10**7, "word_embeddings.weight' has the shape"),
+    "width": ("config.json", ("hidden_size",), 10**5, "allocate"),
+    "vocabulary": ("config.json", ("vocab_size",), 10**7, "word_embeddings.weight: copying a param with shape"),
     "rank": ("structure.json", ("*", "rank"), 10**5, "is 100000, beyond the tensors of the file"),
-    "sizes of a layer": ("structure.json", ("*", "out_features"), 60_000, "has the shape"),
+    "sizes of a layer": ("structure.json", ("*", "out_features"), 60_000, "copying a param with shape"),
     "no number": ("structure.json", ("*", "rank"), "x", "cannot load a model"),
     "no object": ("structure.json", (), 3, "structure.json holds no JSON object"),
     "no configuration": ("config.json", (), 0, "its config.json is no JSON object"),

@@ -311,4 +311,5 @@ def _kinds(hint: Any) -> set[Any]:
     """Return the types in a type hint; ``str`` for words of a ``Literal``."""
     if get_origin(hint) is Literal:
         return set(map(type, get_args(hint)))
-    return {hint}.union(*map(_kinds, get_args(hint))) if get_args(hint) else {hint}
+    parts = [part for parts in get_args(hint) for part in (parts if isinstance(parts, list) else [parts])]
+    return set().union(*map(_kinds, parts), [] if isinstance(hint, list) else [hint])

@@ -30,14 +30,25 @@ _CLASS = ("class_path", "init_args", "dict_kwargs")  # how the parser knows a cl
 
 
 def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dict[str, Any]:
-    """Return the known keys of a config of today's form, without consent to run code and without classes."""
+    """Return the known keys of a config of today's form, without consent to run code and without classes.
+
+    Optimizers and schedules are left out: what reads a stored config trains nothing.
+    """
     kept: dict[str, Any] = {
         name: config[name] for name in ("seed_everything", "checkpoint_every", "max_skipped") if name in config
     }
-    init = _plain(config["model"]["init_args"], f"{what}: model" if strict else None)
+    init = {name: _untrained(value) for name, value in config["model"]["init_args"].items()}
+    init = _plain(init, f"{what}: model" if strict else None)
     kept |= {name: _plain(config.get(name, {}), f"{what}: {name}") for name in ("data", "export")}
     trainer = _plain(config.get("trainer", {}), None)
     return kept | {"model": {"class_path": config["model"]["class_path"], "init_args": init}, "trainer": trainer}
+
+
+def _untrained(value: Any) -> Any:
+    """Return an argument of a method without the classes that train a stage."""
+    if not isinstance(value, dict):
+        return value
+    return {name: entry for name, entry in value.items() if name not in ("optimizer", "lr_scheduler")}
 
 
 def _plain(values: dict[Any, Any], what: str | None) -> dict[str, Any]:

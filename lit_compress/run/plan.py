@@ -27,8 +27,8 @@ MOST_CLASSES = 8  # that are listed with their counts
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that ``method`` is to leave.
 
-    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights was asked
-    for, or whole blocks or directions go at once, it follows from the shapes.
+    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights was
+    asked for, or whole blocks or directions go at once, it follows from the shapes.
     """
     if method.density < 1 and (method.rule or not isinstance(method, OneShot)):
         return method.density

@@ -102,6 +102,7 @@ TRAINER = {
     "precision": lambda touch: {"precision": calls("os.system", command=touch)},
     "words": lambda touch: {"strategy": "runs.stolen.payload.SVD", "plugins": "runs.stolen.payload.SVD"},
 }
+OPTIMIZER = {"retrain": {"optimizer": calls("torch.optim.SGD", lr=1e-3), "lr_scheduler": "runs.stolen.payload.SVD"}}
 REST = {
     "method": {"class_path": "runs.stolen.payload.SVD"},
     "settings": {"dense": calls("runs.stolen.payload.SVD")},
@@ -111,7 +112,7 @@ REST = {
 }
 
 
-@pytest.mark.parametrize("attack", [*TRAINER, *REST])
+@pytest.mark.parametrize("attack", [*TRAINER, *REST, "optimizer"])
 def test_a_stored_config_gives_plain_values(attack, stolen, ran):
     for name in ("payload.py", "hubconf.py"):
         (stolen / name).write_text(code(ran, "lit_compress.methods.SVD"))
@@ -120,6 +121,8 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
     def edit(config):
         if attack in TRAINER:
             config["trainer"] |= TRAINER[attack](f"touch {ran}")
+        elif attack == "optimizer":  # nothing is trained: it is left out
+            config["model"]["init_args"] |= OPTIMIZER
         elif attack == "method":
             config["model"] |= REST[attack]
         else:

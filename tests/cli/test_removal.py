@@ -194,6 +194,9 @@ def test_what_is_missing_is_one_line(lacks, options, line, words, tiny_data, tmp
     for file in (tmp_path / "data").glob(f"{lacks}.*") if lacks else ():
         file.unlink()
     words[words.index(str(tiny_data))] = str(tmp_path / "data")
+    if "none" in options:
+        at = words.index("--calibration_examples")
+        del words[at : at + 2]
     assert line in fails(capsys, *words, *options) and not (tmp_path / "out").exists()
 
 

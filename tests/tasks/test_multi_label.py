@@ -168,7 +168,7 @@ def test_factorize_in_a_command_and_in_python(place, tmp_path, monkeypatch):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset
 
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)  # as other tests do it
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)  # as other tests do it
 
     main(["factorize", str(place / "model"), str(tmp_path / "small"), *ASKED, "--data.path", str(place / "data"),
           "--data.custom.labels", json.dumps(NAMES), "--density", "0.5"])  # fmt: skip
