@@ -1,0 +1,132 @@
+"""Programs of integers: weights alone of a model that writes text, the best way to 4 bits, the metric of the file."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tiny import WORDS, write_model
+from transformers import AutoModelForCausalLM
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export import choices, integers
+from lit_compress.export.integers import best_weights, integers_of, quantize_program, training_feeds
+from lit_compress.export.program import Program, program_bytes, read_program, write_program
+from lit_compress.models.outline import estimated_bytes
+from lit_compress.run.solve import GRAPH
+from lit_compress.utils.errors import UserError
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A decoder that reads 12 tokens at a time, its data, and what was told about its programs in float32."""
+    pytest.importorskip("nncf")
+    folder = tmp_path_factory.mktemp("writer")
+    for name in ("net", "data", "onnx", "openvino"):
+        (folder / name).mkdir()
+    draw = random.Random(0).choices
+    for split, rows in (("train", 60), ("validation", 20)):
+        (folder / "data" / f"{split}.txt").write_text("\n".join(" ".join(draw(WORDS, k=20)) for _ in range(rows)))
+    net = AutoModelForCausalLM.from_pretrained(write_model(folder / "net", "llama", "plain_text", **WIDE)).eval()
+    data = DataModule("plain_text", str(folder / "net"), str(folder / "data"), batch_size=4, max_length=12)
+    made = {form: write_program(net, data.tokenizer, folder / form, form) for form in ("onnx", "openvino")}
+    return net, data, folder, made
+
+
+def answers(writer, path, ids):
+    with torch.no_grad():
+        program = Program(read_program(path, ("logits",)), writer[0].config)
+        return program(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "off"), [("onnx", "int8", 0.04), ("openvino", "int8", 0.04), ("openvino", "int4", 0.4)]
+)
+def test_a_model_that_writes_has_integers_for_its_weights(form, dtype, off, writer, tmp_path):
+    """Nothing is read for that. A table that is also the output layer is stored once; the size is as foreseen."""
+    net, _, folder, made = writer
+    file = made[form]["file"]
+    integers_of(folder / form / file, tmp_path / file, dtype, True, lambda: pytest.fail("no texts are needed"))
+    ids = torch.arange(5, 25)[None]
+    exact, answer = net(input_ids=ids).logits.detach(), answers(writer, tmp_path / file, ids)
+    assert off / 10 < (answer - exact).norm() / exact.norm() < off
+    bits = {"int8": 8, "int4": 4}[dtype]
+    assert abs(program_bytes(tmp_path / file) - estimated_bytes(net, bits, GRAPH[form])) < 0.1 * made[form]["bytes"]
+    assert {path.suffix for path in tmp_path.iterdir()} == ({".onnx"} if form == "onnx" else {".xml", ".bin"})
+
+
+def test_of_the_ways_to_4_bits_the_nearest_is_taken(writer, tmp_path, monkeypatch):
+    """A way that spoils the weights is noticed on held-out texts; every way reads texts without padding."""
+    net, data, folder, _ = writer
+    read, lengths, plain = [], set(), integers.quantize_weights
+
+    def spoiling(path, out, dtype, texts, way):
+        plain(path, out, dtype, texts, way)
+        lengths.update(text["input_ids"].shape for text in texts)
+        read.append(program_bytes(out))
+        if "gptq" in way:
+            weights = np.fromfile(out.with_suffix(".bin"), np.uint8)
+            for data in re.findall(r'<data element_type="i4"[^>]*>', out.read_text()):
+                start, size = (int(re.search(rf'{name}="(\d+)"', data)[1]) for name in ("offset", "size"))
+                weights[start : start + size] = weights[start : start + size][::-1].copy()
+            weights.tofile(out.with_suffix(".bin"))
+
+    monkeypatch.setattr(integers, "quantize_weights", spoiling)
+    told = best_weights(folder / "openvino" / "openvino_model.xml", tmp_path / "best.xml", net, data, ("logits",))
+    assert set(told["tried"]) == set(integers.WAYS) and "GPTQ" not in told["way"] and told["examples"] == 32
+    good, spoilt = sorted(way["divergence"] for way in told["tried"].values())
+    assert 0 < good < spoilt / 10 and max(read) - min(read) < 100 and len(lengths) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.bin", "best.xml"]
+    ids = torch.arange(5, 17)[None]
+    exact = net(input_ids=ids).logits.detach()
+    assert (answers(writer, tmp_path / "best.xml", ids) - exact).norm() / exact.norm() < 0.4
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_the_metric_is_of_the_written_program(dtype, writer, tmp_path, monkeypatch):
+    net, data, folder, programs = writer
+    monkeypatch.setattr(integers, "WAYS", {"scale estimation": {"scale_estimation": True}})
+    shutil.copytree(folder / "openvino", tmp_path, dirs_exist_ok=True)
+    made = programs["openvino"]
+    told = quantize_program(tmp_path, made, net, data, dtype)
+    path = tmp_path / made["file"]
+    written = evaluate(Program(read_program(path, ("logits",)), net.config), data)["val/perplexity"]
+    assert told["metric"] == pytest.approx(written, rel=1e-6) and told["bytes"] == program_bytes(path) < made["bytes"]
+    assert (
+        told["metric"] != evaluate(net, data)["val/perplexity"] and told["examples"] == {"int8": 0, "int4": 32}[dtype]
+    )
+
+
+def test_what_a_library_cannot_do_is_one_line(tmp_path):
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(UserError, match=r"--dtype int8 cannot quantize model.onnx: .*") as error:
+        integers_of(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8", False, list)
+    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_package_that_is_missing_is_one_line(writer, monkeypatch):
+    found = choices.Choices(format="onnx", dtype="int8")
+    found.check_net(writer[0])
+    monkeypatch.setattr(choices, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^export: --dtype int8 of a model that writes text needs nncf; in the clone:"):
+        found.check_net(writer[0])
+
+
+def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path):
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
+    (batch, *_) = training_feeds(data, "export: --dtype int8")
+    assert {"input_ids", "attention_mask"} <= set(batch) and batch["input_ids"].dtype == np.int64
+    for file in tiny_data.iterdir():
+        if not file.name.startswith("train"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = DataModule("sst2", str(tiny_backbone), str(tmp_path))
+    with pytest.raises(UserError, match=r"^export: --dtype int8 reads training texts: "):
+        training_feeds(data, "export: --dtype int8")
