@@ -33,7 +33,7 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
         ]
     )  # fmt: skip
     report = json.loads((folder / "report.json").read_text())
-    assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] > 0.99999
+    assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] > 1 - 1e-6  # float16
     assert report["dense"]["bytes"] < 2.01 * report["dense"]["params"]["total"]  # float16, as the model was given
     assert report["stages"]["prune"]["density"] == 0.25
     assert 0.24 < report["compressed"]["density"] <= 0.25

@@ -64,7 +64,7 @@ alone, and *GB*, the peak memory of its process. A dash: not measured.
 
 **The dense weights were 4-bit values before**: in GGUF's Q4_1, 32 weights share a scale and a smallest value. This file has 98 MB and loses nothing.
 So asymmetric 4 bits in groups of 32 can be nearly lossless for the dense model, and are lossless with a smallest value in float, as in GGUF. They are not
-for other weights: those of every smaller model on this page, and of models that were stored in 16 bits. Rows of equal bytes are therefore unfair
+for other weights, as of every smaller model on this page, and of models that were stored in 16 bits. Rows of equal bytes are therefore unfair
 to everything but the dense model.
 """
 WAYS = {
