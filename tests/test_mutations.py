@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 from benchmarks.reliability import mutations
-from benchmarks.reliability.mutations import chosen, first_failure, looking_at, places_of
+from benchmarks.reliability.mutations import chosen, first_failure, mirror, places_of, who_runs
 
 CODE = '''"""A text with 1 < 2."""
 LIMIT = 3
@@ -38,10 +39,17 @@ def test_places_of_all_rooms_are_chosen() -> None:
     assert len(names) > 15 and {name.split("/")[1] for name in names} == set(mutations.ROOMS)
 
 
-def test_who_looks_at_a_file() -> None:
-    mirror, room, rest = looking_at(mutations.ROOT / "lit_compress/numerics/kronecker.py")
-    assert mirror == ["tests/numerics/test_kronecker.py"] and not set(mirror) & {*room, *rest}
-    assert all(test.startswith("tests/numerics/") for test in room) and rest[-1] == "tests/test_contract.py"
+def test_who_runs_a_line(tmp_path: Path) -> None:
+    file = mutations.ROOT / "lit_compress/numerics/ranks.py"
+    place = next(place for place in places_of(file) if len(place.lines) == 1)
+    seen = CoverageData(str(tmp_path / ".coverage"))
+    others = [f"tests/{name}::test_{number}" for name in ("cli/test_a.py", "numerics/test_b.py") for number in range(3)]
+    for name in (f"{mirror(file)}::test_c", *others, "tests/run/test_d.py::test_of_another_line"):
+        seen.set_context(f"{name}|run")
+        seen.add_lines({str(file): [place.lines[0] + ("another" in name)]})
+    own, found = who_runs(place, seen)
+    assert own == ["tests/numerics/test_ranks.py::test_c"] and {*found} == {*others}
+    assert [name.split("/")[1] for name in found] == ["numerics"] * 3 + ["cli"] * 3
 
 
 def test_a_test_that_fails_is_named(tmp_path: Path) -> None:

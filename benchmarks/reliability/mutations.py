@@ -1,23 +1,21 @@
 """How many broken places do the tests notice?
 
+    python -m pytest -n 2 --cov=lit_compress --cov-context=test     # once: which test runs which line, into .coverage
     python -m benchmarks.reliability.mutations [--places 100] [--seed 0] [--only TEXT] [--minutes 60] [--list]
 
 Chooses places of ROOMS by the seed alone, as many of each room as its share of the lines. A place is a comparison, an
 operator, a condition or a number of a function, and is broken in a copy of the tree. Then the tests run that mirror the
-file. Places that pass them meet the tests of the room that import the file, and at last all others that do, the room
-and the contract of all methods. The first test that fails has noticed it. Writes
-benchmarks/reliability/results/mutations/all.json, and continues where it was: a place that was tried before is not
-tried again unless its line has changed. Places that change nothing that can be seen (a bound of a search, a text) are
-in EQUAL with the reason; the next place of the room is tried instead.
+file, and after them all others that run the line, those of the room first. The first test that fails has noticed it.
+Writes benchmarks/reliability/results/mutations/all.json, and continues where it was: a place that was tried before is
+not tried again unless its line has changed. Places that change nothing that can be seen (a bound of a search, a text)
+are in EQUAL with the reason; the next place of the room is tried instead.
 """
 
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -28,13 +26,15 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 from benchmarks import common
 
 SCRIPT = "reliability/mutations"
 ROOT = common.HERE.parent
 ROOMS = ("numerics", "stages", "export", "run", "data")
-SECONDS = 300  # of a test; one that never ends has noticed it
+SECONDS = 120  # of a test; one that never ends has noticed it
+MOST = 300  # tests of a place, besides those that mirror its file
 EQUAL: dict[str, str] = {}  # "file: line as it is -> line as it was made": why nobody can see it
 SWAPPED: dict[type, str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
@@ -56,6 +56,12 @@ class Place:
         """Return the file's text with the place broken."""
         text = self.path.read_text(encoding="utf-8")
         return text[: self.start] + self.new + text[self.end :]
+
+    @property
+    def lines(self) -> range:
+        """The lines that are broken, from 1."""
+        text = self.path.read_text(encoding="utf-8")
+        return range(text.count("\n", 0, self.start) + 1, text.count("\n", 0, self.end) + 2)
 
     def __str__(self) -> str:
         """Return the file and the line before and after; the name of the place."""
@@ -124,20 +130,21 @@ def chosen(count: int, seed: int) -> list[Place]:
     return picked
 
 
-def looking_at(path: Path) -> list[list[str]]:
-    """Return the tests of a file: its mirror; those of the room that import it; all others, the room, the contract."""
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    package, _, name = module.rpartition(".")
-    room = f"tests/{path.relative_to(ROOT / 'lit_compress').parts[0]}"
-    steps: list[list[str]] = [[], [], []]
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        text, own = test.read_text(encoding="utf-8"), str(test.relative_to(ROOT))
-        if own == f"tests/{path.relative_to(ROOT / 'lit_compress').parent}/test_{name}.py":
-            steps[0].append(own)
-        elif re.search(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b", text):
-            steps[1 if own.startswith(room) else 2].append(own)
-    steps[2] += [*([room] if (ROOT / room).is_dir() else []), "tests/test_contract.py"]
-    return steps
+def mirror(path: Path) -> str:
+    """Return the file of tests that mirrors a file, whether it is there or not."""
+    inner = path.relative_to(ROOT / "lit_compress")
+    return f"tests/{inner.parent}/test_{inner.name}"
+
+
+def who_runs(place: Place, seen: CoverageData) -> tuple[list[str], list[str]]:
+    """Return the tests that run a place's lines: those of its mirror, and at most MOST others, its room's first."""
+    inner, room = place.path.relative_to(ROOT), f"tests/{place.path.relative_to(ROOT / 'lit_compress').parts[0]}/"
+    file = next((name for name in seen.measured_files() if name.endswith(str(inner))), str(inner))
+    found = seen.contexts_by_lineno(file)
+    names = {name.partition("|")[0] for line in place.lines for name in found.get(line, ()) if "::" in name}
+    own = sorted(name for name in names if name.startswith(mirror(place.path)))
+    others = sorted(names - {*own}, key=lambda name: sha256(f"{place}{name}".encode()).digest())
+    return own, sorted(others, key=lambda name: not name.startswith(room))[:MOST]
 
 
 def first_failure(tree: Path, tests: list[str]) -> str | None:
@@ -172,30 +179,34 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="in the name of a place")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="of a run with --cov-context=test")
     parser.add_argument("--list", action="store_true", help="print the places, and who noticed them")
     options = parser.parse_args()
     places = {str(place): place for place in chosen(options.places, options.seed) if options.only in str(place)}
     file, until = options.results / "all.json", time.monotonic() + 60 * options.minutes
     known = json.loads(file.read_text()) if file.is_file() else {"noticed": {}, "passed": {}}
     noticed = {name: test for name, test in known["noticed"].items() if name in places}
-    passed = {name: steps for name, steps in known["passed"].items() if name in places}  # of the three
+    passed = {name: count for name, count in known["passed"].items() if name in places and name not in noticed}
     if options.list:
-        print(*(f"{name} -> {noticed.get(name, f'passed {passed.get(name, 0)} of 3')}" for name in places), sep="\n")
+        print(*(f"{name} -> {noticed.get(name, f'passed {passed.get(name, 0)} tests')}" for name in places), sep="\n")
         return
+    seen = CoverageData(str(options.coverage))
+    seen.read()
     with tempfile.TemporaryDirectory() as work:
         tree = Path(work) / "tree"  # one for all places: what is compiled is kept
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "runs", "site", "__pycache__"))
-        for step, (name, place) in itertools.product(range(3), places.items()):
-            if name in noticed or passed.get(name, 0) > step or time.monotonic() > until:
+        for name, place in places.items():
+            if name in noticed or name in passed or time.monotonic() > until:
                 continue
-            broken, tests = tree / place.path.relative_to(ROOT), looking_at(place.path)[step]
+            broken, (own, others) = tree / place.path.relative_to(ROOT), who_runs(place, seen)
             broken.write_text(place.broken(), encoding="utf-8")
-            test = first_failure(tree, tests) if tests else None
+            test = (own and first_failure(tree, own)) or (others and first_failure(tree, others))
             shutil.copyfile(place.path, broken)
             if test:
                 noticed[name] = test
-            passed[name] = step + (test is None)
-            print(f"{time.strftime('%H:%M')} {name} -> {test or f'passed {step + 1} of 3'}", flush=True)
+            else:
+                passed[name] = len(own) + len(others)
+            print(f"{time.strftime('%H:%M')} {name} -> {test or f'passed {passed[name]} tests'}", flush=True)
             common.write(options, "all", {"noticed": noticed, "passed": passed, "equal": EQUAL, **common.frame()})
 
 
