@@ -18,14 +18,12 @@ from tqdm import tqdm
 
 from lit_compress.numerics.foreach import largest
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import Lines, note
+from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import local, sum_over_ranks
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
     from torch.optim import Optimizer
-
-    from lit_compress.stages.base import Stage
 
 
 class Checkpoints(Callback):
@@ -168,48 +166,15 @@ def _finite(optimizer: Optimizer, device: torch.device) -> bool:
 class EpochLines(Callback):
     """Print one line for every finished epoch, which stays in the terminal and in a log.
 
-    If the output is a file, longer trainings and validations also say how much is left, and how long they took.
-
     Args:
         title: e.g. ``LPAF 2/3 prune``.
-        stage: that is fitted.
     """
 
-    def __init__(self, title: str, stage: Stage) -> None:
-        self.title, self.stage = title, stage
-        self._training = self._validation = Lines(title)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to time the steps that are left."""
-        self._training = Lines(f"{self.title}: training", self.stage.total_steps - trainer.global_step)
-        self._training.__enter__()
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Count a step."""
-        self._training.advance(1)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say how long the training took."""
-        self._training.__exit__()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Say that training and validation have stopped."""
-        self._validation.__exit__(exception)
-        self._training.__exit__(exception)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to time a validation, also the one before training."""
-        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-        self._validation = Lines(f"{self.title}: validation", sum(batches))
-        self._validation.__enter__()
-
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Count a batch."""
-        self._validation.advance(1)
+    def __init__(self, title: str) -> None:
+        self.title = title
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the epoch's final values; nothing for the validation before training."""
-        self._validation.__exit__()
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}

@@ -126,7 +126,7 @@ def run_stage(
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
     title = f"{type(method).__name__} {place}{stage.name}"
-    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title, stage)
+    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title)
     trainer = _trainer(job, run, stage, title, step, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")
