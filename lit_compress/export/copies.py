@@ -17,7 +17,7 @@ from lit_compress.export.card import for_repository
 from lit_compress.export.modelling import MODULE
 from lit_compress.models.own_code import brings_code
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub_errors import refused_push
+from lit_compress.utils.hub_errors import reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
 
@@ -129,7 +129,7 @@ def check_push(name: str, private: bool = False) -> bool:
     except UserError:
         raise
     except Exception as error:  # no network, no token, refused: the library raises dozens of classes
-        raise UserError(f"push_to_hub: {refused_push(error, name)}; nothing is written") from error
+        raise UserError(f"push_to_hub: cannot upload to '{name}': {reason_of(error)}; nothing is written") from error
     if private and not there.private:
         raise UserError(
             f"push_to_hub: '{name}' is public, and --private asks for a private one; make it private on the hub, "
@@ -178,5 +178,5 @@ def push(folder: Path, name: str, private: bool = False, kept: str | None = None
             with suppress(Exception):  # the reason of the push is what is told
                 api.delete_repo(made)
         where = kept or f"the export is in '{folder}', `hf upload` also uploads it"
-        raise UserError(f"push_to_hub: {refused_push(error, name)}; {where}") from error
+        raise UserError(f"push_to_hub: cannot upload to '{name}': {reason_of(error)}; {where}") from error
     return str(address)

@@ -75,7 +75,7 @@ def test_a_refused_push_leaves_no_repository(folder, mine):
         (None, "me/small", "there is no token; log in with `hf auth login`, or set HF_TOKEN"),
         ("hf_wrong", "me/small", "the token is invalid or has expired"),
         ("hf_reader", "me/small", "the token of 'me' may only read"),
-        ("hf_me", "corp/small", r"your token may not write there \(.*namespace corp"),
+        ("hf_me", "corp/small", r"your token may not do this \(.*namespace corp"),
     ],
 )
 def test_the_token_is_looked_at_before_the_work(token, name, words, folder, hub, monkeypatch):
@@ -91,7 +91,7 @@ def test_the_token_is_looked_at_before_the_work(token, name, words, folder, hub,
 
 def test_a_card_that_the_hub_refuses_names_the_field(folder, mine):
     mine.refuses_cards = '"license" must be one of [apache-2.0, mit]'
-    with pytest.raises(UserError, match=r'the hub refuses the card: .*"license" must be one of'):
+    with pytest.raises(UserError, match=r'cannot upload .*"license" must be one of'):
         pushes.push(folder, "me/small")
     assert not mine.repositories
 
@@ -102,7 +102,7 @@ def test_without_a_hub_it_is_one_line(offline, folder, mine, monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     else:
         mine.close()
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set" if offline else r"cannot upload to 'me/small' \("):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set" if offline else r"cannot upload to 'me/small': "):
         pushes.check_push("me/small")
 
 
@@ -137,7 +137,7 @@ def test_the_command_keeps_the_export(tmp_path, monkeypatch, capsys, mine):
     monkeypatch.setenv("HF_TOKEN", "hf_me")
     mine.fault = lambda method, path: 503 if "/commit/" in path else None
     line = fails(capsys, "export", "run", out, "--push_to_hub", "me/small")
-    assert "push_to_hub: cannot upload to 'me/small' (status 503, its server fails)" in line and out.is_dir()
+    assert "push_to_hub: cannot upload to 'me/small': status 503" in line and out.is_dir()
     mine.fault = lambda method, path: None
     commands.export("run", str(tmp_path / "again"), push_to_hub="small", line=Line("export"))
     assert f"pushed: {mine.endpoint}/me/small" in capsys.readouterr().out

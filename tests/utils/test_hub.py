@@ -78,7 +78,7 @@ def test_the_cache_serves_while_the_hub_does_not(trouble, hub):
     else:
         hub.fault = lambda method, path: trouble
     assert model_snapshot(OPTION, "me/net").commit == commit
-    expected = r"cannot load the model 'me/other' from the hub \(.*no folder 'me/other' here; without network give"
+    expected = r"cannot load the model 'me/other' from the hub: .*; without network give"
     with pytest.raises(UserError, match=expected):
         model_snapshot(OPTION, "me/other")
 
@@ -98,8 +98,7 @@ def test_what_is_half_there_is_asked_for_again(hub):
         ("me/nothing", None, "no folder and no model of this name, or it is private: log in with `hf auth login`"),
         ("me/nothing", "hf_me", "no folder and no model of this name, or your token may not read it"),
         ("me/private", "hf_other", "no folder and no model of this name, or your token may not read it"),
-        ("corp/gated", None, "it is gated; ask for access at http://127.0.0.1:"),
-        ("corp/gated", "hf_me", "/corp/gated, it is granted to the owner of the token"),
+        ("corp/gated", None, "it is gated; ask for access on its page"),
         ("me/net", "hf_wrong", "the token is invalid or has expired"),
         ("me/net@v9", None, "it has no revision 'v9'"),
         ("me/gguf", None, r"has no config.json on the hub \(model.gguf\)"),
