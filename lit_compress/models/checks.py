@@ -58,7 +58,7 @@ def check_counts(what: str, folder: Path) -> None:
         folder: with a ``config.json``; of one that is not there or unreadable others say so.
 
     Raises:
-        UserError: it is no JSON object, or a number in it, or of its labels, is too large.
+        UserError: it is no JSON object, or a number in it is too large.
     """
     try:
         config = json_of(folder / "config.json")
@@ -67,8 +67,6 @@ def check_counts(what: str, folder: Path) -> None:
     if not isinstance(config, dict):
         raise UserError(f"{what}: its config.json is no JSON object")
     for name, value in config.items():
-        if name in ("id2label", "label2id") and isinstance(value, dict | list) and len(value) > MOST_COUNTED:
-            raise UserError(f"{what}: {name} in its config.json has {len(value)} labels, above {MOST_COUNTED}")
         most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
         if most is not None and isinstance(value, int | float) and not abs(value) <= most:
             raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")

@@ -7,9 +7,10 @@ each of them is one line with advice. Only names, sizes, first bytes and ``confi
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from lit_compress.models.shards import files_of_index, header_of
 from lit_compress.utils.errors import UserError
@@ -23,12 +24,7 @@ _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
 _OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml", ".gguf")  # weights of other programs
 _GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) reads it, and save_pretrained writes the folder"
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
-_TOKENIZER, LARGEST_TOKENIZER = "tokenizer.json", 2**27  # bytes; the largest known ones have 35 MB
-_READ = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    _TOKENIZER,
-)  # fmt: skip
-_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # read where there is no tokenizer.json
+_READ = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 
 
 def check_form(what: str, path: Path) -> None:
@@ -40,8 +36,7 @@ def check_form(what: str, path: Path) -> None:
 
     Raises:
         UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
-            weights of another program, a pointer or another text in place of a file, a record larger than any, or an
-            index of files elsewhere.
+            weights of another program, a pointer or another text in place of a file, or an index of files elsewhere.
     """
     if path.is_file():
         near = f"; {_GGUF}" if path.suffix == ".gguf" else ", written by save_pretrained"
@@ -61,8 +56,14 @@ def check_form(what: str, path: Path) -> None:
         )
     for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
         files_of_index(what, path / index)
-    for file in _files_read(path, names, weights):
-        _check_content(what, file)
+    safe = [name for name in weights if name.endswith(".safetensors")]
+    for name in (*sorted(names & _READ), *(safe or weights)):
+        if is_pointer(path / name):
+            raise UserError(f"{what}: its '{name}' is {POINTER}")
+        try:
+            header_of(path / name) if name in safe else None
+        except SafetensorError as why:
+            raise UserError(f"{what}: its '{name}' is no whole safetensors file ({why}); download it again") from why
 
 
 def _quantized(folder: Path) -> Any:
@@ -83,36 +84,6 @@ def quantization_method(settings: Any) -> str:
     fields: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
     method = fields.get("quant_method")
     return str(getattr(method, "value", method) or "by its config.json")
-
-
-def _files_read(folder: Path, names: set[str], weights: list[str]) -> list[Path]:
-    """Return the files of a folder that a library would read."""
-    safe = [name for name in weights if name.endswith(".safetensors")]
-    read = [*(name for name in _READ if name in names), *(safe or weights)]
-    files = [folder / name for name in read]
-    if "tokenizer.json" not in names:
-        files += [file for pattern in _VOCABULARIES for file in sorted(folder.glob(pattern))]
-    return files
-
-
-def _check_content(what: str, file: Path) -> None:
-    """Refuse a file that holds something else than its name says."""
-    if is_pointer(file):
-        raise UserError(f"{what}: its '{file.name}' is {POINTER}")
-    if file.name == _TOKENIZER and file.stat().st_size > LARGEST_TOKENIZER:
-        raise UserError(f"{what}: its '{file.name}' has more than {LARGEST_TOKENIZER:,} bytes, the most that is read")
-    if file.name in _READ and file.name != _TOKENIZER:
-        with suppress(OSError, ValueError):  # whoever reads a broken one says so
-            json_of(file)
-    if file.suffix == ".safetensors":
-        from safetensors import SafetensorError
-
-        try:
-            header_of(file)
-        except SafetensorError as error:
-            raise UserError(
-                f"{what}: its '{file.name}' is no whole safetensors file ({error}); download it again"
-            ) from error
 
 
 def check_weights(what: str, folder: Path) -> None:

@@ -17,7 +17,7 @@ from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
 from lit_compress.run.workers import COMPARISON
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import LARGEST_YAML, json_of, text_of, yaml_of
+from lit_compress.utils.files import json_of, yaml_of
 from lit_compress.utils.manifest import check_manifest
 
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
@@ -183,7 +183,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if path.is_file():
         check_manifest(f"'{folder}'", folder, path.name)
     try:
-        return yaml_of(text_of(path, LARGEST_YAML), f"'{path}'") or {}
+        return yaml_of(path) or {}
     except (OSError, ValueError):
         return {}
 

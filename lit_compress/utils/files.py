@@ -14,7 +14,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -219,12 +218,10 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
         kind: ``dict`` or ``list``, the expected type.
 
     Raises:
-        UserError: it cannot be read, is not JSON, holds something else, or is larger than any record.
+        UserError: it cannot be read, is not JSON, or holds something else.
     """
     try:
         value = json_of(path)
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from error
     except OSError as error:
         raise UserError(f"{option}: cannot read '{path}' ({error.strerror})") from error
     except ValueError as error:  # also of its encoding
@@ -234,81 +231,28 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
     return value
 
 
-# what records may have; the largest known ones, the index of a model with 90,000 tensors and a config with thousands of
-# labels, have 9 MB and 10,000 values
-LARGEST_JSON, MOST_LISTS, LARGEST_YAML, MOST_VALUES, DEEPEST = 2**24, 2**18, 2**20, 20_000, 64  # bytes, counts, levels
-
-
 def json_of(path: Path) -> Any:
-    """Return the content of a JSON file, which may be anybody's.
+    """Return the content of a JSON file.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not JSON.
-        UserError: it is larger, or nested deeper, than any record.
     """
-    too_deep = UserError(f"'{path}' is nested deeper than {DEEPEST} levels; it is broken")
-    text = text_of(path, LARGEST_JSON)
-    if text.count("[") + text.count("{") > MOST_LISTS:  # of which each takes memory, and time when memory is collected
-        raise UserError(f"'{path}' has more than {MOST_LISTS:,} lists and objects; it is broken")
     try:
-        value = json.loads(text)
-    except RecursionError:
-        raise too_deep from None
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(DEEPEST):
-        inner = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
-        if not (level := [item for item in inner if isinstance(item, dict | list)]):
-            return value
-    raise too_deep
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("too deep") from error
 
 
-def text_of(path: Path, largest: int) -> str:
-    """Return the text of a UTF-8 file of at most ``largest`` bytes.
+def yaml_of(path: Path) -> Any:
+    """Return the content of a YAML file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8.
-        UserError: it is larger.
-    """
-    with path.open("rb") as stream:
-        content = stream.read(largest + 1)
-    if len(content) > largest:
-        raise UserError(f"'{path}' has more than {largest:,} bytes, the most that such a file may have; it is broken")
-    return content.decode("utf-8")
-
-
-def yaml_of(text: str, name: str = "config") -> Any:
-    """Return the content of a YAML text, which may be anybody's; an alias counts as the values that it repeats.
-
-    Args:
-        text: of a file, or given by the user.
-        name: of the text, the start of the message.
-
-    Raises:
         ValueError: it is not YAML.
-        UserError: it has more values, or is nested deeper, than any record.
     """
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    sizes: dict[str | None, int] = {}  # of what has an anchor
-    begun: list[tuple[str | None, int]] = []
-    count = 0
     try:
-        for event in yaml.parse(text, loader):  # without a level of its own for each in C, and without values
-            if isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = begun.pop()
-                sizes[anchor] = count - before
-            elif isinstance(event, yaml.CollectionStartEvent):
-                begun.append((event.anchor, count))
-            elif isinstance(event, yaml.AliasEvent):
-                holds_itself = any(event.anchor == anchor for anchor, _ in begun)
-                count += MOST_VALUES if holds_itself else sizes.get(event.anchor, 1)
-            elif isinstance(event, yaml.ScalarEvent):
-                sizes[event.anchor] = 1
-            count += isinstance(event, yaml.NodeEvent)
-            if count > MOST_VALUES or len(begun) > DEEPEST:
-                raise UserError(f"{name} has more than {MOST_VALUES:,} values or {DEEPEST} levels; it is broken")
-        return yaml.load(text, loader)
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
         raise ValueError(str(error)) from error
 
@@ -321,12 +265,10 @@ def read_yaml(option: str, path: Path) -> Any:
         path: of the file.
 
     Raises:
-        UserError: it cannot be read, is not YAML, or is larger than any record, see :func:`yaml_of`.
+        UserError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml_of(text_of(path, LARGEST_YAML), f"'{path}'")
-    except UserError as error:
-        raise UserError(f"{option}: {error}") from error
+        return yaml_of(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{option}: '{path}' is not readable YAML: {error}") from error
 
@@ -337,11 +279,13 @@ def card_fields(path: Path) -> dict[str, Any]:
     Raises:
         OSError: it cannot be read.
         ValueError: they are not YAML.
-        UserError: the file or its fields are more than any card has.
     """
-    match = re.match(r"\s*---[\r\n]+(.*?)[\r\n]+---\s*?(\n|$)", text_of(path, LARGEST_YAML), flags=re.S)
-    fields = yaml_of(match[1], f"'{path}'") if match else {}
-    return fields if isinstance(fields, dict) else {}
+    from huggingface_hub import metadata_load
+
+    try:
+        return metadata_load(path) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
