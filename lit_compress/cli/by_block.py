@@ -24,10 +24,10 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
 from lit_compress.export.sharded import check_choices_by_block, write_report, write_shards
 from lit_compress.methods import Method
-from lit_compress.models.backbones import empty_net, finetuned_config, given_bytes
+from lit_compress.models.backbones import empty_net, finetuned_config, resolve
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import LazyTensors, StoredTensors
+from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe, replace
@@ -109,7 +109,7 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
     more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told, **chance}
     report = write_report(
-        work.out, dense, form, (dense_scores, scores), given_bytes(method.backbone, method.task),
+        work.out, dense, form, (dense_scores, scores), net_bytes(Path(resolve(method.backbone, method.task))),
         type(method).__name__, data, config, choices, more,
         (method.budget, method.density) if method.budget else None,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -18,8 +19,9 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.choices import Choices
 from lit_compress.export.speed_asked import Programs
-from lit_compress.models.backbones import finetuned_on, given_dtype, load_tokenizer
+from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
+from lit_compress.models.shards import stored_dtype
 from lit_compress.models.storage import load_net
 from lit_compress.run.finish import export_run, share_weights
 from lit_compress.run.first import of_first
@@ -203,7 +205,7 @@ def _settle_dtype(cli: CommandLine, method: Method, run: Run | None) -> Choices:
             choices.dtype = "float32"
         else:
             option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
-            choices.dtype = given_dtype(method.teacher or method.backbone, method.task, option)
+            choices.dtype = stored_dtype(Path(resolve(method.teacher or method.backbone, method.task, option)))
     return Choices(**choices.as_dict())
 
 

@@ -21,7 +21,8 @@ from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
-from lit_compress.models.backbones import finetuned_config, given_bytes, load_finetuned
+from lit_compress.models.backbones import finetuned_config, load_finetuned, resolve
+from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, Distilling
 from lit_compress.run.first import is_first_process, of_first
@@ -130,7 +131,7 @@ def factorize_model(
             made["measured_loss"] = divergence(net, dense, data)
         trim()
         scores, key = facts.pop("dense"), f"val/{data.record.metrics[0]}"
-        size = given_bytes(method.backbone, method.task)
+        size = net_bytes(Path(resolve(method.backbone, method.task)))
         before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
         more: dict[str, Any] = facts | {"license": license_of(method.backbone)}

@@ -12,7 +12,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import counted, markdown, speed_line
-from lit_compress.models.backbones import EMBEDDED, given_bytes, given_dtype
+from lit_compress.models.backbones import EMBEDDED, resolve
+from lit_compress.models.shards import net_bytes, stored_dtype
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -72,8 +73,8 @@ def license_of(backbone: str) -> str:
 def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
     """Return the ``license`` of a backbone, and the ``dtype`` of its files, or a teacher's with their ``bytes``."""
     given, record = teacher or backbone, {"license": license_of(backbone)}
-    size = {"bytes": given_bytes(given, task)} if teacher else {}
-    return record | {"dtype": given_dtype(given, task)} | size
+    folder = Path(resolve(given, task))
+    return record | {"dtype": stored_dtype(folder)} | ({"bytes": net_bytes(folder)} if teacher else {})
 
 
 def for_repository(text: str, name: str) -> str:

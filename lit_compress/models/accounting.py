@@ -18,7 +18,6 @@ from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, base_prefix, embedding_params, find_sites, module_at
 from lit_compress.models.surgery import as_linears
 from lit_compress.utils.devices import synchronize
-from lit_compress.utils.progress import track
 from lit_compress.utils.timing import in_turns, pinned
 
 if TYPE_CHECKING:
@@ -198,9 +197,8 @@ def forward_times(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
     """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
-    rounds = iter(track(range(repeats), "measure the latency", repeats))
     with pinned(threads):
-        return in_turns(forwards(nets, length, batch), repeats, after_round=lambda: next(rounds, None))
+        return in_turns(forwards(nets, length, batch), repeats)
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:

@@ -118,6 +118,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             ),
         ),
         embeddings=("embeddings", "encoder.relative_attention_bias"), cuts_stream=True, shares_bias=SomeHeads,
+        parts_returned=1,
     ),
     "electra": replace(
         _BERT,
@@ -152,6 +153,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         stacks={"encoder": Stack("encoder.layer.*", _WORDS, norm=_NORM)},
         sublayers=_bert("_proj", also=("pos_key_proj", "pos_query_proj")),
         embeddings=("embeddings", "encoder.rel_embeddings"),
+        parts_returned=2,
         head_attributes=lambda width, heads: {"num_attention_heads": heads, "all_head_size": heads * width},
     ),
     # q, k, v are one Linear, and so are gate and up; it begins with a norm of the embeddings

@@ -24,10 +24,9 @@ from lit_compress.models.checks import (
     refuse_compressed,
     warn_of_order,
 )
-from lit_compress.models.foreign import check_form, check_weights
+from lit_compress.models.foreign import check_form
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
-from lit_compress.models.shards import net_bytes, stored_dtype
 from lit_compress.models.sites import set_pattern
 from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
@@ -68,26 +67,6 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
         raise UserError(f"{what} holds no config.json; give a folder written by save_pretrained")
     check_code(what, path)
     return str(path)
-
-
-def given_bytes(backbone: str, task: Task) -> int:
-    """Return the size of the files with the weights of a model, as it was given.
-
-    Raises:
-        UserError: as :func:`resolve`.
-    """
-    return net_bytes(Path(resolve(backbone, task)))
-
-
-def given_dtype(name: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the dtype of the weights of a model, see :func:`~lit_compress.models.shards.stored_dtype`.
-
-    Raises:
-        UserError: as :func:`resolve`; or the weights are missing, or not whole.
-    """
-    folder = Path(resolve(name, task, option))
-    check_weights(f"{option}: '{name}'", folder)
-    return stored_dtype(folder)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.accounting import random_inputs
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import empty_parameters
@@ -81,20 +80,14 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
         UserError: says why.
     """
     record, name = get_architecture(net), net.config.model_type
-    reason = (
-        "its record names no blocks"
-        if not record.stacks
-        else "it has an encoder and a decoder"
-        if net.config.is_encoder_decoder
-        else "one block runs several times"
-        if record.repeated
-        else "its blocks hand on more than hidden states"
-        if record.passes_on
-        else "its matrices also read relative positions"
-        if getattr(net.config, "relative_attention", False)
-        else None
-    )
-    if reason:
+    reasons = {
+        "its record names no blocks": not record.stacks,
+        "it has an encoder and a decoder": net.config.is_encoder_decoder,
+        "one block runs several times": record.repeated,
+        "its blocks hand on more than hidden states": record.passes_on,
+        "its matrices also read relative positions": getattr(net.config, "relative_attention", False),
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise UserError(f"{option}: '{name}' cannot go block by block, {reason}; leave the option out")
 
 
@@ -125,7 +118,6 @@ class Blocks:
         named_blocks = [(name, block) for *_, name, block in blocks(net)]
         self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
         self._run: Callable[..., Any]  # only in a forward
-        self._form: int | None = None  # of a block's output, when what is outside the blocks has values
         for number, (name, block) in enumerate(named_blocks):
             replace(net, name, StandIn(block, self._called, number))
         if hasattr(net.config, "use_cache"):
@@ -186,20 +178,9 @@ class Blocks:
         finally:
             del self._run  # it has the output, and so the graph
 
-    def _form_of_output(self) -> int | None:
-        """Return how many parts the output of a block has; None for hidden states alone."""
-        outputs: list[Any] = []
-
-        def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
-            outputs.append(again(states))
-            raise _BlockReached
-
-        with self.block(0), self._running(run), suppress(_BlockReached), torch.no_grad():
-            self.net(**random_inputs(self.net, 1, 4))
-        return None if isinstance(outputs[0], Tensor) else len(outputs[0])
-
     def _shaped(self, hidden: Tensor) -> Any:
-        return hidden if self._form is None else (hidden, *[None] * (self._form - 1))
+        parts = get_architecture(self.net).parts_returned
+        return (hidden, *[None] * (parts - 1)) if parts else hidden
 
 
 @contextmanager
@@ -212,7 +193,6 @@ def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blo
     walked = Blocks(net, device)
     try:
         move(net, device)
-        walked._form = walked._form_of_output()
         yield walked
     finally:
         move(net, "cpu")
@@ -252,7 +232,6 @@ class BlockNet(Blocks):
         tensors.rename(net)
         self._aliases = tied(net)
         self._fill_outside()
-        self._form = self._form_of_output()
 
     def _fill_outside(self) -> None:
         values = {name: self.read(name) for name in self.net.state_dict() if name not in self._aliases}

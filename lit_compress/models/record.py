@@ -117,6 +117,7 @@ class Architecture:
             all heads: heads may go, but no projection may come before.
         repeated: a block runs more than once, first on an input that no block's norm has written.
         passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
+        parts_returned: length of the tuple that a block returns; 0: it returns hidden states alone.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
         keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
         narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
@@ -144,6 +145,7 @@ class Architecture:
     head_norms: bool = False
     repeated: bool = False
     passes_on: bool = False
+    parts_returned: int = 0
     bare_start: bool = False
     keeps_basis: str = ""
     narrows: bool = False

@@ -73,7 +73,6 @@ def in_turns(
     seconds: float = float("inf"),
     least: int = 5,
     clock: Callable[[], float] = time.perf_counter,
-    after_round: Callable[[], object] = lambda: None,
     device: str = "cpu",
 ) -> list[list[float]]:
     """Return the milliseconds of every function in every round; a round calls each once.
@@ -88,8 +87,7 @@ def in_turns(
             has as much time for itself.
         least: the fewest rounds.
         clock: returns seconds.
-        after_round: is called after every round that counts.
-        device: where the functions leave work; on CUDA its own events measure it, on others it is waited for.
+        device: where the functions leave work, for which is waited.
     """
     times: list[list[float]] = [[] for _ in variants]
     begin = clock()
@@ -102,29 +100,12 @@ def in_turns(
         if over and -warm_up < round_ < 0:
             continue  # one round is enough to warm up what is that slow
         for variant, record in zip(variants, times, strict=True):
-            taken = _on_cuda(variant) if device == "cuda" else _waited_for(variant, clock, torch.device(device))
+            start = clock()
+            variant()
+            synchronize(torch.device(device))
             if round_ >= 0:
-                record.append(taken)
-        if round_ >= 0:
-            after_round()
+                record.append(1000 * (clock() - start))
     return times
-
-
-def _waited_for(variant: Callable[[], object], clock: Callable[[], float], device: torch.device) -> float:
-    start = clock()
-    variant()
-    synchronize(device)
-    return 1000 * (clock() - start)
-
-
-def _on_cuda(variant: Callable[[], object]) -> float:
-    """Return the milliseconds from an idle device to the end of its work: the host's launches count, if it waits."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    variant()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
 
 
 def summary(times: Sequence[float]) -> dict[str, float]:

@@ -8,13 +8,8 @@ import pytest
 import torch
 from tiny import WORDS, make_net, write_backbone
 
-from lit_compress.models.backbones import (
-    given_bytes,
-    given_dtype,
-    load_config,
-    load_net,
-    load_tokenizer,
-)
+from lit_compress.models.backbones import load_config, load_net, load_tokenizer
+from lit_compress.models.shards import net_bytes, stored_dtype
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -90,7 +85,7 @@ def test_shards_half_precision_and_any_name_of_a_folder(size, dtype, tmp_path):
 @pytest.mark.parametrize("pickled", [False, True])
 def test_the_files_that_were_given(dtype, pickled, tmp_path):
     """Safetensors say their dtype themselves, whatever the configuration has; of a pickle only the latter is read."""
-    net, task = make_net("bert").to(getattr(torch, dtype)), get_task("sst2")
+    net = make_net("bert").to(getattr(torch, dtype))
     net.save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
     if pickled:
@@ -100,4 +95,4 @@ def test_the_files_that_were_given(dtype, pickled, tmp_path):
     else:
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
-    assert (given_dtype(str(tmp_path), task), given_bytes(str(tmp_path), task)) == (dtype, size)
+    assert (stored_dtype(tmp_path), net_bytes(tmp_path)) == (dtype, size)
