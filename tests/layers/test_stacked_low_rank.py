@@ -10,7 +10,7 @@ from torch import nn
 
 from lit_compress.models import storage, surgery
 from lit_compress.models.accounting import count_params, dense_site_params, flops, stored_density
-from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 
@@ -157,15 +157,6 @@ def test_a_stack_is_counted_once_and_reloaded(family, tmp_path):
     again = storage.load_net(tmp_path)
     assert surgery.describe(again) == surgery.describe(net) != {}
     assert torch.equal(again(**inputs()).logits, net(**inputs()).logits)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_full_rank_stack_equals_dense(family):
-    net = make_net(family).eval()
-    before, groups = net(**inputs()).logits, stacks(net)
-    ranks = {name: min(surgery.stacked_weight(net, sites).shape) for name, sites in groups.items()}
-    surgery.factorize(net, ranks, lambda _, w, r: decompose(w, r), stacks=groups)
-    assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
 
 
 def test_flops_fall_with_the_parameters():

@@ -59,6 +59,8 @@ def test_what_a_family_lacks_is_one_line():
     for family, named in {"albert": f"{one} Sec.* uniform", "llama": "'llama' cannot be gated; those of bert"}.items():
         with pytest.raises(UserError, match=named):
             sublayers(make_net(family))
+    with pytest.raises(UserError, match="350m"):
+        sublayers(make_net("opt", do_layer_norm_before=False))
     able = families_with(lambda record: record.has_residual_stream)
     assert set(able.split(", ")) == set(TINY) - {"t5", "gemma2", "gemma3_text"}
     with pytest.raises(UserError, match=rf"the hidden states of 't5' cannot be projected \(.*\); nearest: {able}"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pickle
 import shlex
 import shutil
 from dataclasses import replace
@@ -222,3 +224,34 @@ def test_loading_copies_a_tied_embedding_once():
     with _Live(net.state_dict()) as live:
         _load_tensors(net, tensors)
     assert live.peak <= 1.01 * sum(value.numel() * 4 for value in tensors.values())
+
+
+class Hostile:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_pickle_with_code_is_refused_without_advice_to_run_it(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"weight": Hostile(tmp_path / "ran")}, file)
+    with pytest.raises(UserError) as error:
+        load_net(str(folder), SST2)
+    assert "save the model as safetensors" in str(error.value) and "weights_only" not in str(error.value)
+    torch.save({"weight": Hostile(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="save the model as safetensors"):
+        load_net(str(folder), SST2)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("kind", "words"), [("pivot", "export its run again"), ("pivott", "no layer of this package")])
+def test_a_layer_that_is_not_here_is_refused(kind, words, folder):
+    spec = {"kind": kind, "in_features": 32, "out_features": 32, "rank": 4}
+    (folder / "structure.json").write_text(json.dumps({"bert.encoder.layer.0.attention.self.query": spec}))
+    with pytest.raises(UserError, match=rf"structure.json: .*{kind}.*{words}"):
+        load_saved(folder)

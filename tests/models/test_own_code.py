@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from hub import as_a_new_process
-from mistakes import fails, fit, rewrite
+from mistakes import fails, fit
 from transformers import AutoModelForSequenceClassification
 
 import lit_compress as lc
@@ -92,23 +92,6 @@ def with_own(short_run, own):
     return words
 
 
-def test_code_that_is_not_trusted_is_one_line_and_does_not_run(
-    own, ran, short_run, tiny_data, tmp_path, capsys, monkeypatch
-):
-    """Nothing is asked either: transformers would, and run it after a yes."""
-    monkeypatch.setattr("builtins.input", lambda *_: "y")
-    data, out = options(tiny_data), tmp_path / "out"
-    for words in (
-        fit(with_own(short_run, own), out), ["plan", "--model", "SVD", *with_own(short_run, own)],
-        ["factorize", own, out, "--rank_ratio", "0.5", *data],
-        ["validate", own, *data], ["predict", own, *data], ["bench", own, "--runtimes", "eager"],
-    ):  # fmt: skip
-        line = fails(capsys, *words)
-        assert "has code of its own (configuration_doubled.py), which is not run" in line
-        assert "--trust_remote_code runs it with all your rights" in line
-    assert not ran.exists() and not out.exists()
-
-
 def test_an_export_has_the_code_and_computes_what_it_computes(own, ran, tiny_data, tmp_path, capsys):
     out, data = tmp_path / "out", options(tiny_data)
     words = ["--weighting", "none", "--rank_ratio", "1.0", "--trust_remote_code"]
@@ -151,17 +134,6 @@ def test_a_run_keeps_code_and_no_permission(own, ran, hub, short_run, tmp_path, 
         assert "--trust_remote_code runs it" in fails(capsys, *words)
     main(["export", str(out), str(tmp_path / "again"), "--trust_remote_code"])
     assert json.loads((tmp_path / "again" / "report.json").read_text())["compressed"]["metric"] == before
-    capsys.readouterr()
-    main(["validate", str(out), "--trust_remote_code"])
-    assert f"{before:.6f}" in capsys.readouterr().out
-    shutil.rmtree(out / "export")
-    shutil.rmtree(out / "retrain")
-    (out / "report.json").unlink()
-    rewrite(out / "stages.json", json.dumps(json.loads((out / "stages.json").read_text())[:1]))
-    resume = [*fit(with_own(short_run, "me/own"), out), "--model.dense.epochs", "1", "--ckpt_path", "last"]
-    assert "trust_remote_code" in fails(capsys, *resume)
-    main([*resume, "--trust_remote_code"])
-    assert json.loads((out / "report.json").read_text())["compressed"]["metric"] == before
 
 
 def test_a_tokenizer_with_code(tiny_backbone, tiny_data, tmp_path, capsys):

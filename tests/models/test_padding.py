@@ -9,13 +9,11 @@ import json
 import pytest
 import torch
 import transformers
-from mistakes import fails
 from tiny import TINY, WORDS, write_backbone
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import lit_compress as lc
-from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
 from lit_compress.models.padding import BEHIND_PADDING, usable_positions
@@ -180,34 +178,8 @@ def test_every_text_family_that_counts_behind_padding_is_known():
     assert found - BEHIND_PADDING == set()
 
 
-@pytest.fixture
-def model(tmp_path):
+def test_texts_are_cut_to_usable_positions(tmp_path):
     """An XLM-R with 24 positions, and a tokenizer that says nothing of them."""
-    return write_backbone(tmp_path / "model", "xlm-roberta", "sst2", max_position_embeddings=24, pad_token_id=1)
-
-
-@pytest.fixture
-def rows(tmp_path):
-    texts = [{"sentence": " ".join(WORDS[: 2 + i] * 3), "label": i % 2} for i in range(12)]
-    for split in ("train", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    return tmp_path
-
-
-def test_texts_are_cut_to_usable_positions(model, rows, capsys):
-    found = DataModule("sst2", str(model), str(rows))
+    model = write_backbone(tmp_path / "model", "xlm-roberta", "sst2", max_position_embeddings=24, pad_token_id=1)
+    found = DataModule("sst2", str(model), str(tmp_path))
     assert found.limit == found.max_length == 22
-    said = fails(capsys, "validate", model, "--data.task", "sst2", "--data.path", rows, "--data.max_length", "23")
-    assert "data.max_length: 23 is more than" in said and "the largest is 22" in said
-
-
-def test_the_tokenizer_of_an_export_cuts_there_too(model, rows):
-    out, long = rows / "out", " ".join(WORDS * 3)
-    words = ["--data.task", "sst2", "--data.path", str(rows), "--density", "0.5", "--data.max_length", "16"]
-    main(["factorize", str(model), str(out), *words])
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    assert tokenizer.model_max_length == 22  # what the net reads, not what the data asked for
-    inputs = tokenizer(long, truncation=True, return_tensors="pt")
-    assert inputs["input_ids"].shape == (1, 22)
-    net = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True)
-    assert net(**inputs).logits.shape == (1, 2)
