@@ -66,25 +66,6 @@ def _parser() -> LightningArgumentParser:
     """Return the parser of all options but those that a single command has; methods are made by their class."""
     parser = LightningArgumentParser(prog="python -m lit_compress", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)  # for --print_config; configs are read before
-    _add_shared(parser)
-    parser.add_lightning_class_args(Method, "model", subclass_mode=True)
-    parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
-    parser.link_arguments("model.init_args.backbone", "data.backbone")
-    parser.link_arguments("model.init_args.teacher", "data.teacher")
-    parser.link_arguments("seed_everything", "data.seed")
-    return parser
-
-
-@cache
-def _flat_parser(method: str) -> LightningArgumentParser:
-    """Return a parser of the options of one method by themselves, to find the one that is wrong."""
-    parser = LightningArgumentParser(exit_on_error=False, allow_abbrev=False)
-    _add_shared(parser)
-    parser.add_class_arguments(method_class(method), "model", fail_untyped=False)
-    return parser
-
-
-def _add_shared(parser: LightningArgumentParser) -> None:
     hints = get_type_hints(Settings)
     for option in fields(Settings):
         parser.add_argument(f"--{option.name}", type=hints[option.name], default=option.default)
@@ -96,6 +77,12 @@ def _add_shared(parser: LightningArgumentParser) -> None:
     for action in parser._actions:
         if hasattr(action, "_typehint"):
             action._typehint = _whole_first(action._typehint)
+    parser.add_lightning_class_args(Method, "model", subclass_mode=True)
+    parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
+    parser.link_arguments("model.init_args.backbone", "data.backbone")
+    parser.link_arguments("model.init_args.teacher", "data.teacher")
+    parser.link_arguments("seed_everything", "data.seed")
+    return parser
 
 
 def _whole_first(typehint: Any) -> Any:
@@ -182,7 +169,7 @@ class CommandLine:
             self._tell()
             raise
         except Exception as error:
-            mistake = user_error(error) or explained(_flat_parser(path), path, {} if stored else config, left)
+            mistake = user_error(error) or explained(error, path)
             raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
 
     def _check(self) -> None:
