@@ -23,7 +23,7 @@ from benchmarks.comparison.claims import (
     holm,
     read_claims,
 )
-from lit_compress.cli.recipes import resolve_comparison
+from lit_compress.cli.recipes import COMPARISONS, resolve_config
 from lit_compress.run.comparison import budget_name, read_comparison
 from lit_compress.utils.files import read_yaml
 
@@ -159,7 +159,7 @@ def test_distances_ratios_orders_and_other_scores():
 
 def test_the_file_of_claims_is_about_the_shipped_comparison():
     claims = read_claims(read_yaml("claims", FILE), budget_name)
-    made = read_comparison(resolve_comparison("compare_sst2.yaml")[1], "compare_sst2.yaml")
+    made = read_comparison(resolve_config("compare_sst2.yaml", None, COMPARISONS)[0], "compare_sst2.yaml")
     assert len(claims) == 25 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made.entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels

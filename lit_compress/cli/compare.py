@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_compress.cli.options import CommandLine, method_class
-from lit_compress.cli.recipes import method_at_hand, resolve_comparison, shipped_comparisons
+from lit_compress.cli.recipes import COMPARISONS, method_at_hand, resolve_config, shipped
 from lit_compress.cli.words import Line, take_apart
 from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
@@ -95,7 +95,7 @@ def compare(
         line: options of fit, for all runs.
     """
     if config is None:
-        raise UserError(f"config: it is missing; shipped are {', '.join(shipped_comparisons())}")
+        raise UserError(f"config: it is missing; shipped are {', '.join(shipped(COMPARISONS))}")
     values = (methods, budgets, seeds, learning_rates, updates, hold_out)
     plan = plan_of(config, out, dict(zip(OWN, values, strict=True)), dict(line.options))
     if list:
@@ -122,7 +122,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    file, values, remark = resolve_comparison(config, options.get("data.task"))
+    values, remark = resolve_config(config, options.get("data.task"), COMPARISONS)
     if remark:
         note(f"config: {remark}")
     place = Path(out or f"runs/{Path(config).stem}").expanduser()
@@ -134,10 +134,10 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     ]
     words = [f"--config={config}", *([f"--out={out}"] if out else []), *words, *words_of(options)]
     keys = own.pop("methods", None)
-    made = read_comparison({**values, **own} if isinstance(values, dict) else values, str(file))
+    made = read_comparison({**values, **own}, config)
     for key in keys or ():
         if key not in made.methods:
-            raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
+            raise UserError(f"methods: no method '{key}' in '{config}'; {nearest(key, made.methods)}")
     only = frozenset(map(str, made.methods if keys is None else keys))
     made = replace(made, options={**made.options, **options})
     return _settled(made, place, only, shlex.join([*COMMAND, "compare", *words]))

@@ -12,7 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ FOLDER = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.pare
 COMPARISONS = FOLDER / "compare"
 
 
-def recipes() -> dict[str, list[str]]:
+def recipes(folder: Path = FOLDER) -> dict[str, list[str]]:
     """Return the shipped recipes: name and tasks, both sorted; a config without a table has no tasks."""
-    return {path.stem: sorted(_table(path, read_yaml("config", path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: sorted(_table(path, read_yaml("config", path)) or ()) for path in sorted(folder.glob("*.yaml"))}
 
 
 def method_of(recipe: str) -> str:
@@ -40,13 +40,13 @@ def method_of(recipe: str) -> str:
     return str(model.get("class_path") if isinstance(model, dict) else model).rpartition(".")[2]
 
 
-def shipped() -> list[str]:
+def shipped(folder: Path = FOLDER) -> list[str]:
     """Return the names of all shipped configs: ``<recipe>_<task>.yaml`` for rows, else the file's name."""
-    names = recipes().items()
+    names = recipes(folder).items()
     return [f"{recipe}_{task}.yaml" if task else f"{recipe}.yaml" for recipe, tasks in names for task in tasks or [""]]
 
 
-def find_config(name: str) -> tuple[Path, str | None]:
+def find_config(name: str, folder: Path = FOLDER) -> tuple[Path, str | None]:
     """Return the file for ``name``, and the task if ``name`` names a recipe's row.
 
     Raises:
@@ -55,88 +55,38 @@ def find_config(name: str) -> tuple[Path, str | None]:
     path, stem = Path(name).expanduser(), name.removesuffix(".yaml")
     if path.is_file():
         return path.resolve(), None
-    if path.name == name:
-        if (FOLDER / f"{stem}.yaml").is_file():
-            return FOLDER / f"{stem}.yaml", None
-        fitting = [file for file in FOLDER.glob("*.yaml") if stem.startswith(f"{file.stem}_")]
-        for file in sorted(fitting, key=lambda file: len(file.stem), reverse=True):
-            task = stem.removeprefix(f"{file.stem}_")
-            if task in (_table(file, read_yaml("config", file)) or ()):
-                return file, task
-    names = [*shipped(), *(f"{recipe}.yaml" for recipe, tasks in recipes().items() if tasks)]
-    raise UserError(f"config: no file or shipped config '{name}'; {_near(name, names)}")
+    if path.name == name and (folder / f"{stem}.yaml").is_file():
+        return folder / f"{stem}.yaml", None
+    rows = {f"{recipe}_{task}": (recipe, task) for recipe, tasks in recipes(folder).items() for task in tasks}
+    if name == path.name and stem in rows:
+        return folder / f"{rows[stem][0]}.yaml", rows[stem][1]
+    known = [*rows, *recipes(folder)]  # the ending .yaml makes no two names alike
+    hint = nearest(Path(name).name.removesuffix(".yaml"), known).replace("'?", ".yaml'?")
+    raise UserError(f"config: no file or shipped config '{name}'; {hint}")
 
 
-def resolve_config(name: str, task: str | None = None) -> tuple[dict[str, Any], str | None]:
+def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) -> tuple[dict[str, Any], str | None]:
     """Return the content of a config, and a note if a recipe has no row for ``task``.
 
     Args:
         name: a path, or the name of a shipped config.
         task: the value of ``--data.task``, which chooses the row unless ``name`` does; None if it is not given.
+        folder: of the shipped configs: of recipes, or :data:`COMPARISONS`.
 
     Raises:
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
-    path, row = find_config(name)
+    path, row = find_config(name, folder)
     config = read_yaml("config", path)
+    if not isinstance(config, dict):
+        raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
     if (table := _table(path, config)) is None:
-        if not isinstance(config, dict):
-            raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
         return config, None
-    return _chosen(name, path, config, row or task or _default_task(config, table), lambda task: {"data.task": task})
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message on an unknown config; the ending .yaml makes no two names alike."""
-    hint = nearest(Path(name).name.removesuffix(".yaml"), (known.removesuffix(".yaml") for known in names))
-    return hint.replace("'?", ".yaml'?")
-
-
-def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:
-    """Return file and row of every config of ``compare``; their names are ``<file>_<task>.yaml``, or the file's."""
-    rows = ((file, task) for file in sorted(COMPARISONS.glob("compare*.yaml"))
-            for task in _table(file, read_yaml("config", file)) or [None])  # fmt: skip
-    return {f"{file.stem}_{task}.yaml" if task else file.name: (file, task) for file, task in rows}
-
-
-def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[str, Any], str | None]:
-    """Return the config of a comparison: its file, its content with the row of a task, and a note on it.
-
-    Args:
-        name: a path, or the name of a shipped config: ``compare_sst2.yaml`` is the row sst2 of compare.yaml.
-        task: the value of ``--data.task``, which chooses the row unless ``name`` does; None if it is not given.
-
-    Returns:
-        The file; its content; a note if the file has rows but none for ``task``, else None.
-
-    Raises:
-        UserError: no config has this name, the file is unreadable, or no row is chosen.
-    """
-    full, shipped = f"{name.removesuffix('.yaml')}.yaml", shipped_comparisons()
-    file = next((path for path in (Path(name).expanduser(), COMPARISONS / full) if path.is_file()), None)
-    if file is None:
-        if full not in shipped:
-            raise UserError(f"config: no file or shipped comparison '{name}'; {_near(name, shipped)}")
-        file, task = shipped[full]
-    content = read_yaml("config", file)
-    if _table(file, content) is None:
-        return file, content, None
-    return file, *_chosen(name, file, content, task, lambda task: {"options": {"data.task": task}})
-
-
-def _chosen(
-    name: str, path: Path, config: dict[str, Any], task: str | None, named: Callable[[str], dict[str, Any]]
-) -> tuple[dict[str, Any], str | None]:
-    """Return the head of a config with the row of ``task``, which ``named`` writes down, and a note without a row.
-
-    Raises:
-        UserError: there is no task.
-    """
-    table = _table(path, config) or {}
-    if task is None:
+    if (task := row or task or _default_task(config, table)) is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
     head = {key: value for key, value in config.items() if key != "tasks"}
-    merged = merge_row(merge_row(head, table.get(task, {})), named(task))
+    named = {"options": {"data.task": task}} if folder == COMPARISONS else {"data.task": task}
+    merged = merge_row(merge_row(head, table.get(task, {})), named)
     line = f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
     return merged, None if task in table else line
 

@@ -135,14 +135,12 @@ class Cell:
     jobs: tuple[Fit, ...]
 
 
-def read_comparison(values: Any, path: str) -> Comparison:
+def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     """Return the comparison that the content of a YAML file describes.
 
     Raises:
         UserError: a key is unknown, missing, or has a value that cannot be used.
     """
-    if not isinstance(values, dict):
-        raise UserError(f"config: '{path}' is no comparison; write methods, budgets, seeds, ... as keys")
     known = [f.name for f in fields(Comparison)]
     if "claims" in values:
         raise UserError(

@@ -227,7 +227,7 @@ def test_whole_numbers_as_floats_are_classes(net, tokenizer, data):
             "load: cannot load the model 'nowhere' from the hub",
         ),
         (lambda net, tok, data: untyped.evaluate(net, tok, data, split="dev"), "split: unknown 'dev'"),
-        (lambda net, tok, data: lc.compare("compare_none.yaml"), "no file or shipped comparison 'compare_none.yaml'"),
+        (lambda net, tok, data: lc.compare("compare_none.yaml"), "no file or shipped config 'compare_none.yaml'"),
     ],
 )
 def test_mistakes_are_one_line(net, tokenizer, data, call, line):

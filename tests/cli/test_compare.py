@@ -16,7 +16,7 @@ from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.cli.compare import _shown
-from lit_compress.cli.recipes import resolve_comparison, shipped_comparisons
+from lit_compress.cli.recipes import COMPARISONS, resolve_config, shipped
 from lit_compress.run.comparison import read_comparison
 from lit_compress.utils.errors import UserError
 
@@ -93,29 +93,18 @@ def test_a_density_that_is_not_as_asked_is_told(tmp_path):
 
 
 def test_the_shipped_comparisons_can_be_read():
-    made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
-    tasks = ("sst2", "stsb", "mrpc", "qnli", "quickstart")
-    assert list(made) == [f"compare_{task}.yaml" for task in tasks]
+    made = {name: read_comparison(resolve_config(name, None, COMPARISONS)[0], name) for name in shipped(COMPARISONS)}
+    assert list(made) == [f"compare_{task}.yaml" for task in ("mrpc", "qnli", "sst2", "stsb", "quickstart")]
 
 
-def test_a_row_of_a_comparison_is_chosen_by_its_name_or_by_the_task():
-    by_name, by_task = resolve_comparison("compare_mrpc"), resolve_comparison("compare.yaml", "mrpc")
-    assert by_name == by_task and by_name[2] is None and by_name[1]["options"]["data.task"] == "mrpc"
-    assert by_name[1]["hold_out"] == by_name[1]["updates"] == 400 and "tasks" not in by_name[1]
-    sst2 = resolve_comparison("compare_sst2.yaml", "mrpc")[1]  # the name comes first, as with recipes
-    assert sst2["updates"] == 1000
-    for row, epochs, rate in ((sst2, 3, 5e-5), (by_name[1], 5, 1e-4)):  # one is the row's, the other the head's
-        assert row["teacher"] == {"model.dense.epochs": epochs, "model.dense.learning_rate": rate}
-
-
-def test_a_task_without_a_row_takes_the_head_and_says_so(tmp_path):
-    _, values, said = resolve_comparison("compare.yaml", "cola")
-    assert values["options"]["data.task"] == "cola" and "no row for task 'cola'" in said
-    with pytest.raises(UserError, match=r"choose one with --data\.task: sst2, stsb, mrpc, qnli"):
-        resolve_comparison("compare.yaml")
-    (tmp_path / "own.yaml").write_text("budgets: [0.5]\ntasks: {sst2: 3}\n")
-    with pytest.raises(UserError, match="row 'sst2'"):
-        resolve_comparison(str(tmp_path / "own.yaml"), "sst2")
+def test_a_row_of_a_comparison_is_merged_over_the_head():
+    """And says its task, which no other does."""
+    row, note = resolve_config("compare.yaml", "mrpc", COMPARISONS)
+    assert row["options"]["data.task"] == "mrpc" and row["hold_out"] == row["updates"] == 400
+    assert note is None and "tasks" not in row
+    assert row["teacher"] == {"model.dense.epochs": 5, "model.dense.learning_rate": 1e-4}  # the head's, the row's
+    values, note = resolve_config("compare.yaml", "cola", COMPARISONS)
+    assert values["options"]["data.task"] == "cola" and "no row for task 'cola'" in note
 
 
 def result(out):
