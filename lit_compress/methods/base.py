@@ -358,7 +358,9 @@ class Method(MicroBatches, Checkpointed, Fields):
             self.untrained = score if at_budget and learned else -inf
             return
         self.log_dict(values, prog_bar=True)
-        self.log_dict({"val/score": score if at_budget else -inf} | ({} if loss is None else {"val/loss": loss}))
+        self.log("val/score", score if at_budget else -inf, logger=False)  # a metric again
+        if loss is not None:
+            self.log("val/loss", loss)
 
 
 class Untaught(Method):

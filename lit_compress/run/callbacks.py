@@ -168,10 +168,15 @@ class EpochLines(Callback):
 
     Args:
         title: e.g. ``LPAF 2/3 prune``.
+        offset: optimizer steps of the earlier stages, which loggers count as well.
     """
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, offset: int) -> None:
+        self.title, self.offset = title, offset
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Let loggers have the steps of the run."""
+        trainer.fit_loop.epoch_loop._batches_that_stepped = self.offset + trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the epoch's final values; nothing for the validation before training."""
@@ -213,17 +218,9 @@ class StageBar(TQDMProgressBar):
         bar.leave = False
         return bar
 
-    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
-        """Name the epoch also where a stage is continued in the middle of one."""
-        super().on_train_start(trainer, *args)
-        self._describe(trainer)
-
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         """Name the epoch."""
         super().on_train_epoch_start(trainer, *args)
-        self._describe(trainer)
-
-    def _describe(self, trainer: Trainer) -> None:
         self.train_progress_bar.set_description(f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
 
     def get_metrics(self, trainer: Trainer, *args: Any) -> dict[str, Any]:

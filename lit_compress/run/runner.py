@@ -126,8 +126,12 @@ def run_stage(
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
     title = f"{type(method).__name__} {place}{stage.name}"
-    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title)
-    trainer = _trainer(job, run, stage, title, step, [*watches])
+    offset = sum(record["steps"] for record in run.finished().values())
+    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title, offset)
+    arguments = job.trainer | {"logger": stage_loggers(
+        job.trainer.get("logger"), run, stage.name, None if step is None else offset + step + 1
+    )}  # fmt: skip
+    trainer = _trainer(arguments, run, stage, title, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")
     try:
@@ -183,19 +187,14 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
         raise UserError(f"data.path: stage {before['name']} of '{run.folder}' had other data; give the same")
 
 
-def _trainer(job: Job, run: Run, stage: Stage, title: str, step: int | None, callbacks: list[Callback]) -> Trainer:
-    """Build the Trainer of one stage from the user's arguments and the stage's own.
-
-    ``step`` is the stage's at which it continues; None if it starts.
-    """
-    offset = sum(record["steps"] for record in run.finished().values())
-    arguments = {name: copy.deepcopy(value) for name, value in job.trainer.items() if name != "logger"}
+def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callbacks: list[Callback]) -> Trainer:
+    """Build the Trainer of one stage from the user's arguments and the stage's own."""
+    arguments = {name: value if name == "logger" else copy.deepcopy(value) for name, value in given.items()}
     arguments["enable_progress_bar"] = shows_bar(arguments.get("enable_progress_bar"))
     if arguments["enable_progress_bar"]:
         callbacks.append(StageBar(title))
-    arguments["logger"] = stage_loggers(job.trainer.get("logger"), run, stage.name, offset, step)
-    given = arguments.get("callbacks") or []
-    arguments["callbacks"] = [*(given if isinstance(given, list) else [given]), *callbacks]
+    users = arguments.get("callbacks") or []
+    arguments["callbacks"] = [*(users if isinstance(users, list) else [users]), *callbacks]
     own = {
         "max_epochs": stage.settings.epochs,
         "default_root_dir": run.stage(stage.name),
@@ -274,8 +273,8 @@ def _finish_stage(
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
         write_net(small := compact(net), data, temporary)
-    best = checkpoint["global_step"]
-    log_stage(trainer.loggers, small, name, mark["total_steps"], mark["metrics"], best)
+    best, offset = checkpoint["global_step"], sum(record["steps"] for record in run.finished().values())
+    log_stage(trainer.loggers, small, name, offset + mark["total_steps"], mark["metrics"], offset + best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
