@@ -88,10 +88,10 @@ def in_a_process(shape: str, threads: int, policy: str, seconds: float) -> float
 def chosen(shape: str) -> dict[str, Any]:
     """Return what a run takes on this machine if the environment does not say otherwise."""
     from lit_compress.models.accounting import dense_site_params
-    from lit_compress.run.runner import choose_threads
+    from lit_compress.run.runner import SMALL
 
     weights = dense_site_params(make_net(shape))
-    return {"weights": weights, "threads": choose_threads(weights, os.cpu_count() or 1), "policy": PASSIVE}
+    return {"weights": weights, "threads": 1 if weights < SMALL else os.cpu_count() or 1, "policy": PASSIVE}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from functools import cache, reduce
 from importlib import import_module
 from inspect import signature
 from operator import or_
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import lightning.pytorch as pl
 import yaml
@@ -46,7 +46,7 @@ class Settings:
 
     Args:
         run_dir: folder of the run; default runs/<method>-<task>.
-        ckpt_path: `last` continues the run in run_dir where it stopped, or starts it; or a checkpoint of that run.
+        ckpt_path: `last` continues the run in run_dir where it stopped, or starts it.
         checkpoint_every: optimizer steps between two checkpoints to continue from.
         max_skipped: steps in a row whose gradients are not finite, which are left out, before the run stops.
         trust_remote_code: true: run the code that models bring, with all rights of the user; give it to each command.
@@ -54,7 +54,7 @@ class Settings:
     """
 
     run_dir: str | None = None
-    ckpt_path: str | None = None
+    ckpt_path: Literal["last"] | None = None
     checkpoint_every: int = 500
     max_skipped: int = 20
     trust_remote_code: bool = False

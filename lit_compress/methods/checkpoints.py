@@ -79,7 +79,7 @@ def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str,
     """
     mark = checkpoint.get("lit_compress")
     if mark is None:
-        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run")
+        raise UserError("ckpt_path: this file was not written by lit_compress; remove it to start its stage again")
     if (mark["method"], mark["stage"]) != (method, stage):
         raise UserError(
             f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"

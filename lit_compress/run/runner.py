@@ -63,7 +63,7 @@ def run_stages(
     Args:
         job: settled and checked; every stage gets a new method of it.
         run: the run folder, with its config.
-        ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
+        ckpt_path: ``last`` continues where the run has stopped; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
         decide: changes the job once the dense model is there.
@@ -211,22 +211,11 @@ def _find_checkpoint(
     """Return the checked checkpoint from which ``stage`` continues, with its mark and its ``step``; None to start it.
 
     Raises:
-        UserError: the checkpoint is missing, corrupt, or of another run, method or stage.
+        UserError: the checkpoint is corrupt, or of another method or stage.
     """
     if ckpt_path is None:
         return None, {}
-    path = run.stage(stage.name) / "last.ckpt"
-    if ckpt_path != "last":
-        given = Path(ckpt_path).expanduser().resolve()
-        if not given.is_file():
-            raise UserError(f"ckpt_path: no file '{ckpt_path}'; give `last`, or a last.ckpt of this run folder")
-        if given.parent != run.stage(stage.name):
-            mark = read_checkpoint(given).get("lit_compress") or {}
-            if not mark or given.parent.parent != run.folder:
-                raise UserError(f"ckpt_path: '{ckpt_path}' is not a checkpoint of this run; give `last`")
-            return None, {}  # of a stage that is finished already
-        path = given
-    path, saved = _newest(path) if ckpt_path == "last" else (path, read_checkpoint(path))
+    path, saved = _newest(run.stage(stage.name) / "last.ckpt")
     if saved is None:
         return None, {}
     return path, check_mark(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
@@ -335,29 +324,16 @@ def _check_teacher(job: Job, run: Run) -> None:
         rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")
 
 
-def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int:
-    """Return the number of threads: the checkpoint's, else one for a small model, else all cores.
-
-    Args:
-        weights: of the matrices of the transformer blocks.
-        cores: of the machine, as PyTorch sees them.
-        recorded: what the run worked with so far; None if it begins.
-
-    >>> choose_threads(800_000, 8), choose_threads(10_000_000, 8), choose_threads(10_000_000, 8, recorded=2)
-    (1, 8, 2)
-    """
-    return recorded or (1 if weights < SMALL else cores)
-
-
 def use_threads(weights: int, recorded: int | None = None) -> int:
-    """Set the threads of this process and return their number; a number set in the environment is kept.
+    """Set the threads of this process and return their number: the run's so far, else one for a small model, else all.
 
-    Sums are rounded in another order with another number of threads, so a continued run keeps its own.
+    A number set in the environment is kept. Sums are rounded in another order with another number of threads, so a
+    continued run keeps its own.
 
     Args:
         weights: of the matrices of the transformer blocks.
         recorded: what the run worked with so far; None if it begins.
     """
     if not any(name in os.environ for name in _GIVEN):
-        torch.set_num_threads(choose_threads(weights, torch.get_num_threads(), recorded))
+        torch.set_num_threads(recorded or (1 if weights < SMALL else torch.get_num_threads()))
     return torch.get_num_threads()

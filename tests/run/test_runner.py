@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_compress.run.folder import Run
-from lit_compress.run.runner import SMALL, check_unchanged, choose_threads, use_threads
+from lit_compress.run.runner import SMALL, check_unchanged, use_threads
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
@@ -68,21 +68,13 @@ def test_another_version_goes_on_with_a_note(run, capsys, monkeypatch):
     assert f"lit_compress 0.2.0 began '{run.folder}', this is {__version__}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("weights", "cores", "recorded", "expected"),
-    [(SMALL - 1, 8, None, 1), (SMALL, 8, None, 8), (SMALL, 8, 2, 2), (1, 8, 4, 4), (1, 1, None, 1)],
-)
-def test_a_small_net_has_one_thread_and_a_continued_run_its_own(weights, cores, recorded, expected):
-    assert choose_threads(weights, cores, recorded) == expected
-
-
-def test_the_environment_decides_first(monkeypatch):
+def test_a_small_model_has_one_thread_and_a_continued_run_its_own_unless_the_environment_says(monkeypatch):
     pinned = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert use_threads(SMALL, recorded=3) == pinned
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     try:
-        assert use_threads(SMALL, recorded=3) == 3
+        assert [use_threads(1, recorded=3), use_threads(SMALL), use_threads(SMALL - 1)] == [3, 3, 1]
     finally:
         torch.set_num_threads(pinned)
