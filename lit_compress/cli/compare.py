@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +15,6 @@ from rich.table import Table
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import COMPARISONS, method_at_hand, resolve_config, shipped
 from lit_compress.cli.words import Line, take_apart
-from lit_compress.export.report import final_metric
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
@@ -34,11 +32,11 @@ from lit_compress.run.comparison import (
     words_of,
 )
 from lit_compress.run.folder import Run
-from lit_compress.run.results import other_density
+from lit_compress.run.results import groups, read_results
 from lit_compress.run.workers import Layout, Worker, fairness, gather, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder, json_of
+from lit_compress.utils.files import check_folder
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, screen_table
 
@@ -256,7 +254,7 @@ def run_plan(plan: Plan, workers: int) -> Path:
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
     console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(results, place.out))
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(place.out))
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
@@ -265,24 +263,9 @@ def run_plan(plan: Plan, workers: int) -> Path:
     return page
 
 
-def table(comparison: dict[str, Any], out: Path) -> Table:
+def table(out: Path) -> Table:
     """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
-    budgets = list(dict.fromkeys(cell["budget"] for cell in comparison["cells"]))
-    body = []
-    for label in dict.fromkeys(cell["label"] for cell in comparison["cells"]):
-        mine = [cell for cell in comparison["cells"] if cell["label"] == label]
-        body.append([label, *(_shown([c for c in mine if c["budget"] == budget], out) for budget in budgets)])
+    found = {(group["label"], group["budget"]): group for group in groups(read_results(out).runs)}
+    labels, budgets = dict.fromkeys(label for label, _ in found), dict.fromkeys(budget for _, budget in found)
+    body = [[label, *(pages.cell(found.get((label, budget))) for budget in budgets)] for label in labels]
     return screen_table(["method", *budgets], body)
-
-
-def _shown(cells: Sequence[dict[str, Any]], out: Path) -> str:
-    reports = [json_of(out / cell["run"] / "report.json") for cell in cells if cell["status"] == "done"]
-    values = [final_metric(report) for report in reports]
-    left = {status: sum(cell["status"] == status for cell in cells) for status in ("failed", "running", "missing")}
-    rest = ", ".join(f"{count} {status}" for status, count in left.items() if count)
-    if not values:
-        return rest
-    text = f"{mean(values):.4f}" + (f" ± {stdev(values):.4f} ({len(values)})" if len(values) > 1 else "")
-    stored = other_density(cells[0]["budget"], mean(report["compressed"]["density"] for report in reports))
-    text += "" if stored is None else f", stored {stored:.3f}"
-    return f"{text}, {rest}" if rest else text

@@ -26,7 +26,6 @@ import jinja2
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
 from lit_compress.analysis.pictures import as_svg, curves_figure, pareto_figure, site_table, structure_figure
 from lit_compress.evaluation.answers import answers, changes
-from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
@@ -90,7 +89,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "cell": _cell}
+    environment.filters |= {"number": _number, "cell": cell}
     return environment
 
 
@@ -115,7 +114,7 @@ def _number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def _cell(group: dict[str, Any] | None, density: bool = True) -> str:
+def cell(group: dict[str, Any] | None, density: bool = True) -> str:
     """Return mean, spread and number of runs of a group; it says what is missing, at chance or of another density."""
     if group is None or group["mean"] is None:
         return "-" if group is None else ", ".join(dict.fromkeys(run.status for run in group["runs"]))
@@ -151,9 +150,7 @@ def _study(task: str, metric: str, runs: list[RunResult], number: int) -> dict[s
         here = [group for group in grouped if group["budget"] == budget]
         best = (max if mode == "max" else min)((g["mean"] for g in here if g["mean"] is not None), default=None)
         for group in here:
-            done = [run.report for run in group["runs"] if run.report]
             group["best"] = len(here) > 1 and group["mean"] is not None and group["mean"] == best
-            group["chance"] = bool(done) and all(near_chance(report, "compressed") for report in done)
     return {
         "task": task, "metric": metric, "title": f"dev {metric}", "mode": mode, "groups": grouped, "budgets": budgets,
         "labels": list(dict.fromkeys(group["label"] for group in grouped)),

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
 from lit_compress.analysis.costs import costs_of, mean_costs, mean_gain, shared_gains
+from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
@@ -87,7 +87,7 @@ class Results:
     Attributes:
         folder: that was read.
         runs: in order.
-        command: that makes it all again; "" where it is not known.
+        command: that makes a comparison again; "" outside of one.
         config: of the comparison.
         fairness: how its runs were made equal, one sentence or two; "" outside of one.
     """
@@ -114,16 +114,7 @@ def read_results(folder: Path, command: str = "report") -> Results:
         raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
     runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
     _name_labels(runs)
-    return Results(folder, sorted(runs, key=order), command=_again(folder) if places == [folder] else "")
-
-
-def _again(folder: Path) -> str:
-    """Return the command that makes a run again; "" for an export, whose config is in its report."""
-    if not (folder / "config.yaml").is_file():
-        return ""
-    place = str(_config(folder).get("run_dir") or folder.name).rstrip("/")
-    config, again = quote(f"{place}/config.yaml"), quote(f"{place}-again")
-    return f"python -m lit_compress fit --config {config} --run_dir {again} --ckpt_path null"
+    return Results(folder, sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)))
 
 
 def _is_run(folder: Path) -> bool:
@@ -156,7 +147,7 @@ def read_json(path: Path) -> Any:
 
 
 def _result(folder: Path, name: str) -> RunResult:
-    report, stages = _final(folder), read_json(folder / "stages.json") or []
+    report, stages = read_report(folder), read_json(folder / "stages.json") or []
     config = (report or {}).get("config") or _config(folder)
     method = (report or {}).get("method") or _init(config)[0] or "?"
     status = "done" if report else "running"
@@ -166,16 +157,10 @@ def _result(folder: Path, name: str) -> RunResult:
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """Return the report of a run or an export; None if there is none, or not one of this package."""
+    """Return the report of a run or an export, of its program of integers if it has one; None without one of ours."""
     report = read_json(folder / "report.json")
     fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
-    return report if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
-
-
-def _final(folder: Path) -> dict[str, Any] | None:
-    """Return the report of what a run or an export is for: of its program of integers, if it has one."""
-    report = read_report(folder)
-    return report and of_program(report)
+    return of_program(report) if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -234,7 +219,7 @@ def _comparison(folder: Path) -> Results:
     runs = []
     for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
-        report = _final(place) if place else None
+        report = read_report(place) if place else None
         status = cell.get("status") or "missing"
         status = "missing" if status == "done" and report is None else status
         runs.append(
@@ -249,11 +234,6 @@ def _comparison(folder: Path) -> Results:
         folder, runs, comparison.get("command") or "", comparison.get("config"),
         str(comparison.get("fairness") or ""),
     )  # fmt: skip
-
-
-def order(run: RunResult) -> tuple[Any, ...]:
-    """Return the key by which runs are sorted: label, budget from much to little, seed, name."""
-    return run.label, budget_order(run.budget), run.seed or 0, run.name
 
 
 def budget_order(budget: str) -> tuple[Any, ...]:
@@ -288,6 +268,7 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
     ``bar`` is the spread, or of a single run the standard error. ``each`` has the costs of every finished run by name.
+    ``chance``: none is clearly better than a constant answer.
     ``stored`` is the density if a density was asked for and the stored one is more than 1 % off, else None.
     """
     every = [run for run in runs if run.report]
@@ -301,6 +282,7 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         done = [run for run in some if run.report]
         values = [run.report["compressed"]["metric"] for run in done if run.report]
         entries = [run.report["compressed"] for run in done if run.report]
+        chance = [near_chance(run.report, "compressed") for run in done if run.report]
         own = {run.name: each[run.name] for run in done}
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
         grouped.append({
@@ -309,6 +291,6 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "bar": errors[0] if spread is None and errors else spread,
             "density": (density := mean(e["density"] for e in entries) if entries else None),
             "stored": other_density(budget, density), "gain": mean_gain([gains[run.name] for run in done]),
-            "costs": mean_costs(list(own.values())), "each": own, "runs": some,
+            "costs": mean_costs(list(own.values())), "each": own, "runs": some, "chance": bool(chance) and all(chance),
         })  # fmt: skip
     return grouped

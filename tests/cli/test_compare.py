@@ -15,7 +15,6 @@ from hub import as_a_new_process
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.compare import _shown
 from lit_compress.cli.recipes import COMPARISONS, resolve_config, shipped
 from lit_compress.run.comparison import read_comparison
 from lit_compress.utils.errors import UserError
@@ -80,16 +79,6 @@ def test_mistakes_are_one_line(command, capsys):
     assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
     with pytest.raises(UserError, match=r"claims .* removed in version 0\.3; python -m benchmarks\.comparison\.claims"):
         read_comparison({"methods": {"SVD": None}, "budgets": [0.5], "claims": "claims.yaml"}, "c.yaml")
-
-
-def test_a_density_that_is_not_as_asked_is_told(tmp_path):
-    for name, density in (("a", 0.0337), ("b", 0.0277), ("c", 0.0999)):
-        (tmp_path / name).mkdir()
-        report = {"compressed": {"metric": 0.5, "density": density}}
-        (tmp_path / name / "report.json").write_text(json.dumps(report))
-    cells = [{"run": name, "budget": "density=0.1", "status": "done"} for name in "abc"]
-    assert _shown(cells[:2], tmp_path) == "0.5000 ± 0.0000 (2), stored 0.031"
-    assert _shown(cells[2:], tmp_path) == "0.5000"
 
 
 def test_the_shipped_comparisons_can_be_read():
