@@ -49,17 +49,6 @@ if TYPE_CHECKING:
 
     from lit_compress.calibration.uses import Batch
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.models.budget import Budget
-
-
-def check_budget(budget: Budget | None) -> None:
-    """Refuse a budget that no shapes say.
-
-    Raises:
-        UserError: it is of milliseconds.
-    """
-    if budget is not None and budget.kind == "speedup":
-        raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
 
 
 def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Recovery = NO_RECOVERY) -> dict[str, Any]:

@@ -159,6 +159,8 @@ def find(module: str, name: str) -> _Class | None:
     for node in found[0].body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return _Class(node, module)
+    if module == f"{PACKAGE.name}.methods" and name in methods():  # which finds its classes when it is imported
+        return find(methods()[name], name)
     return find(*found[1][name]) if name in found[1] else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_compress.cli.by_block import check_budget, factorize_by_block
+from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.exporting import print_choices
 from lit_compress.cli.fitting import decide, ended_by_sigterm, settle_budget, warn_missed
 from lit_compress.cli.one_shot import factorize_model, finished_compression, load_model
@@ -103,7 +103,8 @@ def run_factorize(
     job = cli.ready()
     _check_same_model(place, cli.config.model.init_args.backbone)
     if by_block:
-        check_budget(job.method.budget)
+        if (budget := job.method.budget) is not None and budget.kind == "speedup":
+            raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
         if job.method.kinds:
             raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
         return factorize_by_block(place, settle_budget(cli), cli.dump(), recovery)

@@ -23,7 +23,7 @@ from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
 from lit_compress.models.shards import stored_dtype
 from lit_compress.models.storage import load_net
-from lit_compress.run.finish import export_run, share_weights
+from lit_compress.run.finish import export_run
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
@@ -37,7 +37,7 @@ from lit_compress.run.solve import Storage
 from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import check_folder, read_json
+from lit_compress.utils.files import check_folder, link_if_equal, read_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import alone
 from lit_compress.utils.tables import print
@@ -277,7 +277,8 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
     data = job.data.read_by(load_tokenizer(dense, job.data.record))
     data.backbone = dense
     report = export_run(run, run.folder / "export", job.method, data, job.storage.choices)
-    share_weights(run.net(list(run.finished())[-1]), run.folder / "export")
+    for path in run.net(list(run.finished())[-1]).glob("*.safetensors"):  # a run has equal weights once on disk
+        link_if_equal(path, run.folder / "export" / path.name)
     keep_details(run, data)
     run.keep("report.json", report)
     log_report(run, report, job.trainer.get("logger"))

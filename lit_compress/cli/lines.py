@@ -29,17 +29,6 @@ from lit_compress.utils.tables import print
 OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
 
 
-def check_method(name: str) -> None:
-    """Refuse a method that there is not.
-
-    Raises:
-        UserError: see above.
-    """
-    package, _, last = name.rpartition(".")
-    if package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
-        raise UserError(f"model.class_path: unknown method '{name}'; {nearest(last, catalogue.methods())}")
-
-
 def check_line(line: Line) -> None:
     """Refuse mistakes that show before anything heavy is imported: a name of an option, a config, a method.
 
@@ -48,8 +37,9 @@ def check_line(line: Line) -> None:
     """
     config = merged_configs(line)
     method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
-    if method:
-        check_method(str(method))
+    package, _, last = str(method or "").rpartition(".")
+    if method and package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
+        raise UserError(f"model.class_path: unknown method '{method}'; {nearest(last, catalogue.methods())}")
     check_names(line, method)
     check_config(config, method)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import filecmp
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
-from lit_compress.cli.options import CommandLine, method_class
+from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.data.sources import CUSTOM, is_one_table
 from lit_compress.export.modelling import check_own_code
@@ -26,7 +26,7 @@ from lit_compress.models.foreign import check_form
 from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.config import checked_config
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, flatten
 from lit_compress.run.guard import check_evaluation, check_loading
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
@@ -267,8 +267,7 @@ def _method(model: Mapping[str, Any], line: Line, needed: bool) -> tuple[str, di
         if name in catalogue.methods():
             return f"{methods.__name__}.{name}", init
     elif path == (line.last("model") or line.last("model.class_path")):
-        if kind := method_class(path):
-            _refuse_functions(_hints(kind), init, "model")
+        _refuse_functions(path, init)
         return path, init
     if not needed:
         return f"{methods.__name__}.{_ANY}", {key: init[key] for key in _COMMON if key in init}
@@ -278,38 +277,15 @@ def _method(model: Mapping[str, Any], line: Line, needed: bool) -> tuple[str, di
     )
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a class's arguments by name, with the arguments of its base classes."""
-    if is_dataclass(kind):
-        return get_type_hints(kind)
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        if issubclass(base, methods.Method) and "__init__" in vars(base):
-            try:
-                hints |= get_type_hints(vars(base)["__init__"])
-            except NameError:  # of names that only type checkers know
-                hints |= dict.fromkeys(vars(base)["__init__"].__annotations__)
-    return hints
-
-
-def _refuse_functions(hints: Mapping[str, Any], values: Mapping[str, Any], what: str) -> None:
-    """Refuse strings for arguments that take no string: the parser would import what they name.
+def _refuse_functions(path: str, init: Mapping[str, Any]) -> None:
+    """Refuse strings for arguments of a method that take no string: the parser would import what they name.
 
     Raises:
         UserError: there is one.
     """
-    for name, value in values.items():
-        kinds = _kinds(hints.get(name, str))
-        if isinstance(value, dict):
-            for settings in (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)):
-                _refuse_functions(_hints(settings), value, f"{what}.{name}")
-        elif any(isinstance(one, str) for one in (value if isinstance(value, list) else [value])) and str not in kinds:
-            raise UserError(f"{what}.{name}: '{value}' is no plain value; a stored config cannot name classes")
-
-
-def _kinds(hint: Any) -> set[Any]:
-    """Return the types in a type hint; ``str`` for words of a ``Literal``."""
-    if get_origin(hint) is Literal:
-        return set(map(type, get_args(hint)))
-    parts = [part for parts in get_args(hint) for part in (parts if isinstance(parts, list) else [parts])]
-    return set().union(*map(_kinds, parts), [] if isinstance(hint, list) else [hint])
+    known = catalogue.of_method(path)
+    for name, value in flatten(init, "model").items():
+        kind = known[name].kind if name in known else "str"
+        texts = any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
+        if texts and "str" not in kind and "Literal" not in kind:
+            raise UserError(f"{name}: '{value}' is no plain value; a stored config cannot name classes")

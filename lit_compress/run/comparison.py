@@ -243,14 +243,9 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
-def as_text(value: Any) -> str:
-    """Return a value as options take it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line."""
-    return [f"--{name}={as_text(value)}" for name, value in options.items()]
+    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
 
 
 def shares(entry: Entry) -> dict[str, float]:

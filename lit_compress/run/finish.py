@@ -19,7 +19,6 @@ from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import link_if_equal
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -75,16 +74,3 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     config = run.config() | {"trust_remote_code": trusts_code()}
     source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)
     return write_export(out, source, choices)
-
-
-def share_weights(net: Path, export: Path) -> None:
-    """Replace the weights of the last stage's model by hard links to the equal files of its export.
-
-    A run then has them once on disk. Files that differ stay, e.g. those of another dtype or vocabulary.
-
-    Args:
-        net: folder of the stage's model.
-        export: folder of the export.
-    """
-    for path in net.glob("*.safetensors"):
-        link_if_equal(path, export / path.name)

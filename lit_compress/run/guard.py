@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from lit_compress.stages.base import Stage
 
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
+LESS = (
+    "half of --data.batch_size with twice --trainer.accumulate_grad_batches makes the same steps; "
+    "--model.STAGE.parameters lora and a smaller model need less as well"
+)
 TRAINED, UNTRAINED = 4, 2  # times the model: with its gradient and AdamW's moments; beside the model it is made of
 
 
@@ -64,30 +68,17 @@ def check_fit(job: Job) -> None:
         UserError: the machine has less.
     """
     made = bare_trainer(job.trainer)
-    device, texts = made.strategy.root_device, job.data.batch_size
+    device = made.strategy.root_device
     copies = made.num_devices if device.type == "cpu" else 1
-
-    def largest(texts: int) -> tuple[float, str]:
-        return max((copies * size, name) for name, size in _stages(job, texts, device))
-
-    def less() -> str:
-        fewer = texts
-        while (fewer := fewer // 2) and (free := _free(device)):
-            if largest(fewer)[0] <= WARN * free:
-                steps = job.data.accumulate * -(-texts // fewer)
-                return f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps"
-        lora = [s.name for s in job.method.stages() if s.settings.offers_lora and s.settings.updates is None]
-        return f"--model.{lora[-1]}.parameters lora or a smaller model needs less" if lora else "give a smaller model"
-
-    size, name = largest(texts)
-    check_memory(name, size, less, device)
+    size, name = max((copies * size, name) for name, size in _stages(job, device))
+    check_memory(name, size, lambda: LESS, device)
 
 
-def _stages(job: Job, texts: int, device: torch.device) -> Iterator[tuple[str, float]]:
-    """Yield the name of every stage, and the bytes that it needs with batches of ``texts``."""
+def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
+    """Yield the name of every stage, and the bytes that it needs."""
     method, net = job.method, copy.deepcopy(job.dense)
     rows, length = job.data.train_dataloader().largest
-    shape, most = (min(texts, rows), length), most_kept(device, method.kind.over_vocabulary)
+    shape, most = (min(job.data.batch_size, rows), length), most_kept(device, method.kind.over_vocabulary)
     half = "16" in str(job.trainer.get("precision") or "")
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from dataclasses import asdict
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from lit_compress.export.choices import Choices
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import link_if_equal
 
 CONFIG = {
     "run_dir": "a",
@@ -121,3 +125,67 @@ def test_a_run_with_an_option_that_is_gone_is_read_and_does_not_go_on(tmp_path):
     assert run.density("speedup=2x") == 0.5
     with pytest.raises(UserError, match=r"cannot go on: removes 'both': this value was removed in version 0\.3; auto"):
         run.removal(["speedup=2x", "structures", "components"])
+
+
+@pytest.fixture
+def done(tmp_path):
+    """A finished run: its records, and words in place of its models."""
+    made = Run(tmp_path / "run")
+    made.begin(CONFIG)
+    for name in ("dense", "prune"):
+        made.net(name).mkdir(parents=True)
+        (made.net(name) / "model.safetensors").write_text(name)
+        made.finish({"name": name})
+    return made
+
+
+def gone() -> int:
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def claim(run):
+    with run.claim():
+        (run.folder / ".lock").unlink()
+
+
+def test_what_killed_processes_left_goes_and_all_else_stays(done):
+    """Checkpoints of a stage whose model is not there stay, and files of a process that runs."""
+    done.finish({"name": "retrain"})
+    kept = [path for path in done.folder.rglob("*") if path.is_file()]
+    kept += [done.stage("retrain") / name for name in ("best.ckpt", "last.ckpt", ".best.ckpt.tmp")]
+    kept += [done.folder / f".export.{os.getpid()}.tmp", done.stage("retrain") / f".net.{gone()}.old"]
+    left = [done.stage("dense") / name for name in ("best.ckpt", "last.ckpt", ".last.ckpt.tmp")]
+    left += [done.folder / f".stages.json.{gone()}.tmp", done.stage("dense") / f".net.{gone()}.old" / "x"]
+    for path in (*kept, *left):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    claim(done)
+    assert sorted(path for path in done.folder.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_links_are_not_followed(done, tmp_path):
+    """Not a stage's folder that is a link, not a stage whose name is a path."""
+    other = tmp_path / "other"
+    shutil.move(done.stage("prune"), other)
+    done.stage("prune").symlink_to(other)
+    (other / "best.ckpt").write_text("mine")
+    claim(done)
+    assert (other / "best.ckpt").exists()
+    done.finish({"name": "../other"})
+    with pytest.raises(UserError, match="holds something else than the records of stages"):
+        claim(done)
+
+
+def test_equal_files_are_stored_once(tmp_path, monkeypatch):
+    """Where links are possible."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("same"), other.write_text("same")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+        link_if_equal(one, other)
+    assert not one.samefile(other)
+    link_if_equal(one, other)
+    assert one.samefile(other)
