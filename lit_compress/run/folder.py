@@ -28,7 +28,7 @@ from lit_compress.export.sentences import write_sentences
 from lit_compress.models.storage import save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import left_behind, read_json, read_yaml, remove, yaml_text
+from lit_compress.utils.files import read_json, read_yaml, remove, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 from lit_compress.utils.removed import removed_value
 
@@ -230,7 +230,7 @@ class Run:
             if self.stage(stage) in own and (self.net(stage) / "model.safetensors").is_file():
                 self.remove_checkpoints(stage)
         for folder in (self.folder, *own):
-            for path in [*left_behind(folder)]:
+            for path in [*folder.glob(".*.tmp")]:
                 remove(path)
 
     def remove_checkpoints(self, stage: str) -> None:

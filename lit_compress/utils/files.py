@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import filecmp
-import glob
 import json
 import os
 import re
@@ -55,23 +54,21 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
-    (Linux), one of both is there at every moment. Leftovers of killed processes next to it are removed.
+    (Linux), one of both is there at every moment. What a killed process left is written anew.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_left_behind(folder.parent, folder.name)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    remove(temporary)
     temporary.mkdir()
     try:
         yield temporary
         _as_umask(temporary)
         if folder.exists() and not _exchange(temporary, folder):
-            folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}.old"))
-        if temporary.exists() and not folder.exists():
+            remove(folder)
+        if not folder.exists():
             temporary.rename(folder)
-        shutil.rmtree(folder.with_name(f".{folder.name}.{os.getpid()}.old"), ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -84,53 +81,12 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
-_LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>tmp|old)")
-
-
-def left_behind(parent: Path) -> Iterator[Path]:
-    """Yield half-written files and folders of processes that are gone, and replaced ones whose successor is there."""
-    for path in parent.glob(".*"):
-        match = _LEFT_BEHIND.fullmatch(path.name)
-        if match is None or _runs(int(match["pid"])):
-            continue
-        if match["kind"] == "tmp" or path.with_name(match["name"]).exists():
-            yield path
-
-
-def remove_left_behind(parent: Path, name: str) -> None:
-    """Remove killed processes' leftovers of ``parent/name``; a replaced one without a successor gets its name back."""
-    for path in [*parent.glob(f".{glob.escape(name)}.*.old")]:
-        match = _LEFT_BEHIND.fullmatch(path.name)
-        if match and match["name"] == name and not _runs(int(match["pid"])) and not (parent / name).exists():
-            path.rename(parent / name)
-    for path in [*left_behind(parent)]:
-        if path.name.startswith(f".{name}."):
-            remove(path)
-
-
 def remove(path: Path) -> None:
     """Remove a file or a folder; it may be gone already."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _runs(pid: int) -> bool:
-    """Return whether there is a process of this number here that may write to the folder.
-
-    One that has ended keeps its number until its parent asks how, or for a child of a killed process until the system
-    does. Linux tells them apart.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # of another user
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    return True
 
 
 def _as_umask(folder: Path) -> None:
@@ -146,11 +102,7 @@ def _as_umask(folder: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to ``path``, and rename it to ``path`` when the context ends without error.
-
-    Leftovers of killed processes are removed.
-    """
-    remove_left_behind(path.parent, path.name)
+    """Yield a temporary file next to ``path``, and rename it to ``path`` when the context ends without error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

@@ -43,14 +43,6 @@ def test_interrupted_write_leaves_what_was_there(tmp_path):
     assert [p.name for p in folder.iterdir()] == ["b"]
 
 
-def test_what_a_killed_process_left_of_the_file_goes(tmp_path):
-    left, other = tmp_path / ".rows.4194999.tmp", tmp_path / ".columns.4194999.tmp"  # beyond the largest number
-    for path in (left, other):
-        path.write_text("hal")
-    write_text(tmp_path / "rows", "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "rows"]
-
-
 def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", _told_by_main)
 
