@@ -22,7 +22,6 @@ from lit_compress.models.checks import (
     check_tokenizer,
     is_finetuned,
     refuse_compressed,
-    warn_of_order,
 )
 from lit_compress.models.foreign import check_form
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
@@ -295,8 +294,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
         return False
     with _one_line("configuration", str(folder)):
         config = _read_config(f"model.backbone: '{backbone}'", folder)
-        warn_of_order(f"model.backbone: '{backbone}'", config, task)
-        return is_finetuned(config, task)
+        return is_finetuned(f"model.backbone: '{backbone}'", config, task)
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:

@@ -238,40 +238,30 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         )
 
 
-def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
+def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:
     """Return whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 
-    Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count.
-    """
-    names = _classes(config, task)
-    return bool(names) and _plain(names) == _plain(task.labels)
-
-
-def _classes(config: PreTrainedConfig, task: Task) -> list[str]:
-    """Return the names of the classes of a head of the type of ``task``, in its order; [] for another head."""
-    kind = task_type(task)
-    if not (task.labels and (config.architectures or [""])[0].endswith(kind.suffix)):
-        return []
-    if kind.problem and (config.problem_type or "single_label_classification") != kind.problem:
-        return []
-    return [str(name) for _, name in sorted((config.id2label or {}).items())]
-
-
-def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
-    """Warn of a head that was trained on the classes of ``task`` in another order: its answers would be exchanged.
+    Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count. Of a head
+    with the classes in another order it warns: its answers would be exchanged.
 
     Args:
         what: option and value, the start of the message.
         config: of the model.
         task: what the head is to be used for.
     """
-    names = _classes(config, task)
-    if _plain(names) == _plain(task.labels) or sorted(_plain(names)) != sorted(_plain(task.labels)):
-        return
-    rank_zero_warn(
-        f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): its "
-        f"head is trained again, from exchanged answers{_in_this_order(names, task)}"
-    )
+    kind = task_type(task)
+    answers = (config.architectures or [""])[0].endswith(kind.suffix)
+    asked = kind.problem in (None, "", config.problem_type or "single_label_classification")
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    given, wanted = _plain(names), _plain(task.labels)
+    if not (wanted and answers and asked and sorted(given) == sorted(wanted)):
+        return False
+    if given != wanted:
+        rank_zero_warn(
+            f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): "
+            f"its head is trained again, from exchanged answers{_in_this_order(names, task)}"
+        )
+    return given == wanted
 
 
 def _in_this_order(names: list[str], task: Task) -> str:
