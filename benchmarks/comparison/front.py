@@ -165,11 +165,17 @@ def runner(options: Any, task: str, key: str) -> Callable[[dict[str, Any]], Any]
     return lambda inputs: vectors.run(inputs["input_ids"] % len(vectors.table), texts)
 
 
+def has_vnni(info: str) -> bool:
+    """Return whether a processor, by its /proc/cpuinfo, adds products of 8-bit integers in 32 bits."""
+    flags = {word for line in info.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(flags & {"avx512_vnni", "avx_vnni", "asimddp"})
+
+
 def measure(options: Any, task: str) -> None:
     """Time the programs of all rows of a task in turns, if a row is new."""
     import numpy
 
-    from lit_compress.utils.timing import adds_integers, in_turns, pinned, speedup, summary
+    from lit_compress.utils.timing import in_turns, pinned, speedup, summary
 
     made = [key for key in ROWS if (options.results / f"{task}-{key}.json").is_file()]
     file = options.results / f"{task}-{TIMES}.json"
@@ -193,7 +199,7 @@ def measure(options: Any, task: str) -> None:
             print(f"{texts} x {tokens}:", {key: round(s["median"], 2) for key, s in shapes[-1]["faster"].items()})
     about = {
         "name": f"{task}-{TIMES}", "task": task, "threads": options.threads, "rows": made, "shapes": shapes,
-        "vnni": adds_integers(Path("/proc/cpuinfo").read_text()),
+        "vnni": has_vnni(Path("/proc/cpuinfo").read_text()),
     }  # fmt: skip
     common.write(options, f"{task}-{TIMES}", {**about, **common.frame()})
 

@@ -27,7 +27,6 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
-from lit_compress.utils.timing import integers_note
 
 if TYPE_CHECKING:
     from lit_compress.cli.words import Line
@@ -203,9 +202,6 @@ def _show(result: dict[str, Any], output: Path) -> None:
                 print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
             if entry["far"]:
                 print(far_line(entry, result["programs"]))
-        integers = result["device"] == "cpu" and any(entry["dtype"] == "int8" for entry in result["programs"])
-        if integers and (said := integers_note()):
-            print(said)
     if result["shapes"]:
         console.print(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")

@@ -26,7 +26,6 @@ from lit_compress.export.quantize import Feed, fold, quantize_onnx, quantize_ope
 from lit_compress.export.runtimes import peak_mib
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-from lit_compress.utils.timing import integers_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -203,8 +202,6 @@ def quantize_program(
     """
     path, results = folder / made["file"], tuple(made["outputs"])
     writes, told = net.can_generate(), dict[str, Any](examples=0)
-    if not writes and (said := integers_note()):
-        note(said)
     if dtype == "int4":
         best = path.with_name(f"best.{path.name}")
         told = best_weights(path, best, net, data, results)

@@ -63,8 +63,7 @@ def trim() -> None:
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that new work of this process can have; None if the system does not say.
 
-    These are the machine's available memory and free swap, or less if a limit of a container (a cgroup, version 1 or 2)
-    is nearer.
+    These are the machine's available memory and free swap, or less if a limit of a container (a cgroup) is nearer.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -80,19 +79,15 @@ def _left_in_cgroups(root: Path) -> list[int]:
     left = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers:  # of version 1
             continue
-        names = ("memory.max", "memory.current", "inactive_file")
         top = root / "sys/fs/cgroup"
-        if controllers:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            top = top / "memory"
         folder = top / path.lstrip("/")
         for there in (folder, *folder.parents):
-            limit, used = (_text(there / name).strip() for name in names[:2])
+            limit, used = (_text(there / name).strip() for name in ("memory.max", "memory.current"))
             if limit.isdigit() and used.isdigit():
                 files = next((int(w[1]) for w in map(str.split, _text(there / "memory.stat").splitlines())
-                              if w[0] == names[2]), 0)  # fmt: skip
+                              if w[0] == "inactive_file"), 0)  # fmt: skip
                 left.append(max(0, int(limit) - int(used) + files))
             if there == top:
                 break

@@ -32,27 +32,6 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def adds_integers(info: str) -> bool | None:
-    """Return whether a processor adds products of 8-bit integers in 32 bits: VNNI, or Arm's dot product.
-
-    Args:
-        info: content of /proc/cpuinfo; without flags the answer is None.
-    """
-    flags = {word for line in info.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
-    return bool(flags & {"avx512_vnni", "avx_vnni", "asimddp"}) if flags else None
-
-
-def integers_note() -> str | None:
-    """Return a line on programs of 8-bit integers if this machine's processor has no instructions for them."""
-    info = Path("/proc/cpuinfo")
-    if adds_integers(info.read_text() if info.is_file() else "") is not False:
-        return None
-    return (
-        "int8: this processor has no VNNI instructions and adds two products in 16 bits. The weights take 7 of 8 bits, "
-        "so that nothing overflows; int8 programs of other tools may. All are faster on a processor with VNNI"
-    )
-
-
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
     """Work with a fixed number of threads, without gradients: more threads than free cores give noise."""

@@ -81,12 +81,3 @@ def test_limits_of_containers_count(tmp_path, path):
         "sys/fs/cgroup/a/b/memory.max": "max\n",
     }
     assert free_memory(made(tmp_path, MACHINE | files)) == 1_700_000
-
-
-def test_limits_of_version_1(tmp_path):
-    files = {
-        "proc/self/cgroup": "4:cpu:/x\n3:memory:/x\n",
-        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "2000000\n",
-        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "1500000\n",
-    }
-    assert free_memory(made(tmp_path, MACHINE | files)) == 500_000

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_compress.utils import timing
 from lit_compress.utils.timing import STEADY, Speedup, in_turns, is_steady, pinned, speedup, spread, summary
 
 
@@ -92,15 +91,3 @@ def test_threads_and_gradients_are_given_back():
         assert torch.get_num_threads() == before + 1 and torch.is_inference_mode_enabled()
         1 / 0  # noqa: B018
     assert torch.get_num_threads() == before and not torch.is_inference_mode_enabled()
-
-
-@pytest.mark.parametrize(
-    ("info", "answer"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512_vnni\n", True), ("flags\t: avx_vnni avx2\n", True),
-        ("model name\t: AMD EPYC\nflags\t\t: fpu avx2 fma\n", False), ("Features\t: fp asimd asimddp\n", True),
-        ("Features\t: fp asimd\n", False), ("", None),
-    ],
-)  # fmt: skip
-def test_the_flags_of_a_processor_say_how_it_adds_integers(info, answer):
-    assert timing.adds_integers(info) is answer
