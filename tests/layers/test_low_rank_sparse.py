@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.layers import LAYERS, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear
 from lit_compress.numerics.decompose import decompose
 
 SHAPES = [(6,), (1, 6), (3, 6), (2, 3, 6), (1, 4, 6), (2, 3, 2, 6), (0, 6)]
@@ -107,28 +107,6 @@ def test_gradients_of_the_deployed_form():
         module(x).square().sum().backward()
     assert torch.allclose(fused.left.grad, layer.left.grad)
     assert torch.allclose(fused.right.grad, torch.cat([layer.right.grad, layer.sparse.grad[[0, 3, 7]]]))
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_half_precision_autocast(rank):
-    layer, x = make(rank, kept=(1, 2)).float(), torch.randn(3, 5, 6)
-    fused = layer.fuse()
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        y = fused(x)
-    assert y.dtype == torch.bfloat16
-    assert torch.allclose(y.float(), layer(x), atol=0.15)
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_spec_gives_the_shapes(rank):
-    layer = make(rank, kept=(0,), bias=False)
-    for module in (layer, layer.fuse(), make(kept=()).fuse(), SizedLinear(3, 0), SizedLinear(0, 3, bias=False)):
-        spec = module.spec()
-        empty = LAYERS[spec.pop("kind")](**spec)
-        assert type(empty) is type(module) and empty.spec() == module.spec()
-        assert {k: v.shape for k, v in empty.state_dict().items()} == {
-            k: v.shape for k, v in module.state_dict().items()
-        }
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -24,12 +24,6 @@ def folder() -> Path:
     return embedded.build_backbone(TASK)
 
 
-def test_the_areas_are_the_labels_of_the_task():
-    assert tuple(sorted(embedded.AREAS)) == TASK.labels
-    modules = " ".join(embedded.AREAS.values()).split()
-    assert len(modules) == len(set(modules))
-
-
 def test_sizes_and_balance(splits):
     assert len(splits["train"]) >= 4000 and len(splits["validation"]) >= 400 and len(splits["test"]) >= 400
     counts = Counter(row["label"] for row in splits["validation"])
@@ -60,39 +54,10 @@ def test_sources_that_are_missing_or_broken_are_left_out(tmp_path):
     assert [row["area"] for row in rows] == ["text"]
 
 
-def test_no_sources_at_all_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(UserError, match="found no sources"):
-        embedded._docstring_splits(tmp_path)
-
-
-def test_the_backbone_loads_and_knows_the_words(folder):
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    net = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=8)
-    assert (net.config.num_hidden_layers, net.config.hidden_size, net.config.vocab_size) == (
-        4,
-        128,
-        len(tokenizer),
-    )
-    tokens = tokenizer("Return the socket's file descriptor", "zyxwv")
-    assert (
-        len(tokens["input_ids"]) == len(tokens["token_type_ids"]) and tokenizer.unk_token_id not in tokens["input_ids"]
-    )
-    assert tokenizer.model_max_length == 128
-    assert net(**tokenizer("a b", return_tensors="pt")).logits.shape == (1, 8)
-
-
 def test_the_backbone_is_reused_and_other_tasks_get_the_same(folder):
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert embedded.build_backbone(get_task("sst2")) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
-
-
-def test_longer_tasks_are_refused():
-    with pytest.raises(UserError, match="'embedded' reads 128 tokens, task 'docstrings' has 129"):
-        embedded.build_backbone(replace(TASK, max_length=129))
 
 
 def test_the_same_files_every_time(folder, tmp_path, splits):
@@ -102,3 +67,11 @@ def test_the_same_files_every_time(folder, tmp_path, splits):
     assert torch.equal(state, torch.get_rng_state())
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_no_sources_at_all_and_longer_tasks_are_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="'embedded' reads 128 tokens, task 'docstrings' has 129"):
+        embedded.build_backbone(replace(TASK, max_length=129))
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(UserError, match="found no sources"):
+        embedded._docstring_splits(tmp_path)
