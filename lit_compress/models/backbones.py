@@ -24,7 +24,7 @@ from lit_compress.models.checks import (
     refuse_compressed,
 )
 from lit_compress.models.foreign import check_form
-from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
+from lit_compress.models.own_code import check_code, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.sites import set_pattern
 from lit_compress.models.surgery import as_linears
@@ -298,14 +298,8 @@ def finetuned_on(backbone: str, task: Task) -> bool:
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint.
-
-    Raises:
-        UserError: it has code of its own, whose forward does not name its inputs.
-    """
+    """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
 
     made = _auto_class(task_type_of_net(config))
-    net = made.from_config(config, dtype=torch.float32, trust_remote_code=trusts_code())
-    check_forward(net)
-    return as_linears(net)
+    return as_linears(made.from_config(config, dtype=torch.float32, trust_remote_code=trusts_code()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,20 +171,6 @@ def file_of(net: PreTrainedModel) -> str | None:
     """Return the name, without suffix, of the file that a model's class is from; None for a class of transformers."""
     package, _, file = type(net).__module__.rpartition(".")
     return file if package.startswith("transformers_modules") else None
-
-
-def check_forward(net: PreTrainedModel) -> None:
-    """Refuse a model whose class is not from transformers and whose forward does not name its inputs (``**kwargs``).
-
-    Raises:
-        UserError: it does not.
-    """
-    takes = signature(type(net).forward).parameters
-    if file_of(net) and not {"input_ids", "attention_mask"} <= takes.keys():
-        raise UserError(
-            f"model.backbone: the forward of {type(net).__name__} has no parameters input_ids and attention_mask "
-            f"({', '.join(takes)}); name them in {file_of(net)}.py"
-        )
 
 
 def save_code(net: PreTrainedModel, folder: Path) -> None:

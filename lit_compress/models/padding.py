@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -67,26 +66,14 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     if not finds_last(config, task):
         tokenizer.pad_token = own or end
         return
-    special, last, name = _special(tokenizer), _last(tokenizer), what.partition(": ")[2]
+    special, last = _special(tokenizer), _last(tokenizer)
     named = tokenizer.convert_ids_to_tokens(config.pad_token_id) if names_padding(config) else None
     if named in special:
-        if named == last:
-            note(
-                f"{name}: '{named}' pads and ends every text, so the head reads the token before it; if it "
-                "was trained to read the end, take pad_token_id out of its config.json"
-            )
-        if own not in (None, named):
-            note(
-                f"{name}: '{named}' pads, as its config.json says, and not '{own}', as its tokenizer says; a head that "
-                f"was trained on texts padded with '{own}' reads another token now"
-            )
         tokenizer.pad_token = named
         return
     free = [token for token in (own, end, tokenizer.unk_token, *special) if token not in (None, last)]
     if not free:
         raise UserError(f"{what}: its tokenizer has no padding token, and '{last}' ends every text; add one")
-    if last == (own or end):
-        note(f"{name}: '{free[0]}' pads, as '{last}' ends every text and the head reads it")
     tokenizer.pad_token = free[0]
 
 

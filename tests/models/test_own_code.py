@@ -180,18 +180,6 @@ def test_code_that_cannot_be_used_is_one_line(change, words, own, tiny_data, tmp
     assert words in fails(capsys, *command) and not (tmp_path / "out").exists()
 
 
-def test_inputs_that_a_forward_does_not_name_are_one_line(own, ran, tiny_data, tmp_path, capsys):
-    path = own / "modeling_doubled.py"
-    (own / "configuration_doubled.py").write_text(
-        f"{CONFIG}# another file: transformers keeps one net for a class of it\n"
-    )
-    named = "input_ids=None, attention_mask=None, token_type_ids=None, labels=None, **"
-    path.write_text(NET.replace(named, "*args, **")
-                    .replace("input_ids, attention_mask, token_type_ids, labels=labels", "*args"))  # fmt: skip
-    command = ["factorize", own, tmp_path / "out", "--trust_remote_code", *options(tiny_data)]
-    assert "has no parameters input_ids and attention_mask (self, args, kwargs)" in fails(capsys, *command)
-
-
 def test_a_class_that_transformers_took_over_needs_no_code(own, ran, tiny_data, tmp_path, capsys):
     """As that of Phi-3; no file of the export names code that is not in it."""
     named = {"AutoConfig": "BertConfig", "AutoModelForSequenceClassification": "BertForSequenceClassification"}
