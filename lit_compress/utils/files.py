@@ -54,7 +54,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
-    (Linux), one of both is there at every moment. What a killed process left is written anew.
+    (Linux), one of both is there at every moment. Leftovers of a killed process are replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.tmp")
