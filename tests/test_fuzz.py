@@ -121,15 +121,6 @@ def test_sizes_are_compared_before_memory_is_taken(case, tmp_path):
     assert answer["mib"] < 200
 
 
-def test_a_model_larger_than_its_weights_is_refused(tmp_path, capsys):
-    folder = shutil.copytree(checks.OLD / "lpaf" / "dense" / "net", tmp_path / "model")
-    (folder / "structure.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2**22}))
-    line = fails(capsys, "validate", folder, "--data.task", "sst2", "--data.path", checks.OLD / "data")
-    assert "its config.json describes" in line and "its weights have" in line
-
-
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from benchmarks.analysis.truncation import TableRows, as_matrix
 from lit_compress import methods
-from lit_compress.models.sites import find_sites, linear_at
+from lit_compress.models.sites import find_sites, module_at
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks import TaskType, task_type
@@ -38,7 +38,7 @@ def calibrated_sensitivity(
         batches: examples of the task, with labels.
         kind: of the task.
     """
-    weights = {site.name: linear_at(net, site.name).weight for site in find_sites(net)}
+    weights = {site.name: module_at(net, site.name, nn.Linear).weight for site in find_sites(net)}
     total = [torch.zeros(len(weight)) for weight in weights.values()]
     count, task = 0, task_type(kind)
     for batch in batches:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.sites import find_sites, linear_at
+from lit_compress.models.sites import find_sites, module_at
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.numerics.ranks import rank_for_ratio, stored
 from lit_compress.utils.progress import track
@@ -29,7 +29,7 @@ TableRows = list[dict[str, Any]]
 
 def site_weights(net: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weight [out, in] of every site; a weight that several layers share comes once."""
-    return {site.name: linear_at(net, site.name).weight.detach() for site in find_sites(net)}
+    return {site.name: module_at(net, site.name, nn.Linear).weight.detach() for site in find_sites(net)}
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decom
         weights: by site.
         decomposer: has the means of inputs, whose outputs the biases keep; None: they stay.
     """
-    modules = {name: linear_at(net, name) for name in site_weights(net) if name in weights}
+    modules = {name: module_at(net, name, nn.Linear) for name in site_weights(net) if name in weights}
     kept = {name: (m.weight.clone(), None if m.bias is None else m.bias.clone()) for name, m in modules.items()}
     try:
         for name, module in modules.items():

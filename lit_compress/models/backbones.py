@@ -17,7 +17,6 @@ from lit_compress.models import embedded
 from lit_compress.models.checks import (
     check_counts,
     check_head,
-    check_size,
     check_tensors,
     check_tokenizer,
     is_finetuned,
@@ -208,7 +207,6 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
     refuse_compressed(what, Path(name))
     config = load_config(backbone, task, sites=sites)
     with _one_line("model", name):
-        check_size(what, Path(name), lambda: empty_net(config))
         net, info = _read_net(name, task, config=config, key_mapping=_renamed(config, task))
         check_tensors(what, net, info, new_head=True)
     task_type(task).configure(net, task)
@@ -262,7 +260,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
     """Return the configuration of a model that was fine-tuned on ``task``; no weights are read.
 
     Raises:
-        UserError: as :func:`load_finetuned`, as far as the configuration and the sizes of the files say it.
+        UserError: as :func:`load_finetuned`, as far as the configuration says it.
     """
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
@@ -271,7 +269,6 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
         kind.adopt(config, Path(folder), option)
         check_head(what, config, task)
         own_class(what, config, kind.auto_class)
-        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config, trust_remote_code=trusts_code()))
     set_padding(config, name, task, option)
     return config
 

@@ -7,19 +7,14 @@ head answers for labels that it was not trained on. Here each of them is one lin
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_compress.models.foreign import FLOAT
 from lit_compress.models.own_code import is_exported
-from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import header_of
 from lit_compress.models.sites import gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
@@ -47,7 +42,6 @@ def is_compressed(folder: Path) -> bool:
 _COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
 _SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
 MOST_COUNTED, MOST_SIZED = 4096, 2**24
-NEW_HEAD = 2**24  # parameters that a file may lack
 
 
 def check_counts(what: str, folder: Path) -> None:
@@ -70,30 +64,6 @@ def check_counts(what: str, folder: Path) -> None:
         most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
         if most is not None and isinstance(value, int | float) and not abs(value) <= most:
             raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
-
-
-def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
-    """Refuse a folder whose weights are integers, or a much smaller model than it describes, before memory is taken.
-
-    Args:
-        what: option and value, the start of the message.
-        folder: of the model; a hub name is no folder.
-        build: function that builds the model of the configuration.
-
-    Raises:
-        UserError: it does.
-    """
-    tensors = {name: entry for file in folder.glob("*.safetensors") for name, entry in header_of(file).items()}
-    if integer := next((n for n, (kind, _) in tensors.items() if n.endswith("weight") and kind[0] in "IU"), None):
-        raise UserError(f"{what} is quantized ('{integer}' is of type {tensors[integer][0]}); {FLOAT}")
-    stored = sum(math.prod(shape) for _, shape in tensors.values())
-    stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
-    described = sum(value.numel() for value in without_values(build).parameters()) if stored else 0
-    if described > 1.5 * stored + NEW_HEAD:
-        raise UserError(
-            f"{what}: its config.json describes {described:,} parameters, its weights have {stored:,}; give the folder "
-            "of a whole model"
-        )
 
 
 def refuse_compressed(what: str, folder: Path) -> None:

@@ -21,7 +21,6 @@ ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.b
 MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
-_OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml", ".gguf")  # weights of other programs
 _GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) reads it, and save_pretrained writes the folder"
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
 _READ = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
@@ -48,12 +47,8 @@ def check_form(what: str, path: Path) -> None:
     if settings := _quantized(path):
         raise UserError(f"{what} is quantized ({quantization_method(settings)}); {FLOAT}")
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
-    others = sorted(name for name in names if name.endswith(_OTHERS))
-    if others and not weights and not any(name.endswith((".safetensors", ".bin")) for name in names):
-        raise UserError(
-            f"{what} has only the weights of another program, '{others[0]}', which cannot be read; "
-            f"{_GGUF if others[0].endswith('.gguf') else 'give a folder of safetensors'}"
-        )
+    if not weights and (gguf := sorted(name for name in names if name.endswith(".gguf"))):
+        raise UserError(f"{what} has only the weights of another program, '{gguf[0]}', which cannot be read; {_GGUF}")
     for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
         files_of_index(what, path / index)
     safe = [name for name in weights if name.endswith(".safetensors")]
@@ -61,9 +56,12 @@ def check_form(what: str, path: Path) -> None:
         if is_pointer(path / name):
             raise UserError(f"{what}: its '{name}' is {POINTER}")
         try:
-            header_of(path / name) if name in safe else None
+            tensors = header_of(path / name) if name in safe else {}
         except SafetensorError as why:
             raise UserError(f"{what}: its '{name}' is no whole safetensors file ({why}); download it again") from why
+        for tensor, (kind, _) in tensors.items():
+            if tensor.endswith("weight") and kind[0] in "IU" and "structure.json" not in names:  # of no export
+                raise UserError(f"{what} is quantized ('{tensor}' is of type {kind}); {FLOAT}")
 
 
 def _quantized(folder: Path) -> Any:

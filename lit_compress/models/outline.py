@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.prices import unit_prices
-from lit_compress.models.sites import embedding_params, held_part, linear_at, of_kind, site_shapes, sublayers
+from lit_compress.models.sites import embedding_params, held_part, module_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.ranks import stored
@@ -147,7 +147,7 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
     if size(kept) > budget:
         kept = dict.fromkeys(sizes, 0)
     for name, (out, inner) in sizes.items():
-        rank, bias = ranks.get(name, 0), linear_at(net, name).bias is not None
+        rank, bias = ranks.get(name, 0), module_at(net, name, nn.Linear).bias is not None
         if rank * (out + inner) + kept[name] * inner >= out * inner:
             continue
         with torch.device("meta"):

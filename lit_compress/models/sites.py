@@ -102,13 +102,6 @@ def module_at(net: nn.Module, name: str, kind: type[Module]) -> Module:
     return module
 
 
-def linear_at(net: nn.Module, name: str) -> nn.Linear:
-    """Return the Linear ``name`` of ``net``, or the smaller one in its place."""
-    linear = net.get_submodule(name)
-    assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
-    return linear
-
-
 def size_at(net: nn.Module, name: str) -> tuple[int, int]:
     """Return (out, in) of the Linear ``name`` of ``net`` or the layer in its place, (width, rows) of a table."""
     layer: Any = net.get_submodule(name)
@@ -265,12 +258,7 @@ def get_removable(net: PreTrainedModel) -> Architecture:
     if not architecture.has_removable_sublayers:
         able = families_with(lambda other: other.has_removable_sublayers)
         why = " (one block runs in all layers, so they have one shape)" if architecture.repeated else ""
-        even = (
-            f", and SecondOrder takes '{name}' with --shape uniform (fit: --model.shape uniform)"
-            if architecture.neurons_field
-            else ""
-        )
-        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated{why}; those of {able} can{even}")
+        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated{why}; those of {able} can")
     if not getattr(net.config, "do_layer_norm_before", True):
         raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
     return architecture

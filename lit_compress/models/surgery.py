@@ -31,7 +31,7 @@ from lit_compress.layers import (
     StackedLowRankLinear,
 )
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.sites import linear_at, size_at
+from lit_compress.models.sites import module_at, size_at
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
@@ -177,11 +177,11 @@ def factorize(
             replace(net, name, LowRankEmbedding.from_factors(table, *factors_of))
             continue
         if len(names) == 1:
-            replace(net, name, layer.from_factors(linear_at(net, name), left, right))
+            replace(net, name, layer.from_factors(module_at(net, name, nn.Linear), left, right))
             continue
         for site, part in zip(names, left.split(heights), strict=True):
             first = "" if site == name else name
-            stacked = StackedLowRankLinear.from_factors(linear_at(net, site), part, right, first, len(names))
+            stacked = StackedLowRankLinear.from_factors(module_at(net, site, nn.Linear), part, right, first, len(names))
             replace(net, site, stacked)
     return link(net)
 
@@ -217,7 +217,7 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     """
     if isinstance(table := net.get_submodule(names[0]), nn.Embedding | SizedEmbedding):
         return table.weight.detach().T
-    weights = [linear_at(net, name).weight.detach() for name in names]
+    weights = [module_at(net, name, nn.Linear).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 

@@ -47,10 +47,6 @@ def gguf_alone(folder):
     (folder / "model.safetensors").rename(folder / "model-q4_k_m.gguf")
 
 
-def tensorflow_alone(folder):
-    (folder / "model.safetensors").rename(folder / "tf_model.h5")
-
-
 def pointer(name):
     def change(folder):
         if name.endswith(".bin"):
@@ -72,7 +68,6 @@ FORMS = {
     "adapter beside weights": (adapter, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
     "adapter alone": (adapter_alone, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
     "gguf": (gguf_alone, "another program, 'model-q4_k_m.gguf', which cannot be read; AutoModelForCausalLM.*gguf_file"),
-    "tensorflow": (tensorflow_alone, "has only the weights of another program, 'tf_model.h5', which cannot be read"),
     "pointer": (pointer("model.safetensors"), "'model.safetensors' is a Git LFS pointer.*run git lfs pull"),
     "pointer to a pickle": (pointer("pytorch_model.bin"), "'pytorch_model.bin' is a Git LFS pointer"),
     "pointer to a shard": (pointer("model-00001-of-00002.safetensors"), "'model-00001-of-.*' is a Git LFS pointer"),

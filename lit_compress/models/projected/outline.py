@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
-from lit_compress.models.sites import linear_at, size_at
+from lit_compress.models.sites import module_at, size_at
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
 from lit_compress.numerics.search import largest
@@ -69,7 +70,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
         for kind, sublayers in (("attention", stream.attentions), ("ffn", stream.networks)):
             for i, sublayer in enumerate(sublayers):
                 for role, name in sublayer.linears.items():
-                    old = linear_at(net, name)
+                    old = module_at(net, name, nn.Linear)
                     gate = "neurons" if kind == "ffn" else "qk" if role in "qk" else "vo"
                     own = gate in kept and (kind == "ffn" or has_head_projections(net))
                     last = role == sublayer.last
@@ -93,7 +94,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
             if stream.reader:
-                reader = linear_at(net, stream.reader)
+                reader = module_at(net, stream.reader, nn.Linear)
                 shifted = shifts[stream.sites[-1].norms[-1]]
                 put(stream.reader, widths[-1], reader.out_features, reader.bias is not None or shifted)
     return net
