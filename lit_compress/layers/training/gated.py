@@ -127,10 +127,6 @@ class GatedNorm(nn.Module):
             weight, bias = self.norm.weight * z * (number / len(z)).sqrt(), self.norm.bias * z
             return F.layer_norm(filled, (len(z),), weight, bias, self.norm.eps * self.share)
 
-    def extra_repr(self) -> str:
-        """Show ``first`` in ``print(net)``."""
-        return f"first={self.first}"
-
 
 class GatedRankLinear(LowRankLinear):
     """y = left diag(z) right x + bias = sum_k z_k left_k (right_k x) + bias.

@@ -83,7 +83,3 @@ class LowRankSparseLinear(nn.Module):
         if self.left is None or self.right is None:
             return y
         return y + F.linear(F.linear(x, self.right), self.left)
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(net)``."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}"

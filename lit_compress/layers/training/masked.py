@@ -49,10 +49,6 @@ class MaskedLinear(nn.Module):
         layer.bias = None if self.bias is None else nn.Parameter(self.mask * self.bias.detach())
         return layer
 
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(net)``."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, kept={int(self.mask.sum())}"
-
 
 class BlockMaskedLinear(nn.Module):
     """y = (M * W) x + bias; M is one m in {0, 1} per block of W, set from outside, and gives its gradient to the score.
@@ -103,8 +99,3 @@ class BlockMaskedLinear(nn.Module):
     def zeroed(self) -> nn.Linear:
         """Return the Linear whose masked blocks are zero."""
         return as_linear(self._product(self.mask), self.bias)
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(net)``."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, block={self.block}, kept={int(self.mask.sum())}"
