@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -249,16 +248,8 @@ class _Repository:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turn the library's errors into one line; bars are for a terminal."""
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-        hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
-        if hide:
-            disable_progress_bars()
+        """Turn the library's errors into one line."""
         try:
             yield
         except Exception as error:  # the library raises dozens of classes
             raise UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}") from error
-        finally:
-            if hide:
-                enable_progress_bars()
