@@ -88,6 +88,12 @@ def test_embeddings_are_left_out(family, numbers):
     assert params.total - params.non_embedding == 32 * numbers
 
 
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_flops_of_code_that_looks_at_values(family):
+    net = make_net(family)
+    assert budget.flops(without_values(lambda: type(net)(net.config)), 12) == budget.flops(net, 12)
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "deberta-v2"])
 def test_flops_by_shapes_alone(family):
     """Also of stacks, whose right factor is applied once, of heads and neurons, and of tied embeddings."""

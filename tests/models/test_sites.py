@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import logits
 from in_memory import collect_kronecker
-from tiny import ALL, DECODERS, TINY, VARIANTS, make_batch, make_net
+from tiny import ALL, TINY, VARIANTS, make_batch, make_net
 from torch import nn
 from unplaced import unplaced
 
@@ -36,23 +36,6 @@ def test_sites_are_all_linears_of_the_blocks(variant):
     outside = {name for name, m in net.named_modules() if isinstance(m, nn.Linear)} - inside
     allowed = ("pooler", "classifi", "head", "score", "project", "embedding_hidden_mapping_in", "pos_")
     assert all(any(word in name for word in allowed) for name in outside)
-
-
-@pytest.mark.parametrize("family", TINY)
-def test_roles_have_the_right_shapes(family):
-    net = make_net(family)
-    for site in find_sites(net):
-        linear = net.get_submodule(site.name)
-        wide, narrow = (64, 32), (16, 32) if family in ("llama", "mistral", "qwen2") else (32, 32)
-        shape = {"gate": wide, "up": wide, "down": (32, 64), "k": narrow, "v": narrow}.get(site.role, (32, 32))
-        fused = (64, 32) if family == "phi3" else (96, 32)
-        shape = {"qkv": fused, "qkv_by_head": fused, "gate_up": (128, 32)}.get(site.role, shape)
-        if family in ("qwen3", "gemma2", "gemma3_text"):  # heads of 16, not of 32 / 4
-            shape = {"q": (64, 32), "o": (32, 64)}.get(site.role, shape)
-        assert (linear.out_features, linear.in_features) == shape
-        assert f".{site.layer}." in site.name
-        assert site.stack == ("decoder" if family in DECODERS or ".decoder." in site.name else "encoder")
-        assert site.cross == ("EncDec" in site.name or "encoder_attn" in site.name)
 
 
 def test_blocks_of_groups_are_numbered_through():
