@@ -31,6 +31,7 @@ def test_sites_are_all_linears_of_the_blocks(variant):
     net = make_net(family, **settings)
     inside = {site.name for site in find_sites(net)}
     assert all(isinstance(net.get_submodule(name), nn.Linear) for name in inside)
+    assert all(s.name.rpartition(".")[2].startswith(s.role) for s in find_sites(net) if s.role in ("q", "k", "v"))
     # own projections of relative positions (old DeBERTa-v2), which the record leaves out on purpose
     assert [name for name in unplaced(net) if not name.endswith(("pos_key_proj", "pos_query_proj"))] == []
     outside = {name for name, m in net.named_modules() if isinstance(m, nn.Linear)} - inside
