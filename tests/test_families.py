@@ -1,4 +1,4 @@
-"""Families in whole runs of every form of training: the budget is met in the file, or one line says no."""
+"""Families in whole runs of every form of training: the budget is met in the file."""
 
 from __future__ import annotations
 
@@ -18,25 +18,15 @@ from lit_compress.__main__ import main
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.storage import load_net
 
-# SP3's
-GATES = {
-    "modernbert": '["neurons"]',
-    "qwen3": '["hidden", "neurons"]',
-    "mpnet": '["hidden", "heads"]',
-    "t5": '["neurons"]',
-}
+GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]', "mpnet": '["hidden", "heads"]'}  # SP3's
 DENSITY = {("SP3", "modernbert"): 0.7, ("SecondOrder", "albert"): 0.7}  # with neurons alone
 # families by methods of which no two train alike
 PAIRS = [
     *(("modernbert", method) for method in ("CoFi", "LPAF", "SP3")),
-    *(("qwen3", method) for method in ("CoFiLoSparse", "LoSparse", "SP3")),
+    *(("qwen3", method) for method in ("LoSparse", "SP3")),
     ("gpt2", "CoFi"), ("gpt_neox", "CoFiLoSparse"), ("mpnet", "SP3"), ("mpnet", "BlockMovement"),
-    *(("t5", method) for method in ("CoFi", "SP3", "BlockMovement", "FLOP", "SecondOrder")), ("albert", "SecondOrder"),
+    *(("t5", method) for method in ("CoFi", "BlockMovement", "FLOP", "SecondOrder")), ("albert", "SecondOrder"),
 ]  # fmt: skip
-REFUSED = {
-    ("CoFiLoSparse", "qwen3"): "sub-layers of 'qwen3' cannot be gated; those of bert, .*modernbert",
-    ("SP3", "t5"): "hidden states of 't5' cannot be projected .its sub-layers .*; nearest: bert",
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +46,15 @@ def backbone(tiny_backbone, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "method"), PAIRS)
-def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run, tmp_path, capsys):
+def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run, tmp_path):
     density, run = DENSITY.get((method, family), 0.5), tmp_path / "run"
-    words = [
-        "fit",
-        *options(method, short_run, density=density),
-        "--model.backbone",
-        str(backbone(family)),
-        "--run_dir",
-        str(run),
-    ]
+    words = ["fit", *options(method, short_run, density=density), "--model.backbone", str(backbone(family)),
+             "--run_dir", str(run)]  # fmt: skip
     words += ["--model.prune.gates", GATES[family], "--model.prune.tokens", "200"] if method == "SP3" else []
     words += ["--model.distil.epochs", "1"] if method.startswith("CoFi") else []
     words += ["--model.distillation.alpha_layers", "0"] if method.startswith("CoFi") and family == "t5" else []
     words += ["--model.retrain.removes", "structures"] if method == "SecondOrder" else []
     words += ["--model.shape", "uniform"] if family == "albert" else []  # one block for all
-    if (method, family) in REFUSED:
-        with pytest.raises(SystemExit):
-            main(words)
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert re.search(REFUSED[method, family], error)
-        return
     main(words)
     report = json.loads((run / "report.json").read_text())
     found, net = report["compressed"], load_net(run / "export")
