@@ -27,16 +27,12 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 _BIAS = "final_logits_bias"  # BART's, a buffer next to the output layer
-_LISTS = ("suppress_tokens", "begin_suppress_tokens")
 
 
 def special_ids(net: PreTrainedModel) -> set[int]:
     """Return the ids of tokens that the configurations of ``net`` name."""
-    ids: set[int] = set()
-    for config in _configurations(net):
-        for name, value in _named(config).items():
-            if name not in _LISTS:
-                ids |= set(value if isinstance(value, list) else [value])
+    named = [value for config in _configurations(net) for value in _named(config).values()]
+    ids = {number for value in named for number in (value if isinstance(value, list) else [value])}
     return {number for number in ids if 0 <= number < net.config.vocab_size}
 
 
@@ -107,17 +103,13 @@ def _configurations(net: PreTrainedModel) -> list[Any]:
 
 def _named(config: Any) -> dict[str, int | list[int]]:
     """Return the settings that are ids of tokens, e.g. ``pad_token_id``; a list may be one of several ends."""
-    fields = {n: v for n, v in config.to_dict().items() if n.endswith("token_id") or n in _LISTS}
+    fields = {n: v for n, v in config.to_dict().items() if n.endswith("token_id")}
     return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
 
 
 def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
-    """Return new ids for old ones; ids that never were rows (-1: none) stay, removed tokens of a list are left out.
-
-    >>> _renumbered(7, {7: 2}), _renumbered([7, 9], {7: 2}), _renumbered(-1, {})
-    (2, [2], -1)
-    """
-    return [new[number] for number in value if number in new] if isinstance(value, list) else new.get(value, value)
+    """Return new ids for old ones; ids that never were rows (-1: none) stay."""
+    return [new.get(number, number) for number in value] if isinstance(value, list) else new.get(value, value)
 
 
 def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
