@@ -236,7 +236,7 @@ def card_fields(path: Path) -> dict[str, Any]:
 
     try:
         return metadata_load(path) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 

@@ -15,6 +15,7 @@ from lit_compress.utils.files import (
     atomic_folder,
     card_fields,
     check_folder,
+    read_json,
     write_text,
     yaml_of,
     yaml_text,
@@ -101,3 +102,13 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         with pytest.raises(UserError, match=words):
             check_folder("out", path, file)
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "a: ["])
+def test_a_broken_record_is_one_line(text, tmp_path):
+    (path := tmp_path / "report.json").write_text(text)
+    with pytest.raises(UserError, match=r"^run_dir: '.*report.json' is not readable JSON"):
+        read_json("run_dir", path, list)
+    path.write_text(f"---\n{text}\n---\n# A card\n")
+    with pytest.raises(ValueError):
+        card_fields(path)
