@@ -235,15 +235,6 @@ def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path
     assert _code(process) == -signal.SIGKILL
 
 
-class KeepRanks(Callback):
-    """Leave every rank's weights at the end of a stage, ``rank<n>.pt`` in its folder."""
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save them."""
-        net, folder = pl_module.get_submodule("net"), Path(trainer.default_root_dir)
-        torch.save(net.state_dict(), folder / f"rank{trainer.global_rank}.pt")
-
-
 class KeepBest(Callback):
     """Leave a copy of the best checkpoint of every stage, ``kept.ckpt``, in its folder."""
 

@@ -67,13 +67,6 @@ def test_a_limit_on_validation_examples_is_no_limit_on_predictions(run, tmp_path
     assert words in fails(capsys, "validate", folder, "--data.validation_examples", "41")
 
 
-def test_predict_needs_no_labels(run, tmp_path):
-    (tmp_path / "test.csv").write_text("sentence\na great film\n")
-    main(["predict", str(run), "--data.path", str(tmp_path), "--output", str(tmp_path / "p.jsonl")])
-    (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
-    assert json.loads(line)["sentence"] == "a great film"
-
-
 def test_predict_keeps_ids_and_given_labels(run, tmp_path):
     """Also labels that are no classes: nothing is scored."""
     rows = ["id,sentence,label", "7,a great film,1", "x,a dull film,unknown", ",a warm film,"]

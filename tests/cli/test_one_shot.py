@@ -167,27 +167,12 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (["factorize", *model, out, *data, "--axis", "both"], "axis: 'both' means nothing to weighting kfac"),
         (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
-        (["factorize", *model, out, *data, "--refit", "true"], "refit: this option was removed in version 0.3; factor"),
         (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
-        (
-            ["factorize", *model, out, *data, "--method", "LLMPrunr"],
-            "unknown method 'LLMPrunr'; did you mean 'LLMPruner'?",
-        ),
-        (["factorize", *model, out, *data, "--pivot"], "pivot: this option was removed in version 0.3; factors are"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--model.prune.examples", "101"],
             "prune.examples: 101 is more than there are; the largest is 100",
         ),
-        (
-            ["factorize", *model, out, *data, "--method", "SliceGPT", "--by_block", "float32"],
-            "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner",
-        ),
-        (
-            ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],
-            "unknown option 'model.rank' for LLMPruner",
-        ),
-        (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
         (["factorize", *model, str(tmp_path / "other"), *data], "holds an export of 'another'; give another folder"),
         (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),

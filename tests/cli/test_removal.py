@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 from mistakes import fails
@@ -14,7 +13,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.export import speed_asked as speed
 from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
-from lit_compress.run.trials import Trial, trial_line
+from lit_compress.run.trials import trial_line
 
 WAYS = ["structures", "components"]
 
@@ -209,7 +208,3 @@ def test_held_out_rows_are_training_rows_that_the_calibration_does_not_read(tiny
     assert [line for line in capsys.readouterr().err.splitlines() if "also calibrate" in line] == [
         "note: too few training rows: 20 of the 30 held-out rows also calibrate"
     ]
-
-
-def test_the_lines():
-    assert trial_line(asdict(Trial("components", why="reaches 2x of 3x"))) == "removes components: reaches 2x of 3x"

@@ -13,14 +13,10 @@ from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
-from lit_compress.cli.factorizing import run_factorize
-from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.targets import parse_stored
 from lit_compress.cli.words import Line
 from lit_compress.utils import progress
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import yaml_text
 
 
@@ -187,15 +183,6 @@ def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tm
     assert "model.teacher: no folder '/nowhere'" in fails(capsys, *args, "/nowhere")
 
 
-def test_a_file_is_of_the_users_own_task(tmp_path):
-    """As for fit, factorize needs no --data.task then."""
-    (tmp_path / "mine.csv").write_text("text,label\n")
-    for args, task in (([f"--data.path={tmp_path / 'mine.csv'}"], "custom"), (["--data.task", "sst2"], "sst2")):
-        assert inferred_task(read_line("factorize", ["MODEL", "OUT", *args])) == task
-    with pytest.raises(UserError, match=r"data\.task: it is missing"):
-        run_factorize("MODEL", "OUT", read_line("factorize", ["MODEL", "OUT", f"--data.path={tmp_path}"]))
-
-
 def test_names_like_numbers_stay_text_in_a_run():
     """Of a model, a folder, a file and columns: all that is stored is read again as it was given."""
     given = {
@@ -217,9 +204,3 @@ def test_names_like_numbers_stay_text_in_a_run():
     again = parse_stored(yaml.safe_load(yaml_text(stored)), Line("validate"), Path("1e9")).dump()
     assert again["model"]["init_args"]["backbone"] == "1e9"
     assert again["run_dir"] == "1e-4" and again["data"]["custom"] == stored["data"]["custom"]
-
-
-def test_a_model_called_null_is_one_line(capsys):
-    assert "model.backbone: it is null; give a model (./null for a folder" in fails(
-        capsys, "fit", "--model.backbone", "null"
-    )

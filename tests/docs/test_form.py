@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
-from pages import PAGES, ROOT, blocks, items, lit_compress_words, named, python_blocks
+from pages import PAGES, ROOT, blocks, items, named, python_blocks
 from reading import options_of
 
 from lit_compress import methods
@@ -49,13 +49,6 @@ def test_readme_is_short():
     assert len(re.findall(r"(?<![\w.])\d[\d,.]*", shown)) <= 40
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_comment_stands_inside_a_sentence(page: Path) -> None:
-    """The text is read by people, too."""
-    prose = "\n".join(text for _, language, text in blocks(page) if language == "prose")
-    assert not re.findall(r"\S<!--.*|.*-->\S", prose)
-
-
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r"^ +- (\S+\.md)$", text[text.index("\nnav:") :], flags=re.M)
@@ -82,15 +75,6 @@ def test_links_lead_somewhere(path):
         assert not anchor or anchor in anchors(linked), f"{path.name}: no heading {target}"
 
 
-def test_every_command_is_known():
-    """Nothing is skipped: each command is of lit_compress or one of the few that are only checked."""
-    others = {"make", "pip", "tensorboard"}
-    found = [item for page in PAGES for item in items(page) if item.language == "bash"]
-    assert found
-    for item in found:
-        assert lit_compress_words(item.text) or item.text.split()[0] in others, f"{item.where}: {item.text}"
-
-
 def test_no_shell_expands_an_option():
     """Brackets and stars outside of quotes are patterns for file names."""
     for page in PAGES:
@@ -107,14 +91,6 @@ def test_the_map_has_every_room():
     assert rooms == {path.parent.name for path in (ROOT / "lit_compress").glob("*/__init__.py")}
 
 
-def test_blocks_have_a_language():
-    for page in PAGES:
-        for start, language, _ in blocks(page):
-            assert language in ("prose", "bash", "console", "python", "text", "yaml", "mermaid", "end"), (
-                f"{page.name}:{start}"
-            )
-
-
 FAMILIES = ("second_order", "low_rank", "low_rank_and_rows", "structured", "hidden_states", "single_weights")
 
 
@@ -128,11 +104,6 @@ def test_every_method_has_a_section():
     for section in sections:
         for part in ("```text", "python -m lit_compress fit", "Reached here", "Not for"):
             assert part in section, f"{section.partition(chr(10))[0]}: no '{part}'"
-
-
-def test_the_glossary_is_short_and_in_order():
-    heads = re.findall(r"^### (.*)$", named("glossary").read_text(encoding="utf-8"), flags=re.M)
-    assert heads == sorted(set(heads), key=str.lower) and len(heads) <= 30
 
 
 def test_the_record_of_a_task_is_one():
@@ -158,15 +129,6 @@ def test_the_table_of_recipes_is_complete():
         shown |= dict.fromkeys(names, tasks)
     recipes = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")}
     assert shown == {name: set(recipe["tasks"]) for name, recipe in recipes.items() if "tasks" in recipe}
-
-
-def test_published_tables_of_results_have_no_holes():
-    for page in (ROOT / "docs/explanation/benchmarks.md", ROOT / "benchmarks/README.md"):
-        lines = page.read_text(encoding="utf-8").splitlines()
-        start = next(number for number, line in enumerate(lines) if line.startswith("| method, density"))
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line[:1] == "|"]
-        table = rows[: next((number for number, row in enumerate(rows) if len(row) != len(rows[0])), len(rows))]
-        assert len(table) > 4 and all(cell and "not run" not in cell for row in table for cell in row), page
 
 
 def test_errors_of_the_troubleshooting_page_are_those_of_the_code():

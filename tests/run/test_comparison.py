@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import cells, divide, read_comparison, shares, slug, teachers
+from lit_compress.run.comparison import cells, divide, read_comparison, shares, teachers
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
@@ -95,11 +94,6 @@ def test_an_epoch_is_limited_to_its_steps():
     assert options(found[0].jobs[0])["trainer.limit_train_batches"] == "4"
 
 
-def test_a_command_can_be_typed():
-    job = plan()[1][0].jobs[0]
-    assert shlex.split(job.command) == ["python", "-m", "lit_compress", *job.words]
-
-
 def test_updates_are_divided_into_whole_epochs_that_the_data_has():
     halves, thirds, none = {"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 0}
     assert divide(1000, None, [halves, none], 250) == (4, 250)
@@ -110,10 +104,6 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         divide(1000, 3, [halves], 250)
     with pytest.raises(UserError, match=r"updates: 1009 cannot be divided .* nearest: updates 1010"):
         divide(1009, None, [{"a": 1}], 250)
-
-
-def test_slug():
-    assert slug("CoFi x LoSparse, 10 %") == "cofi-x-losparse-10"
 
 
 @pytest.mark.parametrize(

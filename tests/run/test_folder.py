@@ -70,13 +70,6 @@ def test_what_it_computes_may_not(path, shown, tmp_path):
         run.check_same(changed(path, "other"))
 
 
-def test_unreadable_config_is_one_line(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="is not readable YAML") as error:
-        Run(tmp_path).config()
-    assert "\n" not in str(error.value)
-
-
 def test_the_share_of_factors_was_a_number_in_earlier_versions(tmp_path):
     def of_losparse(density, low_rank):
         init = {"density": density, "prune": {"low_rank": low_rank}}
