@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -205,26 +205,14 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     makers = {
         task: Maker(plan.place, plan.jobs, plan.teachers, at_once, partial(ended, task)) for task, plan in plans.items()
     }
-    left = queue(plans)
-    try:
-        while time.time() < until:
+    with ThreadPoolExecutor(at_once) as pool:
+        made = [pool.submit(makers[task].make, job) for task, job in queue(plans) if time.time() < until]
+        try:
+            wait(made, timeout=until - time.time())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
             for maker in makers.values():
-                maker._reap()
-            left = [(t, job) for t, job in left if not (makers[t].place.done(job) or makers[t]._failed(job))]
-            running = sum(len(maker.active) for maker in makers.values())
-            if not left and not running:
-                break
-            for task, job in left:
-                before = len(makers[task].active)
-                if running < at_once:
-                    makers[task]._start([job])
-                running += len(makers[task].active) - before
-            time.sleep(workers.POLL)
-    finally:
-        for maker in makers.values():
-            for active in maker.active:
-                active.process.kill()  # nothing of it is needed
-            maker._stop()
+                maker.stop(patience=0.0)  # nothing of it is needed
 
 
 # ------------------------------------------------------------------------------------------- results

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
@@ -126,16 +127,6 @@ class Layout:
             )
 
 
-@dataclass
-class _Active:
-    """A process that makes a run."""
-
-    job: Fit
-    process: subprocess.Popen[bytes]
-    lock: FileLock
-    begin: float
-
-
 def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start ``python -m lit_compress WORDS``, which keeps a lock's ``handle`` while it lives."""
     with log.open("ab") as said:
@@ -174,68 +165,67 @@ class Worker:
     ) -> None:  # fmt: skip
         self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
         self.teachers = {job.name: job for job in teachers}
-        self.active: list[_Active] = []
-        self.began = time.time()
+        self.began, self.stopped, self._patience = time.time(), False, 0.0
+        self._told = Lock()
 
     def work(self) -> None:
-        """Make all jobs that are not done; wait for those that other workers make, and say so once."""
-        said = False
+        """Make all jobs that are not done, and at the end wait for those that other workers make."""
+        needed = {job.needs for job in self.jobs if not self.place.done(job)}
+        teachers = [job for job in self.teachers.values() if job.name in needed]
+        with ThreadPoolExecutor(self.at_once) as pool:
+            try:
+                for jobs, wait in (([*teachers, *self.jobs], False), (self.jobs, True)):
+                    for made in [pool.submit(self.make, job, wait) for job in jobs]:
+                        made.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+
+    def make(self, job: Fit, wait: bool = True) -> None:
+        """Make a job, and the teacher that it needs; ``wait`` if another worker makes it."""
+        if self.stopped or self.place.done(job) or self._failed(job):
+            return
+        teacher = self.teachers.get(job.needs or "")
+        if teacher is not None and not self.place.done(teacher):
+            self.make(teacher)
+            if not self.place.done(teacher):
+                return self._end(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
+        while (taken := lock_of(self.place.lock(job))) is None:
+            if self.stopped or not wait:
+                return None
+            time.sleep(POLL)
+        lock, handle = taken
         try:
-            while True:
-                self._reap()
-                left = [job for job in self.jobs if not self.place.done(job) and not self._failed(job)]
-                busy = self._start(left)
-                if not left and not self.active:
-                    return
-                if busy and not self.active and not said:
-                    said = True
-                    print(f"waiting for other workers: {', '.join(job.name for job in busy[:3])}", flush=True)
-                time.sleep(POLL)
+            if not (self.stopped or self.place.done(job) or self._failed(job)):  # by another worker, a moment ago
+                self._run(job, handle)
         finally:
-            self._stop()
+            lock.release()
 
     def _failed(self, job: Fit) -> bool:
         """Return whether a job failed since this worker began, here or elsewhere; earlier failures are tried again."""
         state = self.place.state(job)
         return state.get("status") == "failed" and state.get("ended", 0) >= self.began
 
-    def _start(self, left: Sequence[Fit]) -> list[Fit]:
-        """Start the jobs that can start now; return the jobs that other workers have."""
-        busy = []
-        for job in left:
-            if len(self.active) >= self.at_once:
-                break
-            if any(job is active.job for active in self.active):
-                continue
-            teacher = self.teachers.get(job.needs or "")
-            if teacher is not None and not self.place.done(teacher):
-                if self._failed(teacher):
-                    self._end(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
-                    continue
-                if any(teacher is active.job for active in self.active):
-                    continue
-                job = teacher
-            if not self._take(job) and job not in busy:
-                busy.append(job)
-        return busy
-
-    def _take(self, job: Fit) -> bool:
-        """Start the process of a job if nobody else makes it."""
-        if (taken := lock_of(self.place.lock(job))) is None:
-            return False
-        lock, handle = taken
-        if self.place.done(job) or self._failed(job):  # by another worker, a moment ago
-            lock.release()
-            return True
-        folder = self.place.out / job.folder
+    def _run(self, job: Fit, handle: int) -> None:
+        """Run the process of a job, and record its end."""
+        folder, log, begin = self.place.out / job.folder, self.place.log(job), time.time()
         # killed before it was a run, which fit takes for something else; or failed with other options
         if folder.is_dir() and (not (folder / "config.yaml").is_file() or not self.place.same(job)):
             shutil.rmtree(folder)
         self.place.record(job, status="running")
-        self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
-        process = start_process(job.words, self.place.log(job), handle, self._environment())
-        self.active.append(_Active(job, process, lock, time.time()))
-        return True
+        log.parent.mkdir(parents=True, exist_ok=True)
+        process, told = start_process(job.words, log, handle, self._environment()), False
+        while (code := process.poll()) is None:
+            if self.stopped and time.time() > self._patience:
+                process.kill()
+            elif self.stopped and not told:  # a second time would break off its end
+                process.terminate()
+            told = self.stopped
+            time.sleep(POLL)
+        error = None if code == 0 and self.place.done(job) else last_line(log, code)
+        if error is None:
+            self._share(job)
+        self._end(job, error, seconds=round(time.time() - begin, 1))
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of a process; several at once share the cores."""
@@ -244,42 +234,22 @@ class Worker:
             variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
         return variables
 
-    def _reap(self) -> None:
-        """Record the processes that have ended."""
-        for active in list(self.active):
-            if (code := active.process.poll()) is None:
-                continue
-            self.active.remove(active)
-            error = None if code == 0 and self.place.done(active.job) else last_line(self.place.log(active.job), code)
-            if error is None:
-                self._share(active.job)
-            self._end(active.job, error, seconds=round(time.time() - active.begin, 1))
-            active.lock.release()
-
     def _end(self, job: Fit, error: str | None, **values: Any) -> None:
-        """Record the end of a job, and tell it."""
-        said = {"status": "failed", "error": error} if error else {"status": "done"}
-        self.place.record(job, **said, **values, ended=time.time())
-        self.ended(job, error)
+        """Record the end of a job, and tell it; a job that this worker has stopped is as it was."""
+        with self._told:
+            if not self.stopped:
+                said = {"status": "failed", "error": error} if error else {"status": "done"}
+                self.place.record(job, **said, **values, ended=time.time())
+                self.ended(job, error)
 
     def _share(self, job: Fit) -> None:
         """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
         if (teacher := self.teachers.get(job.needs or "")) is not None:
             link_if_equal(*(self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (job, teacher)))
 
-    def _stop(self) -> None:
-        """End the processes that still run; the same command continues their runs."""
-        for active in self.active:
-            active.process.terminate()
-        patience = time.time() + GRACE
-        for active in self.active:
-            try:
-                active.process.wait(max(0.0, patience - time.time()))
-            except subprocess.TimeoutExpired:
-                active.process.kill()
-                active.process.wait()
-            active.lock.release()
-        self.active.clear()
+    def stop(self, patience: float = GRACE) -> None:
+        """Let processes that still run end, after ``patience`` seconds hard; the same command continues their runs."""
+        self.stopped, self._patience = True, time.time() + patience
 
 
 def last_line(log: Path, code: int) -> str:
