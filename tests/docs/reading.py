@@ -6,7 +6,6 @@ Commands get what makes them tiny: a net of two layers, a few rows, an epoch.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import json
 import re
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import forks
 import pytest
@@ -23,22 +21,15 @@ from hub import running
 from page_files import rows_of
 from pages import ROOT, Item, lit_compress_words
 
-from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.recipes import DEFAULT_METHOD
+from lit_compress.cli import catalogue
+from lit_compress.cli.recipes import DEFAULT_METHOD, merged_configs
+from lit_compress.cli.words import take_apart
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.program import FILES
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.embedded import AREAS
 
-CLASSES = {
-    "lpaf": "LPAF", "svd": "SVD", "fwsvd": "FWSVD", "losparse": "LoSparse", "losparse_bert": "LoSparse",
-    "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
-    "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
-    "platon": "PLATON", "block_movement": "BlockMovement", "quickstart": "LPAF", "second_order": "SecondOrder",
-    "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner", "flop": "FLOP", "theseus": "Theseus",
-    "layers": "Layers",
-}  # fmt: skip
 STAGES = ("dense", "distil", "prune", "replace", "retrain")
 SHORT = {  # a schedule for a few steps
     **{
@@ -73,25 +64,11 @@ def without(words: list[str], *options: str) -> list[str]:
     return kept
 
 
-def options_of(kind: type) -> dict[str, Any]:
-    """Return the options of a class with their defaults, those it hands on to its bases too."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        if base.__module__.startswith(("lit_compress", "lightning")) and "__init__" in vars(base):
-            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
-                if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and name != "self":
-                    found[name] = parameter.default
-    return found
-
-
 def method_and_task(words: list[str]) -> tuple[str, str]:
-    """Return the class and the task of ``fit WORDS``; a recipe has both in its name."""
-    recipe = (given(words, "--config") or "").removesuffix(".yaml")
-    stem = max((name for name in CLASSES if recipe == name or recipe.startswith(f"{name}_")), key=len, default="")
-    named = "docstrings" if recipe == "quickstart" else recipe.removeprefix(f"{stem}_") or "sst2"
-    if any(word.startswith("--data.custom.") for word in words):
-        named = "custom"
-    return given(words, "--model") or CLASSES.get(stem, DEFAULT_METHOD), given(words, "--data.task") or named
+    """Return the class and the task of a command, ``fit`` or ``plan`` and its words."""
+    config = merged_configs(take_apart("fit", words[1:], {}))
+    method, data = config["model"].get("class_path", DEFAULT_METHOD), config.get("data", {})
+    return method.rpartition(".")[2], data.get("task") or "sst2"
 
 
 def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
@@ -115,11 +92,9 @@ def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
         extra["--data.train_examples"] = "48"
         if given(words, "--model.backbone") is None:
             extra["--model.teacher"] = str(teacher)
-    for name in options_of(getattr(methods, method)):
-        if name in STAGES:
-            extra |= {
-                f"--model.{name}.epochs": "2" if name == "dense" else "1",
-            }
+    for name in STAGES:
+        if f"model.{name}.epochs" in catalogue.of_method(method):
+            extra[f"--model.{name}.epochs"] = "2" if name == "dense" else "1"
             if given(words, f"--model.{name}.optimizer") is None:
                 extra[f"--model.{name}.learning_rate"] = "3e-3"
     extra |= {f"--model.prune.{name}": value for name, value in SHORT.get(method, {}).items()}

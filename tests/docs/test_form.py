@@ -5,40 +5,26 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from dataclasses import fields, is_dataclass
+from inspect import signature
 from pathlib import Path
-from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import yaml
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 from pages import PAGES, ROOT, blocks, items, named, python_blocks
-from reading import options_of
 
 from lit_compress import methods
+from lit_compress.cli import catalogue
 from lit_compress.data.datamodule import DataModule
 
 
 def test_options_exist():
-    known = set()
-    for name in methods.__all__:
-        known |= nested("model", options_of(getattr(methods, name)))
-    known |= nested("data", options_of(DataModule)) | nested("trainer", options_of(pl.Trainer))
-    known |= nested("trainer.logger", options_of(CSVLogger) | options_of(MLFlowLogger))
+    known = {*catalogue.names(), *(f"trainer.logger.{name}" for kind in (CSVLogger, MLFlowLogger)
+                                   for name in signature(kind).parameters)}  # fmt: skip
     for page in PAGES:
         found = set(re.findall(r"--((?:model|data|trainer)\.[a-z_0-9.]*[a-z_0-9])", page.read_text(encoding="utf-8")))
         found = {re.sub(r"(optimizer|lr_scheduler)\..*", r"\1", option) for option in found}  # of their classes
         assert found - {"model.densty"} <= known, f"{page.name}: {sorted(found - known)}"
-
-
-def nested(prefix: str, options: dict[str, Any]) -> set[str]:
-    """Return the names of options and of the fields of those that are dataclasses."""
-    found = {f"{prefix}.{name}" for name in options}
-    for name, default in options.items():
-        if is_dataclass(default):
-            found |= nested(f"{prefix}.{name}", {field.name: getattr(default, field.name) for field in fields(default)})
-    return found
 
 
 def test_readme_is_short():
