@@ -32,14 +32,12 @@ def report_of(folder):
     [
         ("SVD", "size=32kB", ("--export.dtype", "bfloat16")),
         ("SecondOrder", "params=11k", ("--export.vocabulary", "data")),
-        ("CoFi", "params=14k", ("--model.prune.gates", "[heads,neurons]")),
         ("SP3", "flops=0.5", ("--model.prune.tokens", "200", "--model.prune.gates", "[neurons,qk,vo]")),
     ],
 )
 def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, capsys):
-    stages = {"SVD": ["retrain"], "SecondOrder": ["retrain"], "LPAF": ["prune", "retrain"], "CoFi": ["distil", "prune",
-              "retrain"]}.get(method, ["prune"])  # fmt: skip
-    args = ["--model", method, *own(short_run, *stages), "--model.budget", asked, *options]
+    stage = "prune" if method == "SP3" else "retrain"
+    args = ["--model", method, *own(short_run, stage), "--model.budget", asked, *options]
     main(["fit", *args, "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false"])
     said, found = capsys.readouterr().out, report_of(tmp_path / "run")["budget"]
     assert found["asked"] == asked and found["met"] and -0.06 < found["off"] <= 1e-9
@@ -55,12 +53,14 @@ def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbone, tmp_path):
-    """And again; the dense model counts in that dtype, too. A program is of float32."""
+def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbone, tmp_path, capsys):
+    """And again; the dense model counts in that dtype as well, and a note says so. A program is of float32."""
     shutil.copytree(tiny_backbone, tmp_path / "half")
     AutoModel.from_pretrained(tmp_path / "half").half().save_pretrained(tmp_path / "half")
     args = ["--model", "SVD", *own(short_run, "retrain"), "--model.backbone", str(tmp_path / "half")]
     main(["fit", *args, "--model.density", "0.5", "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false"])
+    note = f"dense model counts as float16, as its files are; {tmp_path / 'run' / 'dense' / 'net'} is float32, "
+    assert note in " ".join(capsys.readouterr().err.split())
     main(["export", str(tmp_path / "run"), str(tmp_path / "out")])
     main(["export", str(tmp_path / "run"), str(tmp_path / "program"), "--format", "onnx"])
     dense = (tmp_path / "run" / "dense" / "net" / "model.safetensors").stat().st_size

@@ -19,11 +19,6 @@ def test_an_existing_run_is_not_overwritten(run, capsys, short_run):
     assert "exists already; continue it with --ckpt_path last" in fails(capsys, *fit(short_run, run))
 
 
-def test_a_run_of_another_config_is_refused(run, capsys, short_run):
-    line = fails(capsys, *fit(short_run, run, "--model.retrain.learning_rate", "0.5", "--ckpt_path", "last"))
-    assert "model.retrain.learning_rate was 0.001, now 0.5" in line
-
-
 def test_a_finished_run_shows_its_table_again(run, tmp_path, capsys, short_run):
     folder = shutil.copytree(run, tmp_path / "run")
     before = (folder / "export" / "model.safetensors").stat().st_mtime_ns

@@ -67,16 +67,12 @@ def again(made, monkeypatch, hub):
     return hub
 
 
-def test_a_name_is_resolved_once_and_only_what_is_needed_comes(made):
-    _, commit, asked = made
+def test_a_name_is_resolved_once_to_a_commit_and_only_what_is_needed_comes(made):
+    place, commit, asked = made
     assert sum("/api/models/me/net" in line and "/tree/" not in line for line in asked) == 1
     assert not [line for line in asked if "resolve/main" in line]
     assert not [line for line in asked if "onnx" in line or "tf_model" in line or "pytorch_model" in line]
     assert sum(line == f"GET /me/net/resolve/{commit}/model.safetensors" for line in asked) == 1
-
-
-def test_the_commit_stands_in_the_run_and_in_the_report(made):
-    place, commit, _ = made
     config = yaml.safe_load((place / "run" / "config.yaml").read_text())["model"]["init_args"]
     report = json.loads((place / "run" / "report.json").read_text())["config"]["model"]["init_args"]
     assert (config["backbone"], config["revision"]) == ("me/net", commit) == (report["backbone"], report["revision"])

@@ -11,10 +11,11 @@ import pytest
 import yaml
 from mistakes import rewrite
 from tiny import WORDS, make_net
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 from lit_compress.__main__ import main
 from lit_compress.cli.fitting import run_fit
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM
 from lit_compress.run.callbacks import Checkpoints
@@ -69,20 +70,6 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
     assert records[0]["teacher"] == str(model)
 
 
-def test_the_dense_model_counts_with_the_bytes_of_its_file(model, reviews, tmp_path, capsys):
-    """Of 16 bits, in the table; the folder of the dense stage is float32, and a note says so."""
-    AutoModelForSequenceClassification.from_pretrained(model).half().save_pretrained(model)
-    main(command(model, reviews, tmp_path / "run", "--model.density", "0.5"))
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["dense"]["bytes"] == (model / "model.safetensors").stat().st_size
-    assert report["dtype"] == "float16" and 0.5 < report["ratios"]["bytes"] < 0.7
-    said = " ".join(capsys.readouterr().err.split())
-    assert (
-        f"the dense model counts as float16, as its files are; {tmp_path / 'run' / 'dense' / 'net'} is float32, "
-        in said
-    )
-
-
 @pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
 def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, monkeypatch):
     """The head would be trained anew from exchanged answers."""
@@ -99,12 +86,6 @@ def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         run_fit(command(model, reviews, tmp_path / "other", "--data.custom.labels", "[good, bad]")[1:])
-
-
-def test_options_of_the_dense_stage_fine_tune_it_first(model, reviews, tmp_path, capsys):
-    main(command(model, reviews, tmp_path / "run", "--model.dense.epochs", "1"))
-    assert "it is the teacher" not in capsys.readouterr().err
-    assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0
 
 
 def test_a_resumed_run_keeps_the_dense_stage_that_it_began(model, reviews, tmp_path, capsys, monkeypatch):
@@ -155,15 +136,24 @@ def test_a_resumed_run_keeps_the_labels_of_its_calibration(model, reviews, tmp_p
     assert [job.method.retrain.labels for job in asked] == ["drawn"]
 
 
-@pytest.mark.parametrize("names", [{0: "GOOD", 1: "BAD"}, {0: "LABEL_0", 1: "LABEL_1"}])
-def test_other_labels_are_fine_tuned_first(names, model, reviews, tmp_path, capsys):
-    """Another order, or no names: the head could answer anything."""
-    config = json.loads((model / "config.json").read_text())
-    config["id2label"] = {str(key): name for key, name in names.items()}
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ({0: "BAD", 1: "GOOD"}, ["--model.dense.epochs", "1"]),
+        ({0: "GOOD", 1: "BAD"}, []),  # the head could answer anything
+        ({0: "LABEL_0", 1: "LABEL_1"}, []),
+    ],
+)
+def test_other_labels_or_options_of_the_dense_stage_fine_tune_it_first(
+    names, options, model, reviews, tmp_path, monkeypatch
+):
+    jobs = []
+    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda job, *_: jobs.append(job))
+    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda *_: None)
+    config = json.loads((model / "config.json").read_text()) | {"id2label": names}
     rewrite(model / "config.json", json.dumps(config))
-    main(command(model, reviews, tmp_path / "run"))
-    assert "it is the teacher" not in capsys.readouterr().err
-    assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0
+    run_fit(read_line("fit", command(model, reviews, tmp_path / "run", *options)[1:]))
+    assert [job.method.teacher for job in jobs] == [None]
 
 
 @pytest.mark.parametrize(

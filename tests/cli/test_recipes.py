@@ -7,21 +7,8 @@ import yaml
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.recipes import merge_row, recipes, resolve_config, shipped
+from lit_compress.cli.recipes import merge_row, recipes, resolve_config
 from lit_compress.tasks.records import TASKS
-
-WHOLE = {
-    "losparse_bert_rte": """
-        model:
-          class_path: lit_compress.methods.LoSparse
-          init_args:
-            backbone: google-bert/bert-base-uncased
-            density: 0.2
-            prune: {epochs: 20, learning_rate: 5.0e-5, warmup: 0.05, low_rank: 0.02, start: 25, end: 150, beta: 0.6}
-        data: {task: rte, batch_size: 32}
-        trainer: {accumulate_grad_batches: 4}
-    """,
-}
 
 MINE = """
 model: {class_path: lit_compress.methods.LPAF, init_args: {density: 0.4, prune: {epochs: 9, learning_rate: 1e-4}}}
@@ -48,24 +35,12 @@ def mine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_row_is_of_a_task_and_resolves():
-    for name in set(shipped()) - {"quickstart.yaml"}:
-        content, note = resolve_config(name)
-        task = content["data"]["task"]
-        assert name.endswith(f"_{task}.yaml") and task in TASKS and note is None
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_whole_configs(name):
-    assert resolve_config(name)[0] == yaml.safe_load(WHOLE[name])
-
-
-@pytest.mark.parametrize("recipe", [name for name, tasks in recipes().items() if tasks])
-def test_a_recipe_with_a_task_is_the_row_of_that_name(recipe):
-    for task in recipes()[recipe]:
-        assert resolve_config(f"{recipe}.yaml", task) == resolve_config(recipe, task)
-        assert resolve_config(recipe, task) == resolve_config(f"{recipe}_{task}")
-        assert resolve_config(f"{recipe}_{task}", "wnli") == resolve_config(f"{recipe}_{task}")  # the name's row
+def test_every_row_is_of_a_task_and_found_by_its_name_or_by_the_task():
+    for recipe, tasks in recipes().items():
+        for task in tasks:
+            content, note = resolve_config(f"{recipe}_{task}.yaml", "wnli")  # the name comes first
+            assert task in TASKS and note is None and content["data"]["task"] == task
+            assert resolve_config(recipe, task)[0] == content
 
 
 @pytest.mark.parametrize(

@@ -85,21 +85,6 @@ def test_auto_at_a_density(words, tmp_path):
     assert sum(trial["chosen"] for trial in tried) == 1 and all(trial["speed"] is None for trial in tried)
 
 
-def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkeypatch):
-    folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
-    args = ["fit", "--model", "SecondOrder", *short_run, "--model.budget", asked, "--run_dir", str(folder),
-            "--trainer.logger", "false", "--model.retrain.calibration_examples", "24"]  # fmt: skip
-    main(args)
-    run, report = Run(folder), report_of(folder)
-    assert run.removal()["tried"] == report["tried"] and run.density(asked) == run.removal()["density"]
-    assert report["calibration"]["removes"] == run.removal()["removes"]
-    assert report["budget"]["met"] is True
-    monkeypatch.setattr("lit_compress.cli.fitting.choose_removal", lambda *_: 1 / 0)
-    main([*args, "--ckpt_path", "last"])
-    main(["export", str(folder), str(tmp_path / "again")])
-    assert report_of(tmp_path / "again")["budget"] == report["budget"]
-
-
 @pytest.mark.parametrize("family", ["llama"])
 def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(family, short_run, words, tmp_path, capsys):
     """Before, plan and fit exited with an error under a speed budget."""
@@ -118,7 +103,7 @@ def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(family, sho
         assert [trial["removes"] for trial in report["tried"] if trial["why"] is None] == ["components"]
 
 
-def test_a_run_that_is_killed_behind_its_choice_reads_it(short_run, tmp_path, capsys, monkeypatch):
+def test_a_run_chooses_on_its_dense_model_and_keeps_that_after_a_kill(short_run, tmp_path, capsys, monkeypatch):
     folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
     args = ["fit", "--model", "SecondOrder", *short_run, "--run_dir", str(folder), "--trainer.logger", "false",
             "--model.retrain.calibration_examples", "24", "--ckpt_path", "last", "--model.budget"]  # fmt: skip
@@ -141,7 +126,12 @@ def test_a_run_that_is_killed_behind_its_choice_reads_it(short_run, tmp_path, ca
         for name in ("choose_removal", "solve_budget"):
             patch.setattr(f"lit_compress.cli.fitting.{name}", lambda *_: 1 / 0)
         main([*args, asked])
-    assert Run(folder).removal() == chosen and report_of(folder)["budget"]["density"] == chosen["density"]
+    run, report = Run(folder), report_of(folder)
+    assert run.removal() == chosen and run.density(asked) == chosen["density"] == report["budget"]["density"]
+    assert chosen["tried"] == report["tried"] and chosen["removes"] == report["calibration"]["removes"]
+    assert report["budget"]["met"] is True
+    main(["export", str(folder), str(tmp_path / "again")])
+    assert report_of(tmp_path / "again")["budget"] == report["budget"]
 
 
 @pytest.mark.parametrize("command", ["plan", "fit"])

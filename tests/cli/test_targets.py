@@ -121,23 +121,6 @@ def test_the_same_labels_on_other_data_are_no_mistake(run, tiny_data, capsys, mo
     assert "was trained on sst2, not on custom" in said.err and "val/accuracy" in said.out
 
 
-def test_compressing_the_compressed_is_refused_before_training(run, short_run, capsys, tmp_path):
-    for net in (run / "export", run / "retrain" / "net"):
-        args = ["fit", "--model", "SVD", *short_run, "--model.backbone", net, "--run_dir", tmp_path / "again"]
-        assert "is compressed already" in fails(capsys, *args)
-        line = fails(capsys, *args[:-4], "--model.teacher", net, "--run_dir", tmp_path / "teacher")
-        assert "model.teacher: " in line and "is compressed already" in line
-    assert not (tmp_path / "again").exists() and not (tmp_path / "teacher").exists()
-
-
-def test_a_backbone_without_a_tokenizer_is_refused_before_training(model, short_run, capsys, tmp_path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (model / name).unlink()
-    args = ["fit", "--model", "SVD", *short_run, "--model.backbone", model, "--run_dir", tmp_path / "again"]
-    assert "has no tokenizer; save it there with tokenizer.save_pretrained" in fails(capsys, *args)
-    assert not (tmp_path / "again").exists()
-
-
 def test_unwritable_places_are_refused_before_the_work(run, model, data, short_run, capsys, tmp_path, monkeypatch):
     def work(*_, **__):
         raise AssertionError("the work was begun")
@@ -168,21 +151,6 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
     assert (tmp_path / "file").read_text() == "mine" and len(list((tmp_path / "mine").iterdir())) == 1
 
 
-@pytest.mark.parametrize("option", ["model.teacher", "model.backbone"])
-def test_a_run_in_place_of_a_model_is_one_line_that_names_its_net(option, run, short_run, capsys, tmp_path):
-    args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", f"--{option}", run]
-    line = fails(capsys, *args)
-    assert line == f"error: {option}: '{run}' is a run, not a model; give its model, {run / 'dense' / 'net'}"
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tmp_path):
-    """Not as the backbone, whose loader it goes through."""
-    args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", "--model.teacher"]
-    assert f"model.teacher: '{tmp_path}' holds no config.json" in fails(capsys, *args, tmp_path)
-    assert "model.teacher: no folder '/nowhere'" in fails(capsys, *args, "/nowhere")
-
-
 def test_names_like_numbers_stay_text_in_a_run():
     """Of a model, a folder, a file and columns: all that is stored is read again as it was given."""
     given = {
@@ -204,3 +172,20 @@ def test_names_like_numbers_stay_text_in_a_run():
     again = parse_stored(yaml.safe_load(yaml_text(stored)), Line("validate"), Path("1e9")).dump()
     assert again["model"]["init_args"]["backbone"] == "1e9"
     assert again["run_dir"] == "1e-4" and again["data"]["custom"] == stored["data"]["custom"]
+
+
+@pytest.mark.parametrize("option", ["model.teacher", "model.backbone"])
+def test_another_thing_in_place_of_a_model_is_refused_before_training(option, run, model, short_run, capsys, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    for place, words in (
+        (run / "export", "is compressed already"),
+        (run / "retrain" / "net", "is compressed already"),
+        (model, "has no tokenizer; save it there with tokenizer.save_pretrained"),
+        (run, f"{option}: '{run}' is a run, not a model; give its model, {run / 'dense' / 'net'}"),
+        (tmp_path, f"{option}: '{tmp_path}' holds no config.json"),
+        ("/nowhere", f"{option}: no folder '/nowhere'"),
+    ):
+        line = fails(capsys, "fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", f"--{option}", place)
+        assert line.startswith(f"error: {option}: ") and words in line
+    assert not (tmp_path / "new").exists()

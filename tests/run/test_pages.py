@@ -249,12 +249,3 @@ def test_events_of_all_stages_are_one_curve(tmp_path):
     found = read_curves(tmp_path)
     assert set(found) == {"train/loss"} and len(found["train/loss"]) == MOST_POINTS
     assert found["train/loss"][0] == (0, 0) and found["train/loss"][-1] == (399, 199.5)
-
-
-def test_columns_of_a_csv_logger(tmp_path):
-    (tmp_path / "logs" / "version_0").mkdir(parents=True)
-    (tmp_path / "logs" / "version_0" / "metrics.csv").write_text(
-        "epoch,step,train/loss,val/accuracy\n0,9,,0.5\n0,4,2,\n"
-    )
-    assert read_curves(tmp_path) == {"train/loss": [(4, 2)], "val/accuracy": [(9, 0.5)]}
-    assert read_curves(tmp_path / "none") == {}
