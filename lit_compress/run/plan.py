@@ -133,9 +133,7 @@ def layer_notes(outline: Outline) -> Iterator[str]:
         form = f", rank {rank}" if rank else "" if whole else ", int8"
         kept = "" if table.num_embeddings == before else f" of {before:,}"
         yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
-    if outline.kept is not None:
-        yield f"this method does not say which shapes it leaves; {outline.kept:.4g} of the matrices' weights stay"
-    elif outline.about:
+    if outline.about:
         yield "ranks, rows and widths are decided by data; here every layer gets the same share"
 
 

@@ -18,7 +18,7 @@ from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops
-from lit_compress.models.budget import Budget, BudgetKind, shown
+from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import estimated_bytes, file_bytes, weight_bytes
 from lit_compress.models.sites import embedding_params
 from lit_compress.numerics.search import HALVINGS, within_limit
@@ -45,7 +45,6 @@ class Outline:
         dense: the dense model, without values.
         length: tokens of a text, for FLOPs.
         about: whether data decide on shapes, which are then spread evenly here.
-        kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
         choices: for the export; if it writes a program, the size counts that.
     """
 
@@ -53,34 +52,28 @@ class Outline:
     dense: PreTrainedModel
     length: int
     about: bool
-    kept: float | None = None
     choices: Choices = AS_IS
 
     @cached_property
     def params(self) -> Params:
         """Numbers of stored parameters."""
-        counts = count_params(self.net)
-        gone = 0 if self.kept is None else round((1 - self.kept) * counts.sites)
-        return Params(counts.sites - gone, counts.non_embedding - gone, counts.total - gone)
+        return count_params(self.net)
 
     @cached_property
     def bytes(self) -> int:
         """Size of ``model.safetensors``; if the export has a program, about the size of this."""
-        gone, bits = count_params(self.net).total - self.params.total, self.choices.bits
         if self.choices.format != "hf":
-            return estimated_bytes(self.net, bits, GRAPH[self.choices.format]) - gone * bits // 8
-        return file_bytes(self.net) - 4 * gone
+            return estimated_bytes(self.net, self.choices.bits, GRAPH[self.choices.format])
+        return file_bytes(self.net)
 
     @cached_property
     def flops(self) -> int:
         """Of one forward; if the outline cannot be run, the dense model's less the savings of its sites."""
-        if self.kept is None:
-            try:
-                return flops(self.net, self.length)
-            except (RuntimeError, ValueError, NotImplementedError):
-                pass
-        whole = dense_site_params(self.dense)
-        return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
+        try:
+            return flops(self.net, self.length)
+        except (RuntimeError, ValueError, NotImplementedError):
+            whole = dense_site_params(self.dense)
+            return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
 
 
 @dataclass(frozen=True)
@@ -127,15 +120,8 @@ def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storag
     for stage in method.stages():
         stage.check(dense)
         net, about = stage.outline(net), about or stage.decided_by_data
-    same = count_params(net).sites == dense_site_params(dense)
     merge = method.budget is not None and method.budget.merges
-    small = outline_export(net, storage.choices, storage.tokens, merge)
-    unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
-    kept = method.density if unknown else None
-    return Outline(small, dense, length, about or unknown, kept, storage.choices)
-
-
-_OURS = __name__.partition(".")[0]  # methods of other packages need not say which shapes they leave
+    return Outline(outline_export(net, storage.choices, storage.tokens, merge), dense, length, about, storage.choices)
 
 
 def cost(budget: Budget, outline: Outline) -> float:
@@ -176,7 +162,7 @@ def solve(
         )
     kept, choices = whole, storage.choices
     if storage != Storage():
-        kept = Outline(outline_export(dense, choices, storage.tokens), dense, length, False, choices=choices)
+        kept = Outline(outline_export(dense, choices, storage.tokens), dense, length, False, choices)
 
     def search(more: int = 0) -> float:
         tried, errors = [kept], list[UserError]()
@@ -194,7 +180,7 @@ def solve(
             raise errors[0]
         if best is None:
             least = min(tried, key=partial(cost, budget))
-            raise _impossible(budget, build(0.5), kept, least, more, before)
+            raise _impossible(budget, type(build(0.5)).__name__, least, more, before)
         return best
 
     best = search()
@@ -290,38 +276,25 @@ def too_fast(budget: Budget, name: str, gains: Mapping[float, Gains]) -> UserErr
     )
 
 
-def _impossible(budget: Budget, method: Method, kept: Outline, made: Outline, more: int, before: float) -> UserError:
+def _impossible(budget: Budget, name: str, made: Outline, more: int, before: float) -> UserError:
     """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
 
     Args:
         budget: the request.
-        method: at a density that it can have.
-        kept: the dense model, as it would be exported.
+        name: of the method.
         made: the smallest that the method gets to.
         more: bytes of its program that are not estimated.
         before: cost of the dense model.
     """
-    name, kind, choices = type(method).__name__, budget.kind, made.choices
+    kind, choices = budget.kind, made.choices
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
     text = f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}"
     if kind == "flops":
         return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
-    if method.rule is not None and method.rule.scope == "all":
-        other = "" if choices.vocabulary == "data" else ", or --export.vocabulary data"
-        return UserError(f"{text}; nearest: a larger one{other}")
-    tables, whole = (_of_tables(outline, kind) for outline in (made, kept))
-    text += f", {shown(kind, tables)} of them embeddings"
-    if choices.embeddings or tables != whole:
-        return UserError(f"{text} as they are exported; nearest: a larger one")
-    other = "" if name == "SecondOrder" else "--model SecondOrder "
-    wide = kind == "size" and choices.dtype not in ("bfloat16", "float16")
-    half = ", and 16 bits a value, e.g. --export.dtype bfloat16, all of it" if wide else ""
-    return UserError(f"{text}, which keep their size; {other}--model.scope all makes them smaller{half}")
-
-
-def _of_tables(outline: Outline, kind: BudgetKind) -> int:
-    """Return the parameters, or the bytes, of the tables of embeddings."""
-    tables, bits = embedding_params(outline.net), max(8, outline.choices.bits)
-    if kind == "size" and outline.choices.format != "hf":
-        return sum(weight_bytes(table, bits) for table in tables)
-    return sum(table.numel() * (table.element_size() if kind == "size" else 1) for table in tables)
+    tables, bits = embedding_params(made.net), max(8, choices.bits)
+    if kind == "size" and choices.format != "hf":
+        size = sum(weight_bytes(table, bits) for table in tables)
+    else:
+        size = sum(table.numel() * (table.element_size() if kind == "size" else 1) for table in tables)
+    advice = "--model SecondOrder --model.scope all, --export.vocabulary data and 16 bits a value make them smaller"
+    return UserError(f"{text}, {shown(kind, size)} of them embeddings; nearest: a larger one; {advice}")
