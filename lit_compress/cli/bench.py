@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from rich.console import Console
 
 from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
 from lit_compress.cli.targets import Target, find_target
@@ -26,7 +22,7 @@ from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print
+from lit_compress.utils.tables import print, show
 
 if TYPE_CHECKING:
     from lit_compress.cli.words import Line
@@ -188,27 +184,23 @@ def _own_lengths(target: Target, line: Line) -> tuple[tuple[str, int], ...]:
 
 def _show(result: dict[str, Any], output: Path) -> None:
     """Print the tables."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=160)
     hardware, threads = result["hardware"], result["threads"]
     machine = hardware["accelerator"] if result["device"] != "cpu" else hardware["cpu"]
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
     if result["programs"]:
-        console.print(programs_table(result))
+        show(programs_table(result))
         for entry in result["programs"]:
             if entry["failed"]:
                 print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
             if entry["far"]:
                 print(far_line(entry, result["programs"]))
     if result["shapes"]:
-        console.print(times_table(result))
+        show(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
         if is_busy(result):
             print(BUSY)
     if result["shapes"] and result["metric"]:
-        console.print(alternatives_table(result))
+        show(alternatives_table(result))
         print("front: no other is better in both the metric and ms, or MB")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")

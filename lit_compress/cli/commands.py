@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
 from lit_compress.cli.bench import bench as bench
 from lit_compress.cli.compare import compare as compare
 from lit_compress.cli.exporting import print_choices
@@ -36,7 +34,7 @@ from lit_compress.run.settle import check_stages, outline_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
-from lit_compress.utils.tables import print
+from lit_compress.utils.tables import print, show
 
 
 def fit(line: Line) -> None:
@@ -59,12 +57,10 @@ def plan(line: Line) -> None:
     made, facts = check_stages(job), job.data.facts()
     show_plan(job.data.record.name, facts, made)
     outline = outline_of(job)
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(layers_table(outline))
+    show(layers_table(outline))
     for text in layer_notes(outline):
         print(text)
-    console.print(sizes_table(outline))
+    show(sizes_table(outline))
     check_fit(job)
 
 

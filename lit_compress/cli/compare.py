@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from lit_compress.cli.options import CommandLine, method_class
@@ -38,7 +37,7 @@ from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print, screen_table
+from lit_compress.utils.tables import print, screen_table, show
 
 # keys of the config that options of the command replace
 OWN = ("methods", "budgets", "seeds", "learning_rates", "updates", "hold_out")
@@ -253,8 +252,7 @@ def run_plan(plan: Plan, workers: int) -> Path:
     results = plan.gathered()
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(place.out))
+    show(table(place.out))
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,12 +146,25 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
     job = cli.ready(run.config() if run.started else None)
     choose_teacher(cli, run, job.data.record)
     job = settle_budget(cli, run)
-    begin = _prepare_run(run, cli, job)
+    config, asked, facts = cli.dump(), job.method.budget, None
+    if not run.started:
+        check_folder("run_dir", run.folder)
+        if run.foreign:
+            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
+        plan, facts = check_stages(job), job.data.facts()
+        show_plan(job.data.record.name, facts, plan)
+        check_fit(job)
+    else:
+        run.check_same(config)
+        if cli.config.ckpt_path is None:
+            raise UserError(
+                f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
+            )
     claim.enter_context(run.claim())
-    if begin:
-        begin()
+    if facts is not None:
+        run.begin(config, facts.as_dict(), {"asked": asked.asked, "density": job.method.density} if asked else None)
     made.append(job)
-    return {"config": cli.dump(), "density": job.method.given["density"] if job.method.budget else None}
+    return {"config": config, "density": job.method.given["density"] if asked else None}
 
 
 def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> Job:
@@ -243,27 +255,6 @@ def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
         for option in ("labels", "removes"):
             if isinstance(settings, dict) and settings.get(option) and option in (init.get(name) or {}):
                 init[name][option] = init[name][option] or settings[option]
-
-
-def _prepare_run(run: Run, cli: CommandLine, job: Job) -> Callable[[], None] | None:
-    """Check that the run can work, and return what creates its folder; or check that it may be continued."""
-    config = cli.dump()
-    if not run.started:
-        check_folder("run_dir", run.folder)
-        if run.foreign:
-            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        plan, facts = check_stages(job), job.data.facts()
-        show_plan(job.data.record.name, facts, plan)
-        check_fit(job)
-        asked = job.method.budget
-        budget = {"asked": asked.asked, "density": job.method.density} if asked else None
-        return partial(run.begin, config, facts.as_dict(), budget)
-    run.check_same(config)
-    if cli.config.ckpt_path is None:
-        raise UserError(
-            f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
-        )
-    return None
 
 
 @rank_zero_only

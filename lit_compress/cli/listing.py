@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import io
-import sys
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,7 +15,7 @@ from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.run.results import read_results
 from lit_compress.tasks.records import TASKS
 from lit_compress.utils.errors import UserError, printable
-from lit_compress.utils.tables import print
+from lit_compress.utils.tables import print, show
 
 Lines = list[dict[str, Any]]
 
@@ -44,16 +41,13 @@ def list_(
 
 def _print(lines: Lines) -> None:
     """Print the lines as a table; into a file it is as wide as it needs to be."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    console = Console(highlight=False)
     shown = Table()
     for name, value in lines[0].items():
         number = isinstance(value, int | float)
         shown.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
     for line in lines:
         shown.add_row(*(escape(printable(_text(value))) for value in line.values()))
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(shown)
+    show(shown)
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost
-from lit_compress.utils.tables import print, screen_table
+from lit_compress.utils.tables import print, screen_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -168,8 +168,6 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
 
 def show_plan(task: str, facts: DataFacts, lines: Iterable[str]) -> None:
     """Print the facts of the data and the lines of the plan."""
-    from rich.console import Console
-
-    Console().print(facts_table(task, facts))
+    show(facts_table(task, facts))
     for line in (*facts_lines(facts), *lines):
         print(line)

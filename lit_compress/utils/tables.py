@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import io
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -36,6 +38,16 @@ def screen_table(header: Sequence[str], body: Iterable[Sequence[str]], left: int
     for row in body:
         table.add_row(*(escape(printable(cell)) for cell in row))
     return table
+
+
+def show(table: Table) -> None:
+    """Print a table, in a terminal as wide as that, in a file with 160 columns."""
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table)
 
 
 def escaped(text: object) -> str:
