@@ -85,3 +85,12 @@ def lit_compress_words(text: str) -> list[str] | None:
 def python_blocks(name: str) -> list[str]:
     """Return the blocks of Python of a page of docs/."""
     return [text for _, language, text in blocks(named(name)) if language == "python"]
+
+
+def skeleton(line: str, folders: tuple[str, ...] = ()) -> str:
+    """Return a line of output without numbers, borders and the folders of this machine."""
+    for folder in folders:
+        line = line.replace(f"{folder}/", "")
+    line = re.sub(r"[\u2500-\u257f]", " ", line).replace(" noise ", " 1.0x ").replace("≈", "")  # on a busy machine
+    line = line.replace(" (chance)", "")  # of a teacher that these short runs teach hardly anything
+    return " ".join(re.sub(r"\d[\d,.]*(?:e[+-]\d+)?", "#", line).split())

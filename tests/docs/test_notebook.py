@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from notebook import PATH, run, texts
-from reading import skeleton
+from pages import skeleton
 
 
 def test_its_cells_say_what_stands_below_them(tmp_path, monkeypatch):
