@@ -82,7 +82,9 @@ def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) ->
         raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
     if (table := _table(path, config)) is None:
         return config, None
-    if (task := row or task or _default_task(config, table)) is None:
+    data = config.get("data")
+    only = next(iter(table)) if len(table) == 1 else None
+    if (task := row or task or (isinstance(data, dict) and data.get("task")) or only) is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
     head = {key: value for key, value in config.items() if key != "tasks"}
     named = {"options": {"data.task": task}} if folder == COMPARISONS else {"data.task": task}
@@ -109,14 +111,6 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Return ``below`` with the values of ``above``; where both have a mapping, the two are merged."""
     both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
     return {**below, **{key: _merge(below[key], above[key]) if key in both else above[key] for key in above}}
-
-
-def _default_task(head: dict[str, Any], table: dict[str, Any]) -> str | None:
-    """Return the task of a recipe if no task is given: the task of the head or of the only row; else None."""
-    data = head.get("data")
-    if isinstance(data, dict) and data.get("task"):
-        return str(data["task"])
-    return next(iter(table)) if len(table) == 1 else None
 
 
 def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:

@@ -27,7 +27,7 @@ from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run, flatten
-from lit_compress.run.guard import check_evaluation, check_loading
+from lit_compress.run.guard import check_evaluation, check_memory
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
@@ -72,11 +72,6 @@ class Target:
     def place(self) -> Path:
         """Where files about it go: its folder; the working folder for a name."""
         return Path() if self.named else self.folder
-
-    @property
-    def trained_on(self) -> str | None:
-        """Path of the data that the model was trained on, where it is known."""
-        return self.config["data"].get("path") if self.config else None
 
     def parse(self, line: Line) -> CommandLine:
         """Return the options of a command, on top of the stored config if there is one.
@@ -180,8 +175,8 @@ def open_target(target: Target, line: Line) -> Job:
     job = target.parse(line).build()
     current_device()  # refuses one that is not here before anything is loaded
     job.data.read_as(str(target.folder))
-    place = job.data.place
-    job.data.place = replace(place, whole=_is_another_table(target.trained_on, place.path))
+    place, known = job.data.place, target.config["data"].get("path") if target.config else None
+    job.data.place = replace(place, whole=_is_another_table(known, place.path))
     return job
 
 
@@ -192,7 +187,8 @@ def load_checked(target: Target, job: Job, command: str) -> PreTrainedModel:
         UserError: as :meth:`Target.load`, or the machine has too little memory.
     """
     if all(path.is_file() for path in tensor_files(target.folder)):
-        check_loading(net_bytes(target.folder))
+        less = "give a smaller model, or a machine with more"
+        check_memory("the model", net_bytes(target.folder), lambda: less)
     net, data = target.load(job.data.record), job.data
     if command == "validate":
         loaders = data.val_dataloader()

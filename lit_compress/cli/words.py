@@ -151,7 +151,8 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
         values = [value] if equals else _values(left, many)
         if not values and name in own and len(only := choices_of(own[name].kind)) == 1:
             values = only
-        if not values and not (name == "print_config" or _is_flag(name, own)):
+        asked = own.get(name) or catalogue.shared().get(name)
+        if not values and name != "print_config" and not (asked and asked.kind.startswith("bool")):
             if name == "config":
                 raise UserError("config: no file or shipped config is named after --config; e.g. lpaf_sst2.yaml")
             known = name in own or name in catalogue.shared() or "." in name
@@ -168,11 +169,6 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
         elif option.default is None and line.help is None:
             raise UserError(f"{name.upper() if option.position else name}: it is missing; see {command} --help")
     return line
-
-
-def _is_flag(name: str, own: dict[str, Option]) -> bool:
-    option = own.get(name) or catalogue.shared().get(name)
-    return option is not None and option.kind.startswith("bool")
 
 
 def _values(left: list[str], many: bool) -> list[str]:

@@ -6,7 +6,6 @@ They do not change the computation while loss and gradients are finite.
 from __future__ import annotations
 
 import os
-import sys
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,11 +193,6 @@ class EpochLines(Callback):
 
 
 _SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density"}
-
-
-def shows_bar(asked: bool | None) -> bool:
-    """Return whether a stage has a progress bar: if it is not said, in a terminal only; a file would get fragments."""
-    return sys.stdout.isatty() if asked is None else asked
 
 
 class StageBar(TQDMProgressBar):

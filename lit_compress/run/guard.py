@@ -116,15 +116,6 @@ def check_factorize(job: Job, stage: Stage, distils: bool = False) -> None:
     check_memory("factorize", size, lambda: f"{fewer}--by_block has one block in memory", current_device())
 
 
-def check_loading(size: int) -> None:
-    """Refuse to load a model of so many bytes, if they are more than the machine has.
-
-    Raises:
-        UserError: see above.
-    """
-    check_memory("the model", size, lambda: "give a smaller model, or a machine with more")
-
-
 def check_evaluation(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> None:
     """Check the memory of an evaluation.
 

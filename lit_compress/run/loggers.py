@@ -97,11 +97,7 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
             logger.log_metrics(results, steps)
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("report", markdown(report), steps)
-        if own:
-            logger.experiment.close()
-        else:
-            logger.save()
-            logger.finalize("success")
+        logger.finalize("success")
 
 
 def where_curves_are(run: Run) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ from lit_compress.methods.base import Method
 from lit_compress.methods.checkpoints import check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
-from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar, shows_bar
+from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import Run, write_net
 from lit_compress.run.job import Job
@@ -190,7 +191,8 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
 def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callbacks: list[Callback]) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and the stage's own."""
     arguments = {name: value if name == "logger" else copy.deepcopy(value) for name, value in given.items()}
-    arguments["enable_progress_bar"] = shows_bar(arguments.get("enable_progress_bar"))
+    if arguments.get("enable_progress_bar") is None:  # a file would get fragments of it
+        arguments["enable_progress_bar"] = sys.stdout.isatty()
     if arguments["enable_progress_bar"]:
         callbacks.append(StageBar(title))
     users = arguments.get("callbacks") or []

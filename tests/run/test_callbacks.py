@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_compress.__main__ import main
-from lit_compress.run.callbacks import Checkpoints, StageBar, shows_bar
+from lit_compress.run.callbacks import Checkpoints, StageBar
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.gated import GatedStage
 from lit_compress.stages.unstructured import CubicStage
@@ -135,13 +135,6 @@ def test_a_fit_that_max_steps_ends_in_mid_epoch_leaves_its_net(short_run, tmp_pa
     assert [record["steps"] for record in records] == [18, 18]
     assert all(record["best_step"] in (13, 18) for record in records)
     assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize(("asked", "terminal", "shown"), [(None, True, True), (None, False, False), (True, False, True),
-                                                          (False, True, False)])  # fmt: skip
-def test_a_file_gets_no_bar_unless_it_is_asked_for(asked, terminal, shown, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert shows_bar(asked) == shown
 
 
 def test_the_bar_reads_the_loss_when_it_is_drawn(short_run, tmp_path, monkeypatch):
