@@ -41,7 +41,6 @@ class RunResult:
         error: why it failed, one line.
         learning_rate: that was chosen; None if none was.
         tried: learning rates that were tried, with their metric on held-out training data.
-        cell: a comparison's record of it; {} outside of one.
     """
 
     name: str
@@ -55,7 +54,6 @@ class RunResult:
     error: str | None = None
     learning_rate: float | None = None
     tried: list[dict[str, Any]] = field(default_factory=list)
-    cell: dict[str, Any] = field(default_factory=dict)
 
     @property
     def metric(self) -> float | None:
@@ -64,9 +62,9 @@ class RunResult:
 
     @property
     def seconds(self) -> float | None:
-        """The wall time of all its stages, or of its process; None if none is recorded."""
+        """The wall time of all its stages; None if none is recorded."""
         by_stage = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
-        return sum(by_stage) if by_stage else self.cell.get("seconds")
+        return sum(by_stage) if by_stage else None
 
     @property
     def steps(self) -> int | None:
@@ -77,7 +75,7 @@ class RunResult:
     def peak_mib(self) -> float | None:
         """The largest memory of its stages, the GPU's if there is one; None in runs of earlier versions."""
         by_stage = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
-        return max(by_stage) if by_stage else self.cell.get("memory_mib")
+        return max(by_stage, default=None)
 
 
 @dataclass
@@ -227,7 +225,7 @@ def _comparison(folder: Path) -> Results:
                 cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
                 cell.get("seed"), status, place if place and place.is_dir() else None,
                 report if status == "done" else None, (read_json(place / "stages.json") if place else None) or [],
-                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [], cell,
+                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
             )
         )  # fmt: skip
     return Results(

@@ -97,28 +97,6 @@ def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, 
     assert "another model has the label 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
 
 
-def test_integers_that_are_far_off_are_a_warning(run, tmp_path, capsys, monkeypatch):
-    """Without --against, too: with the metric where there is data, without it elsewhere."""
-
-    def load(folder, setting):
-        eager = RUNTIMES["eager"].load(folder, setting)
-        return lambda inputs: [3 - 5 * result for result in eager(inputs)]
-
-    monkeypatch.setitem(RUNTIMES, "far", Runtime("far", ("torch",), load, dtype="int8", tolerance=0.25))
-    line = ["--runtimes", "eager", "far", "--rounds", "2", "--batch", "1", "--length", "8", "--output", str(tmp_path)]
-    main(["bench", str(run), *line])
-    said, report = capsys.readouterr().out, json.loads((run / "export" / "report.json").read_text())
-    dense, small = report["dense"]["metric"], found(tmp_path)["programs"][1]
-    differ = f"its results differ from the float32 results by up to {100 * small['difference']:.0f} %"
-    assert f"!: far of the dense model: {differ}" in said
-    assert f"; dev metric {small['metric']:.4f}, not {dense:.4f}\n" in said and small["metric"] < dense
-    shutil.copytree(run / "dense" / "net", tmp_path / "net")  # which nobody knows the data of
-    main(["bench", str(tmp_path / "net"), *line])
-    said = capsys.readouterr()
-    assert "!: far of the compressed model: " in said.out and " % of the largest\n" in said.out
-    assert "dev metric" not in said.out and "bench: no dev metric of the compressed model: " in said.err
-
-
 def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):
     def load(folder, setting):
         eager = RUNTIMES["eager"].load(folder, setting)

@@ -114,23 +114,3 @@ def test_an_export_of_the_words_of_the_data(run, tmp_path, capsys):
     main(["validate", str(tmp_path / "out")])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert capsys.readouterr().out.splitlines()[0] == f"val/accuracy {report['compressed']['metric']:.6f}"
-
-
-def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    monkeypatch.chdir(tmp_path)
-    main(["export", str(run), "out", "--format", "onnx"])
-    assert "model.onnx: its logits differ by " in capsys.readouterr().out
-    program = json.loads((tmp_path / "out" / "report.json").read_text())["program"]
-    assert program["file"] == "model.onnx" and (tmp_path / "out" / "model.onnx").stat().st_size == program["bytes"]
-    assert program["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert 'onnxruntime.InferenceSession("model.onnx")' in card
-    assert "model.onnx" not in (run / "export" / "README.md").read_text()
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
-    pieces = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"]
-    assert pieces["max_length"] == 64  # a longer text ends there, also for who reads the file alone
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
-    assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
@@ -13,6 +12,7 @@ from hub import as_a_new_process, running
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from mistakes import fails, rewrite
 
+import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.cli import fitting
 from lit_compress.run.folder import Run
@@ -188,38 +188,9 @@ def test_commands_take_names(named, tiny_data, made, capsys, tmp_path):
         main(["validate", *words])
         scores.append(capsys.readouterr().out.splitlines())
     assert scores[0] == scores[1] and scores[2] == scores[3]
+    assert lc.load("me/small").report["method"] == "SVD" and lc.evaluate("me/small")["rows"] == 40
     main(["predict", "me/small"])
     assert len((tmp_path / "here" / "predictions.jsonl").read_text().splitlines()) == 40
     main(["factorize", "me/trained", "small", *data, "--density", "0.5", "--weighting", "none"])
     card = (tmp_path / "here" / "small" / "README.md").read_text()
     assert "license: apache-2.0" in card and "at commit" in card
-
-
-def test_functions_take_names(named, made, tiny_data):
-    import lit_compress as lc
-
-    small = lc.load("me/small")
-    assert small.report["method"] == "SVD"
-    kept = lc.evaluate("me/small")
-    assert kept["accuracy"] == json.loads((made[0] / "run" / "report.json").read_text())["compressed"]["metric"]
-    assert lc.evaluate("me/trained", data=str(tiny_data), task="sst2")["rows"] == 40
-    small.save_pretrained("saved")
-    assert {"report.json", "README.md", "model.safetensors"} <= {path.name for path in Path("saved").iterdir()}
-
-
-def test_an_own_export_as_backbone_is_one_line(named, short_run, capsys, tmp_path):
-    words = [word.replace("me/net", "me/small") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
-    line = fails(capsys, *words)
-    assert "model.backbone: 'me/small' is compressed already" in line and not (tmp_path / "run").exists()
-
-
-def test_code_of_others_is_not_run(named, short_run, capsys, tmp_path):
-    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Net"}}
-    code = b"raise SystemExit('code of others was run')"
-    weights = named.model("me/trained").files["model.safetensors"]
-    named.add("me/own", {"config.json": json.dumps(config).encode(), "own.py": code, "model.safetensors": weights})
-    words = [word.replace("me/net", "me/own") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
-    line = fails(capsys, *words)
-    assert "model.backbone" in line and "'me/own'" in line and not (tmp_path / "run").exists()
-    assert "code of its own (own.py), which is not run" in line
-    assert "code of its own (own.py), which is not run" in fails(capsys, "validate", "me/own", "--data.task", "sst2")

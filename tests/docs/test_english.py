@@ -1,4 +1,4 @@
-"""Pages, docstrings and messages are in plain English; `python tests/docs/test_english.py` prints the counts."""
+"""Pages, docstrings and messages are in plain English."""
 
 from __future__ import annotations
 
@@ -141,11 +141,3 @@ def test_docstrings_and_messages_are_in_plain_english(room: Path) -> None:
     found, private = code_habits(room)
     assert not private
     assert not found.excess()
-
-
-if __name__ == "__main__":
-    for page in TEXTS:
-        print(f"{name(page):50} {habits(page)} {'; '.join(habits(page).excess())}")
-    for folder in ROOMS:
-        of_room, words = code_habits(folder)
-        print(f"{name(folder):50} {of_room} {'; '.join((*of_room.excess(), *words))}")

@@ -84,11 +84,6 @@ def two(tmp_path):
     return tmp_path / "last.ckpt"
 
 
-def test_the_newest_checkpoint_is_taken(two):
-    path, saved = _newest(two)
-    assert path == two and saved["global_step"] == 2
-
-
 def cut(size):
     return lambda content: content[:size]
 
