@@ -88,15 +88,15 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
         **{f"result/{name}": report["compressed"][name] for name in ("density", "bytes", "flops")},
         "result/speedup": report["ratios"]["speedup"],
     }
+    # the tab HPARAMS sorts and plots numbers
+    values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
     for logger in [Curves(run, "report")] if own else given if isinstance(given, list | tuple) else [given]:
-        if own:  # the tab HPARAMS sorts and plots numbers
-            values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
-            logger.log_hyperparams(values, results, steps)
-        else:
-            logger.log_hyperparams({key: str(value) for key, value in settings.items()})
-            logger.log_metrics(results, steps)
         if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(values, results, steps)
             logger.experiment.add_text("report", markdown(report), steps)
+        else:
+            logger.log_hyperparams(values)
+            logger.log_metrics(results, steps)
         logger.finalize("success")
 
 

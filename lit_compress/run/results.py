@@ -14,6 +14,7 @@ from lit_compress.analysis.costs import costs_of, mean_costs, mean_gain, shared_
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
+from lit_compress.models.budget import parse_budget
 from lit_compress.run.folder import flatten
 from lit_compress.run.workers import COMPARISON
 from lit_compress.utils.errors import UserError
@@ -241,13 +242,10 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     ['density=0.25', 'density=0.1', 'params=5M', 'params=800K']
     """
     name, _, value = budget.rpartition("=")
-    match = re.match(r"-?[\d.]+(?:e-?\d+)?", value)
     try:
-        number = float(match[0]) if match else math.inf
-    except ValueError:
+        number = float(value) if name.startswith("rank") else parse_budget(budget).value
+    except (UserError, ValueError):
         number = math.inf
-    unit = value[match.end() :].strip().lower()[:1] if match else ""
-    number *= {"k": 1e3, "m": 1e6, "g": 1e9}.get(unit, 1)
     return name, number if name == "speedup" else -number, budget
 
 

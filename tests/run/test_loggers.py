@@ -94,7 +94,7 @@ def test_any_logger_gets_the_metrics_of_a_stage_and_the_results_and_ends_with_th
     run.finish({"name": "dense", "steps": 139})
     log_report(run, REPORT, logger)
     (settings,), (results, step) = logger.got
-    assert settings["model.a"] == "1" and results["result/accuracy"] == 0.5 and step == 139 and logger.ended == 1
+    assert settings["model.a"] == 1 and results["result/accuracy"] == 0.5 and step == 139 and logger.ended == 1
 
 
 def test_settings_that_are_numbers_are_logged_as_numbers(tmp_path, monkeypatch):
