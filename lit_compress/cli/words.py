@@ -250,7 +250,10 @@ def check_names(line: Line, method: str | None) -> None:
             raise UserError(f"{name}: follows from the data; give --data.task")
         inside = name.startswith(tuple(f"trainer.{option}" for option in _CLASSES))
         inside |= name.startswith(tuple(f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)))
-        if name not in known and not inside and not _is_foreign(name, method):
+        inside |= (
+            name.startswith("model.") and method is not None and _known(method) is None
+        )  # its class alone knows it
+        if name not in known and not inside:
             raise UserError(unknown(name, method, list(own_options(line.command))))
         group = name not in ("model", "model.class_path") and any(other.startswith(f"{name}.") for other in known)
         if group and name not in line.values and not value.startswith("{"):
@@ -264,11 +267,6 @@ def check_names(line: Line, method: str | None) -> None:
 def _known(method: str | None) -> str | None:
     """Return a method whose source is found, or None."""
     return method if method and catalogue.of_method(method) else None
-
-
-def _is_foreign(name: str, method: str | None) -> bool:
-    """Return whether only the class of a method of the user's own knows an option."""
-    return name.startswith("model.") and method is not None and _known(method) is None
 
 
 def is_read(command: str, option: str) -> bool:
