@@ -57,7 +57,6 @@ VARIANTS = {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],
         **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both")},
-        "batch": ["--model.retrain.estimator", "batch", "--model.retrain.fisher_examples", "50"],
         "global": ["--model.allocation", "global"],
         "inputs": ["--model.retrain.weighting", "inputs", "--model.retrain.calibration_examples", "50"],
     },

@@ -7,10 +7,9 @@ from lit_compress.calibration.moments import Moments
 from lit_compress.calibration.statistics import whole
 
 
-def estimate_fisher(net, batches, kind, sites, *, estimator="per_example", reduce=None):
+def estimate_fisher(net, batches, kind, sites, *, reduce=None):
     """The Fisher information of some Linears."""
-    statistic = DiagonalFisher(sites=sites, estimator=estimator)
-    return whole(net, statistic, batches, kind, reduce=reduce)
+    return whole(net, DiagonalFisher(sites=sites), batches, kind, reduce=reduce)
 
 
 def mean_gradients(net, batches, kind, sites, *, squares=False, reduce=None):

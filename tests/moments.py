@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from lit_compress.numerics.kronecker import Moment, centred
+from lit_compress.stages.low_rank import Decomposer
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -18,6 +21,16 @@ def moment(size: int, seed: int) -> Tensor:
     rows = draw(4 * size, size, seed=seed) * torch.logspace(0, -1, size, dtype=torch.float64)
     rows = rows @ torch.linalg.qr(draw(size, size, seed=seed + 100)).Q
     return rows.T @ rows / len(rows)
+
+
+def factors_of(decomposer: Decomposer) -> Callable[[str, Tensor, int], tuple[Tensor, Tensor]]:
+    """Return the function of name, weight and rank that gives factors."""
+    return lambda name, weight, rank: decomposer.svd(name, weight, rank).factors(rank)
+
+
+def sigma_of(decomposer: Decomposer) -> Callable[[str, Tensor], Tensor]:
+    """Return the function of name and weight that gives all singular values."""
+    return lambda name, weight: decomposer.svd(name, weight).sigma
 
 
 def estimated_loss(

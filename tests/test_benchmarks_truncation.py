@@ -13,13 +13,14 @@ from tiny import make_batch, make_net
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from in_memory import collect_kronecker
+from moments import factors_of
 
 from benchmarks.analysis import truncation
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.stages.low_rank import KroneckerDecomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import KroneckerDecomposer, biased_sites
+from lit_compress.stages.weighting import biased_sites
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_sweep_ends_at_the_dense_net(net):
     assert all(r["metric"] == pytest.approx(value(net), abs=1e-5) for r in rows if r["rank_ratio"] == 1.0)
     low = next(r for r in rows if r["weighting"] == "none" and r["rank_ratio"] == 0.2)
     ranks = RankRule(rank_ratio=0.2).allocate(net)
-    small = factorize(make_net(dropout=0.0).eval(), ranks, WeightedDecomposer().factors)
+    small = factorize(make_net(dropout=0.0).eval(), ranks, factors_of(WeightedDecomposer()))
     assert low["metric"] == pytest.approx(value(small), abs=1e-5)
     shapes = [net.get_submodule(n).weight.shape for n in ranks]
     kept = sum(r * sum(s) for r, s in zip(ranks.values(), shapes, strict=True))
@@ -119,5 +120,5 @@ def test_ranks_of_dense_sparse_and_factorized(net):
     assert (
         truncation.ranks(net)[0] | {"rank": 5, "rows": 5, "columns": 32, "density": 5 / 32} == truncation.ranks(net)[0]
     )
-    factorize(net, {name: 3}, WeightedDecomposer().factors)
+    factorize(net, {name: 3}, factors_of(WeightedDecomposer()))
     assert truncation.ranks(net)[0]["rank"] == 3

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SEVERAL = ("ranks", "neurons", "pattern", "widths", "components", "allocation")  # of more than one model
 RATIOS = tuple(i / 10 for i in range(1, 11))
-WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), "importance-out", *KRONECKER)
+WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), *KRONECKER)
 
 
 def weighting_of(label: str, like: Weighted) -> Weighted:
@@ -75,8 +75,7 @@ def decomposers(
     for same in filter(None, kinds):
         ((_, sums),) = collected(net, calibration_for(same, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
-    folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, statistics.get(s.weighting, {}), folder) for s in settings]
+    return [weigh(s, net, statistics.get(s.weighting, {})) for s in settings]
 
 
 def named(models: Sequence[str]) -> dict[str, tuple[Path, str]]:

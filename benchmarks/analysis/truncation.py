@@ -22,7 +22,9 @@ from lit_compress.utils.progress import track
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.stages.low_rank import DecomposedMatrix, Decomposer
+    from lit_compress.numerics.decompose import WeightedSVD
+    from lit_compress.numerics.kronecker import KroneckerSVD
+    from lit_compress.stages.low_rank import Decomposer
 
 TableRows = list[dict[str, Any]]
 
@@ -65,7 +67,7 @@ def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decom
                 net.get_parameter(f"{name}.bias").data.copy_(bias)
 
 
-def without(weight: Tensor, svd: DecomposedMatrix, components: Tensor) -> Tensor:
+def without(weight: Tensor, svd: WeightedSVD | KroneckerSVD, components: Tensor) -> Tensor:
     """Return a weight [out, in] less some of its components: W - U_g U_g^T W for columns, W - W V_g V_g^T for rows."""
     left, right = svd.factors(len(svd.sigma))
     removed = left[:, components].double() @ right[components].double()
@@ -157,7 +159,7 @@ def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> TableRo
     for label, decomposer in decomposers.items():
         roles = {site.name: site.role for site in find_sites(net)}
         for name, weight in track(site_weights(net).items(), f"{label}: SVD"):
-            sigma = decomposer.sigma(name, weight)
+            sigma = decomposer.svd(name, weight).sigma
             energy = (sigma**2).cumsum(0) / (sigma**2).sum()
             rows += [
                 {"weighting": label, "site": name, "role": roles[name], "index": i + 1, "sigma": s, "energy": e}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from lit_compress.utils.devices import place_of_sums
 from lit_compress.utils.errors import UserError
 
 Pair = tuple[Tensor, Tensor]  # inputs [groups, tokens, in] and gradients [groups, tokens, out] of one use of a Linear
-Estimator = Literal["per_example", "batch"]
 _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on a CPU, those that fit a core's cache
 
 
@@ -126,14 +125,8 @@ class Fisher:
 
 @dataclass(frozen=True)
 class DiagonalFisher(Statistic):
-    """The Fisher information, under the true labels; of vectors under drawn ones, with seed 0.
+    """The Fisher information (Eq. 3), under the true labels; of vectors under drawn ones, with seed 0."""
 
-    Attributes:
-        estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
-            batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
-    """
-
-    estimator: Estimator = "per_example"
     title = "Fisher information"
     needs_labels = "the Fisher information needs them"
 
@@ -153,12 +146,7 @@ class DiagonalFisher(Statistic):
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the whole batch; of a language model parts of it."""
-        long = task.over_vocabulary and self.estimator == "per_example"
-        return super().parts(task, rows) if long else [rows]
-
-    def groups(self, rows: Batch) -> int:
-        """Return the number of gradients to square."""
-        return len(rows["index"]) if self.estimator == "per_example" else 1
+        return super().parts(task, rows) if task.over_vocabulary else [rows]
 
 
 class Squares:

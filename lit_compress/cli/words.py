@@ -23,9 +23,9 @@ ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help"}
 # short option of factorize -> option of fit
 SHORT = {
     **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape", "allocation",
-                                          "scope", "price")},
+                                          "scope")},
     **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
-                                                  "removes", "axis", "power", "estimator", "fisher_examples")},
+                                                  "removes", "axis", "power", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "merge", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 _CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes

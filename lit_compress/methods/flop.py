@@ -43,8 +43,8 @@ from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.gated import GatedStage, GatedTraining
-from lit_compress.stages.low_rank import WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.rows import balanced
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import is_first
 
@@ -127,7 +127,7 @@ class RankPruning(GatedStage):
         configure_model sends the values of the first process.
         """
         self.shapes = site_shapes(net)
-        factors = WeightedDecomposer(sigma_side="balanced").factors if structure is None and is_first() else None
+        factors = balanced if structure is None and is_first() else None
         factorize(net, {name: min(shape) for name, shape in self.shapes.items()}, factors, GatedRankLinear)
         size = gated_size(self.shapes, dense_site_params(net))
         self.sites = grouped(self.shapes)

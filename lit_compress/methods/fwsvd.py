@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.rank_rule import Allocation, RankRule
-from lit_compress.stages.weighted import WeightedRetraining
+from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import Removes, Weighted
 
 PAPER_RANK_RATIO = 0.33
@@ -69,4 +70,4 @@ class FWSVD(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        return [WeightedRetraining(self.retrain, self.rule)]
+        return [CompressedStage("retrain", self.retrain, weighted(self.retrain, self.rule))]

@@ -48,10 +48,10 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.models.prices import Unit
 from lit_compress.stages.base import Stage
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
-from lit_compress.stages.weighted import WeightedRetraining
+from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 from lit_compress.utils.errors import UserError
 
@@ -66,7 +66,7 @@ class KroneckerWeighted(Weighted):
 
     Args:
         weighting: ``kfac`` = Kronecker-factored Fisher information; ``inputs`` = second moments of the inputs only;
-            ``fisher`` = its diagonal; ``none`` = plain SVD; ``importance`` = the scores of a pruning stage.
+            ``fisher`` = its diagonal; ``none`` = plain SVD.
         learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model.
     """
 
@@ -86,8 +86,6 @@ class SecondOrder(Method):
             largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
             model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-        price: the unit of the budget: ``parameters``, or ``flops`` of a forward. The density is then the share of these
-            that stays.
         through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The model is factorized and trained at
             each, from the one before; all share ``retrain.epochs``, the last gets the remainder.
         retrain: the weighting, and training of the factors.
@@ -99,7 +97,6 @@ class SecondOrder(Method):
     rank_ratio: float | None = None
     allocation: Allocation = "global"
     scope: Scope = "blocks"
-    price: Unit = "parameters"
     through: list[float] | None = None
     retrain: KroneckerWeighted = KroneckerWeighted()
     matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
@@ -107,7 +104,7 @@ class SecondOrder(Method):
 
     def __post_init__(self) -> None:
         self.retrain.check_labels(self.kind)
-        rule = replace(self.rank_rule(self.allocation), scope=self.scope, price=self.price, tokens=self.task.length)
+        rule = replace(self.rank_rule(self.allocation), scope=self.scope)
         self.rule = rule = self.retrain.rule(rule)
         self.budget = self.budget and replace(self.budget, of_net=self.scope == "all")
         free = not self.through and self.retrain.weighting in KRONECKER and self.scope == "blocks"
@@ -155,10 +152,9 @@ class SecondOrder(Method):
         """Return retrain_1, ... where there are densities on the way, retrain."""
         ways = [density for density in self.through or () if density > self.density]
         share = self.retrain.epochs // (len(ways) + 1)
-        settings = replace(self.retrain, epochs=share)
-        early = [
-            WeightedRetraining(settings, replace(self.rule, density=density), name=f"retrain_{i}")
-            for i, density in enumerate(ways, 1)
+        plan = [(f"retrain_{i}", share, replace(self.rule, density=density)) for i, density in enumerate(ways, 1)]
+        plan.append(("retrain", self.retrain.epochs - share * len(ways), self.rule))
+        return [
+            CompressedStage(name, replace(self.retrain, epochs=epochs), weighted(self.retrain, rule))
+            for name, epochs, rule in plan
         ]
-        last = replace(self.retrain, epochs=self.retrain.epochs - share * len(ways))
-        return [*early, WeightedRetraining(last, self.rule)]

@@ -1,10 +1,10 @@
-"""Costs of matrices at every rank, of heads and neurons, in parameters or FLOPs."""
+"""Parameters of matrices at every rank, of heads and neurons."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lit_compress.models.sites import SubLayer, size_at
 from lit_compress.numerics.ranks import Price, Shape
@@ -12,23 +12,12 @@ from lit_compress.numerics.ranks import Price, Shape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Unit = Literal["parameters", "flops"]
 StackSize = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
 
 
-def prices_of(shapes: Mapping[str, StackSize], tokens: Mapping[str, int], unit: Unit) -> dict[str, Price]:
-    """Return the price of every matrix or stack.
-
-    Args:
-        shapes: by name.
-        tokens: how many tokens each reads in a forward.
-        unit: what is counted. ``flops``: 2 per multiply-add.
-    """
-    each = {name: 1 if unit == "parameters" else 2 * tokens[name] for name in shapes}
-    return {
-        name: Price(each[name] * (sum(outs) + inner), each[name] * sum(outs) * inner)
-        for name, (outs, inner) in shapes.items()
-    }
+def prices_of(shapes: Mapping[str, StackSize]) -> dict[str, Price]:
+    """Return the price of every matrix or stack by name."""
+    return {name: Price(sum(outs) + inner, sum(outs) * inner) for name, (outs, inner) in shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -54,17 +43,6 @@ class UnitPrice:
     def weights(self) -> int:
         """Weights of one unit, in all matrices of the sub-layer."""
         return self.whole // self.count
-
-    def at(self, unit: Unit, tokens: Mapping[str, int]) -> float:
-        """Return the cost of one unit.
-
-        Args:
-            unit: what is counted.
-            tokens: how many tokens each site reads.
-        """
-        if unit == "parameters":
-            return self.weights
-        return 2 * sum(out * inner * tokens[name] for name, (out, inner) in self.sizes.items()) // self.count
 
 
 def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:

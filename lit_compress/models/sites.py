@@ -169,19 +169,6 @@ def site_shapes(net: PreTrainedModel) -> dict[str, tuple[int, int]]:
     return {site.name: size_at(net, site.name) for site in find_sites(net)}
 
 
-def tokens_read(net: PreTrainedModel, length: int) -> dict[str, int]:
-    """Return how many tokens every site reads in a forward of one text of ``length`` tokens.
-
-    A decoder over an encoder's states is taken to write a quarter as many, as for the FLOPs of the report.
-    """
-    written = max(1, length // 4) if net.config.is_encoder_decoder else length
-    tokens = {}
-    for site in find_sites(net):
-        of_encoder = site.stack == "encoder" or (site.cross and site.role in ("k", "v"))
-        tokens[site.name] = length if of_encoder else written
-    return tokens
-
-
 def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
     """Return the names of the sites of ``net`` in groups that read the same input, in forward order.
 

@@ -54,13 +54,11 @@ def plan_lines(method: Method, net: PreTrainedModel, steps: Mapping[str, int]) -
     if of == "model":
         left = round(density * total)
         yield f"weights of the model {total:,} -> about {left:,} (density {density:.4g}), embeddings included"
-    elif of == "sites":
+    else:
         yield (
             f"weights of the sites {sites:,} -> about {left:,} (density {density:.4g}), "
             f"of the model {total:,} -> about {total - sites + left:,}"
         )
-    else:
-        yield f"the sites keep {density:.4g} of their {of}; of their {sites:,} weights as many as that allows"
     if method.stores_zeros:
         yield "the removed weights are stored as zeros: they take as much of the file as before"
 

@@ -121,15 +121,10 @@ def solve_budget(job: Job) -> float:
     """Return the density that meets the budget of a method.
 
     Raises:
-        UserError: the budget cannot be met, or does not go with the price of a density.
+        UserError: the budget cannot be met.
     """
-    budget, rule, net, storage = job.method.budget, job.method.rule, job.dense, job.storage
+    budget, net, storage = job.method.budget, job.dense, job.storage
     assert budget is not None
-    if budget.kind == "density" and rule and rule.price != "parameters":
-        raise UserError(
-            f"model.budget: '{budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "
-            "model.density, or model.price parameters"
-        )
     check_choices(storage.choices, job.method, net)
 
     def build(density: float) -> Method:

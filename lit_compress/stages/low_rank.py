@@ -1,16 +1,18 @@
-"""Factorization of matrices by plain or weighted SVD, to ranks under one rule."""
+"""Factorization of matrices by plain or weighted SVD, or under Kronecker factors, to ranks under one rule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
+from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, weighted_svd
+from lit_compress.numerics.kronecker import KroneckerSVD, kronecker_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.rank_rule import RankRule
@@ -19,33 +21,6 @@ from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class DecomposedMatrix(Protocol):
-    """The approximations of all ranks of one matrix."""
-
-    @property
-    def sigma(self) -> Tensor:
-        """Singular values, falling, float64."""
-
-    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in]."""
-
-
-class Decomposer(Protocol):
-    """Factorizes the matrices of one model under a weighting; sites are called by their names."""
-
-    def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in]."""
-
-    def svd(self, name: str, weight: Tensor, components: int | None = None) -> DecomposedMatrix:
-        """Return the decomposition with all ranks, or as many as ``components``."""
-
-    def sigma(self, name: str, weight: Tensor) -> Tensor:
-        """Return the singular values of the weighted matrix, falling, float64."""
-
-    def mean(self, name: str) -> Tensor | None:
-        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +43,61 @@ class WeightedDecomposer:
         """Return None: biases stay."""
         return None
 
-    def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
-        return decompose(weight, rank, self._of(name), self.axis, self.power, self.sigma_side, name)
-
     def svd(self, name: str, weight: Tensor, components: int | None = None) -> WeightedSVD:
         """Return the weighted SVD of the matrix of site ``name`` with all its ranks, or as many as ``components``."""
-        return weighted_svd(weight, self._of(name), self.axis, self.power, self.sigma_side, name, components)
+        importance = None if self.importance is None else self.importance[name]
+        return weighted_svd(weight, importance, self.axis, self.power, self.sigma_side, name, components)
 
-    def sigma(self, name: str, weight: Tensor) -> Tensor:
-        """Return the singular values of the weighted matrix, falling, float64."""
-        return self.svd(name, weight).sigma
 
-    def _of(self, name: str) -> Importance | None:
-        return None if self.importance is None else self.importance[name]
+@dataclass(frozen=True)
+class KroneckerDecomposer:
+    """Factorizes the matrices of one model by their Kronecker factors, equation (M) of numerics/kronecker.py.
+
+    Attributes:
+        moments: Kronecker factors by site.
+        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
+        centred: sites whose bias takes over the mean of the inputs.
+        stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
+            then the stack's: the rows of all its matrices.
+        release: every matrix is decomposed once; the sums of its moments are released then.
+    """
+
+    moments: MutableMapping[str, KroneckerFactors]
+    gradients: bool = True
+    centred: frozenset[str] = frozenset()
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    release: bool = False
+
+    def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:
+        """Return the decomposition of the matrix of site ``name`` with all its ranks, or as many as ``components``.
+
+        Raises:
+            UserError: a moment is singular after the damping.
+        """
+        names = self.stacks.get(name, (name,))
+        svd = kronecker_svd(
+            weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
+            sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
+            mean=self.mean(name), name=name, components=components,
+        )  # fmt: skip
+        self._release(names)
+        return svd
+
+    def _gradients(self, name: str) -> Tensor:
+        whole = self.moments[name].gradients()
+        self._release((name,))
+        return whole
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        for site in names if self.release else ():
+            self.moments[site] = self.moments[site].released()
+
+    def mean(self, name: str) -> Tensor | None:
+        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
+        return self.moments[name].mean if name in self.centred else None
+
+
+Decomposer = WeightedDecomposer | KroneckerDecomposer
 
 
 class ByRule(Compression):
@@ -102,8 +118,8 @@ class ByRule(Compression):
 
     @property
     def target(self) -> float | None:
-        """The asked density of the sites' weights; None: ranks or another price were asked for."""
-        return self.rule.density if self.rule.by_density and self.rule.price == "parameters" else None
+        """The asked density of the sites' weights; None: ranks were asked for."""
+        return self.rule.density if self.rule.by_density else None
 
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of ``net`` in the scope of the ranks."""
@@ -134,13 +150,11 @@ class Factors(ByRule):
         return self._decomposer
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse a table of embeddings, and a measured price."""
+        """Refuse a table of embeddings."""
         if self.rule.scope == "all":
             raise UserError(
                 "--by_block: scope 'all' factorizes the table of tokens, which is in no block; nearest: blocks"
             )
-        if self.rule.price != "parameters":
-            raise UserError(f"--by_block: price '{self.rule.price}' needs the whole model; nearest: parameters")
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank that makes no matrix smaller."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
-from lit_compress.models.prices import Unit, prices_of, unit_price
-from lit_compress.models.sites import find_sites, size_at, stacks, tokens_read
+from lit_compress.models.prices import prices_of
+from lit_compress.models.sites import find_sites, size_at, stacks
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.ranks import (
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lit_compress.models.sites import SubLayer
-
 Allocation = Literal["uniform", "global"]
 Scope = Literal["blocks", "all"]
 
@@ -50,9 +48,6 @@ class RankRule:
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
         scope: ``blocks``: the density counts the matrices of the transformer blocks. ``all``: it counts all weights of
             the model, and the table of token embeddings is factorized with the matrices.
-        price: the unit of the budget of ``global``: ``parameters`` or ``flops`` of a forward. The density is then in
-            this unit.
-        tokens: of a text, for FLOPs.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
         tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
@@ -68,8 +63,6 @@ class RankRule:
     allocation: Allocation = "uniform"
     stacked: bool = False
     scope: Scope = "blocks"
-    price: Unit = "parameters"
-    tokens: int = 128
     fill: bool = False
     tokens_left: int | None = None
     round_to: int = 1
@@ -79,19 +72,12 @@ class RankRule:
         require(self, "model.rank", low=1)
         require(self, "model.round_to", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
-        for name, usual in (("scope", "blocks"), ("price", "parameters")):
-            if (value := getattr(self, name)) == usual:
-                continue
-            if not self.by_density:
-                raise UserError(f"model.{name}: '{value}' needs a density; give model.density")
-            if self.allocation != "global":
-                raise UserError(
-                    f"model.{name}: '{value}' needs one budget for all; model.allocation is '{self.allocation}', "
-                    "nearest: global"
-                )
-        if self.scope == "all" and self.price != "parameters":
-            raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
-                            "parameters")  # fmt: skip
+        if self.scope == "all" and not self.by_density:
+            raise UserError("model.scope: 'all' needs a density; give model.density")
+        if self.scope == "all" and self.allocation != "global":
+            raise UserError(
+                f"model.scope: 'all' needs one budget for all; model.allocation is '{self.allocation}', nearest: global"
+            )
 
     def within(self, budget: object, round_to: int | None, shape: str | None = None) -> RankRule:
         """Return this rule, which fills its density if there is a budget, with ranks that are multiples.
@@ -108,8 +94,8 @@ class RankRule:
 
     @property
     def counted(self) -> str:
-        """The total of the density: weights of the ``sites`` or of the ``model``, or the price."""
-        return self.price if self.price != "parameters" else "model" if self.scope == "all" else "sites"
+        """The total of the density: weights of the ``sites`` or of the ``model``."""
+        return "model" if self.scope == "all" else "sites"
 
     @property
     def keeps_all(self) -> bool:
@@ -124,7 +110,7 @@ class RankRule:
         Raises:
             UserError: see above.
         """
-        replace(self, allocation="uniform", scope="blocks", price="parameters").allocate(net)
+        replace(self, allocation="uniform", scope="blocks").allocate(net)
         if self.scope == "all" and token_table(net) is None:
             raise UserError(
                 f"model.scope: the token embeddings of '{net.config.model_type}' have other uses (an output "
@@ -197,7 +183,7 @@ class RankRule:
 
         return self.allocate(net, sigma)
 
-    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
+    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> int:
         """Return the budget of the matrices, and with scope ``all`` of the table, together.
 
         Raises:
@@ -214,7 +200,7 @@ class RankRule:
                 f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; "
                 f"{count} of each matrix{also} make {least / total + 5e-4:.3f}"
             )
-        return (floor(self.density * total) if self.price == "parameters" else self.density * total) - rest
+        return floor(self.density * total) - rest
 
     def _cut_off(self, net: PreTrainedModel) -> int:
         """Return the weights of the rows of the table that the export leaves out, with scope ``all``."""
@@ -228,24 +214,16 @@ class RankRule:
         return {name: sigma(name, stacked_weight(net, names)) for name, names in self.members(net).items()}
 
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
-        """Return the cost of every matrix or stack, in the units of ``price``."""
+        """Return the parameters of every matrix or stack at every rank."""
         members = self.members(net)
         sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        prices = prices_of(shapes, tokens_read(net, self.tokens), self.price)
+        prices = prices_of(shapes)
         if (table := self.table(net)) is None:
             return prices
         ((width,), rows) = shapes[table]
         rows = self.tokens_left or rows
         return prices | {table: Price(width + rows, width * rows)}
-
-    def unit_price(self, net: PreTrainedModel, part: SubLayer) -> float:
-        """Return the cost of one head or neuron of a sub-layer, in the units of ``price``."""
-        return unit_price(net, part).at(self.price, tokens_read(net, self.tokens))
-
-    def total(self, net: PreTrainedModel) -> float:
-        """Return the cost of all dense matrices of ``net``, in the units of ``price``."""
-        return sum(price.dense for price in self.prices(net).values())
 
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.

@@ -8,7 +8,7 @@ the mean of its outputs, which the last bias carries, and its matrices are gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,13 @@ class Units:
     Attributes:
         part: the sub-layer.
         path: the steps, with their costs.
-        price: the saving of one unit, in all matrices of the sub-layer: weights or FLOPs.
+        price: weights of one unit, in all matrices of the sub-layer.
         count: number of units.
     """
 
     part: SubLayer
     path: RemovalPath
-    price: float
+    price: int
     count: int
 
 
@@ -78,7 +78,6 @@ def find_units(
     net: PreTrainedModel,
     moments: Mapping[str, KroneckerFactors],
     biased: frozenset[str],
-    price: Callable[[SubLayer], float],
     gradients: bool = True,
     round_to: int = 1,
     uniform: bool = False,
@@ -89,7 +88,6 @@ def find_units(
         net: dense.
         moments: Kronecker factors by site; with one block's sites, for the sub-layers of this block alone.
         biased: sites whose bias takes over the mean of the inputs.
-        price: function of a sub-layer that returns the cost of one of its units.
         gradients: False to weigh all outputs alike.
         round_to: neurons go so that a multiple of it is left.
         uniform: of the sub-layers that can lose as many units each (models/uniform_shape.py), of all but one unit.
@@ -115,7 +113,7 @@ def find_units(
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
             keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, name=name,
         )  # fmt: skip
-        units[name] = Units(part, path, price(part), len(groups))
+        units[name] = Units(part, path, unit_price(net, part).weights, len(groups))
     return units
 
 
@@ -127,7 +125,7 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
 
     Args:
         units: as :func:`find_units` returns them.
-        saving: what to save in all, in the units of the prices.
+        saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
 
     Returns:
@@ -173,7 +171,7 @@ def choose_uniform(
     Args:
         net: dense; only shapes are read.
         units: as :func:`find_units` returns them for ``uniform``.
-        saving: what to save in all, in the units of the prices.
+        saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
 
     Returns:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.moments import Gram, KroneckerFactors
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.structures import RemovalPath
-from lit_compress.stages.compression import CompressedStage, Compression, Measured, check_count
+from lit_compress.stages.compression import Compression, Measured, check_count
 from lit_compress.stages.low_rank import ByRule, Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
@@ -38,62 +38,6 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
 
 
-def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
-    """Refuse ranks, a scope and a removal that the weighting, ``net`` or the density does not allow.
-
-    Only shapes are read.
-
-    Raises:
-        UserError: of :meth:`RankRule.check`, where matrices are factorized.
-        UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
-            cannot be cut; or, as at least one unit stays, the density cannot be reached.
-    """
-    if settings.removal == "components":
-        rule.check(net)
-    if rule.scope == "all" and settings.weighting not in KRONECKER:
-        raise UserError(
-            f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
-            "blocks"
-        )
-    if settings.removal == "components":
-        if rule.uniform:
-            raise UserError(
-                "model.shape: 'uniform' is for heads and neurons, and retrain.removes 'components' makes factors; "
-                "nearest: structures"
-            )
-        return
-    if rule.scope == "all":
-        raise UserError("retrain.removes: 'structures' counts the blocks' matrices; nearest with scope all: components")
-    if not rule.by_density:
-        raise UserError("retrain.removes: 'structures' needs a density; give model.density")
-    if rule.uniform:
-        even_counts(net, rule.density, rule.round_to)
-        return
-    if rule.density < (least := least_density(net)):
-        raise UserError(
-            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "
-            f"one head or neuron; the smallest is {least + 5e-4:.3f}"
-        )
-
-
-def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
-    """Return the report's entry on the calibration for ``inputs`` and ``kfac``; None for other weightings.
-
-    ``estimated_loss`` estimates the compression's addition to an example's loss; None for ``inputs``, which measures no
-    loss.
-    """
-    if settings.weighting not in KRONECKER:
-        return None
-    gradients = settings.weighting == "kfac"
-    return {
-        "weighting": settings.weighting,
-        "labels": settings.labels_of(data.record) if gradients else None,
-        "examples": settings.examples(data.train_size()),
-        "removes": settings.removal,
-        "estimated_loss": loss if gradients else None,
-    }
-
-
 class _UnderWeighting(ByRule):
     """What factors and removal have in common.
 
@@ -109,8 +53,12 @@ class _UnderWeighting(ByRule):
         self.settings, self.moments = settings, settings.weighting if settings.weighting in KRONECKER else None
 
     def check(self, net: PreTrainedModel) -> None:
-        """Check as :func:`check_removal`."""
-        check_removal(self.settings, self.rule, net)
+        """Refuse a scope that the weighting does not allow."""
+        if self.rule.scope == "all" and self.settings.weighting not in KRONECKER:
+            raise UserError(
+                f"model.scope: 'all' needs whole second moments, which weighting '{self.settings.weighting}' has not; "
+                "nearest: blocks"
+            )
 
     def check_data(self, examples: int) -> None:
         """Refuse a Fisher pass or a calibration over more examples than there are."""
@@ -126,12 +74,33 @@ class _UnderWeighting(ByRule):
         return self.settings.examples(data.train_size()), seed_of(self.settings, data)
 
     def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
-        """Return the entry of :func:`calibration_of`."""
-        return calibration_of(self.settings, data, loss)
+        """Return the report's entry on the calibration; None for weightings that have none.
+
+        ``estimated_loss`` estimates the compression's addition to an example's loss; None for ``inputs``, which
+        measures no loss.
+        """
+        settings, gradients = self.settings, self.settings.weighting == "kfac"
+        return self.moments and {
+            "weighting": settings.weighting,
+            "labels": settings.labels_of(data.record) if gradients else None,
+            "examples": settings.examples(data.train_size()),
+            "removes": settings.removal,
+            "estimated_loss": loss if gradients else None,
+        }
 
 
 class WeightedFactors(_UnderWeighting, Factors):
     """Low rank under a weighting."""
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse ranks that cannot be, and a shape."""
+        self.rule.check(net)
+        super().check(net)
+        if self.rule.uniform:
+            raise UserError(
+                "model.shape: 'uniform' is for heads and neurons, and retrain.removes 'components' makes factors; "
+                "nearest: structures"
+            )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
@@ -139,17 +108,7 @@ class WeightedFactors(_UnderWeighting, Factors):
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""
-        folder = self.folder or Path()  # with the scores of a pruning stage for weighting ``importance``
-        return weigh(self.settings, net, statistics, folder, self.rule.stacks(net), True)
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Also refuse scores of the whole model and whole batches."""
-        settings = self.settings
-        if settings.weighting == "importance":
-            raise UserError("--by_block: weighting 'importance' reads the scores of the whole model; nearest: fisher")
-        if settings.weighting == "fisher" and settings.estimator != "per_example":
-            raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
-        super().check_by_block(net)
+        return weigh(self.settings, net, statistics, self.rule.stacks(net), True)
 
 
 class UnitRemoval(_UnderWeighting):
@@ -159,6 +118,24 @@ class UnitRemoval(_UnderWeighting):
     units are kept. The update of the rest (U) depends on the removed units, so the second moment of the last matrix'
     inputs is also kept.
     """
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a scope, ranks, sub-layers that cannot be cut, and a density that cannot be reached."""
+        super().check(net)
+        rule = self.rule
+        if rule.scope == "all":
+            raise UserError(
+                "retrain.removes: 'structures' counts the blocks' matrices; nearest with scope all: components"
+            )
+        if not rule.by_density:
+            raise UserError("retrain.removes: 'structures' needs a density; give model.density")
+        if rule.uniform:
+            even_counts(net, rule.density, rule.round_to)
+        elif rule.density < (least := least_density(net)):
+            raise UserError(
+                f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at "
+                f"least one head or neuron; the smallest is {least + 5e-4:.3f}"
+            )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the moments of the last matrices of the sub-layers."""
@@ -175,9 +152,8 @@ class UnitRemoval(_UnderWeighting):
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         settings, rule = self.settings, self.rule
         units = find_units(
-            net, statistics, biased_sites(net), lambda *_: 0.0,
-            settings.weighting == "kfac", rule.round_to, rule.uniform,
-        )  # fmt: skip
+            net, statistics, biased_sites(net), settings.weighting == "kfac", rule.round_to, rule.uniform
+        )
         for name, unit in units.items():
             kept = statistics.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
             kept["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *unit.path.steps])
@@ -205,8 +181,9 @@ class UnitRemoval(_UnderWeighting):
             if f"{part.last}.costs" in measured:
                 order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
                 path = RemovalPath(order.split(sizes.tolist()), costs)
-                units[part.last] = Units(part, path, rule.unit_price(net, part), unit_price(net, part).count)
-        saving = rule.total(net) * (1 - rule.density)
+                price = unit_price(net, part)
+                units[part.last] = Units(part, path, price.weights, price.count)
+        saving = dense_site_params(net) * (1 - rule.density)
         if rule.uniform:
             return choose_uniform(net, units, saving, rule.round_to)
         return choose_units(units, saving, rule.round_to)
@@ -230,26 +207,3 @@ class UnitRemoval(_UnderWeighting):
 def weighted(settings: Weighted, rule: RankRule) -> Compression:
     """Return the factorization, or the removal of heads and neurons."""
     return WeightedFactors(settings, rule) if settings.removal == "components" else UnitRemoval(settings, rule)
-
-
-class WeightedRetraining(CompressedStage):
-    """Estimate the weighting, compress, fine-tune again.
-
-    Args:
-        settings: the weighting, and settings of the training.
-        rule: for the ranks, or with the density.
-        name: of the stage.
-    """
-
-    settings: Weighted
-
-    def __init__(self, settings: Weighted, rule: RankRule, name: str = "retrain") -> None:
-        super().__init__(name, settings, weighted(settings, rule))
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Also refuse a weighting that would fail only after the dense stage."""
-        if self.settings.weighting == "importance":
-            raise UserError(
-                "retrain.weighting: importance needs a pruning stage's model, give it to factorize; nearest: fisher"
-            )
-        super().check(net)

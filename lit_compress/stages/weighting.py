@@ -1,35 +1,29 @@
 """The weighting of a factorization's error: its settings, statistics and decomposers.
 
-Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``importance`` (scores of a
-pruning stage), ``inputs`` (second moments of the inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher
-information).
+Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``inputs`` (second moments of the
+inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lit_compress.calibration.gradients import DiagonalFisher, Estimator
-from lit_compress.calibration.moments import KroneckerFactors, Moments
+from lit_compress.calibration.gradients import DiagonalFisher
+from lit_compress.calibration.moments import Moments
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
-from lit_compress.numerics.kronecker import KroneckerSVD, kronecker_svd
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, KroneckerDecomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 
 Removes = Literal["auto", "structures", "components"]
 KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
-Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
+Weighting = Literal["none", "fisher", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 CALIBRATION_EXAMPLES = 1024
 
@@ -48,13 +42,11 @@ class Weighted(Retraining):
     """How the factorization is weighted, and how the factorized model is fine-tuned.
 
     Args:
-        weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``importance`` = the scores that a pruning
-            stage wrote next to its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
-            Fisher information, moments of inputs and of gradients.
+        weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``inputs`` = second moments of the inputs;
+            ``kfac`` = Kronecker-factored Fisher information, moments of inputs and of gradients.
         axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
             ``both`` = product of the two.
         power: exponent of the importance; 0.5 solves Eq. 6.
-        estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` of every batch.
         fisher_examples: number of training examples for the Fisher information; None = all.
         labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
             over few classes, ``true`` = the data's; None = exact for two classes, where it costs no more, else drawn.
@@ -70,15 +62,13 @@ class Weighted(Retraining):
     weighting: Weighting = "fisher"
     axis: Axis = "in"
     power: float = 0.5
-    estimator: Estimator = "per_example"
     fisher_examples: int | None = None
     labels: Labels | None = None
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
-        **{key: {"weighting": ("fisher", "importance")} for key in ("axis", "power")},
-        **{key: {"weighting": ("fisher",)} for key in ("estimator", "fisher_examples")},
+        **{key: {"weighting": ("fisher",)} for key in ("axis", "power", "fisher_examples")},
         "labels": {"weighting": ("kfac",)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
@@ -92,10 +82,6 @@ class Weighted(Retraining):
             raise UserError(
                 f"retrain.removes: '{self.removes}' needs whole second moments, which weighting '{self.weighting}' has "
                 "not; nearest: weighting kfac"
-            )
-        if self.weighting == "importance" and self.axis != "out":
-            raise UserError(
-                f"retrain.axis: '{self.axis}' has no scores; with weighting importance the only valid value is out"
             )
 
     @property
@@ -129,7 +115,7 @@ class Weighted(Retraining):
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
-        drawn = self.weighting in ("none", "importance", "inputs") or (
+        drawn = self.weighting in ("none", "inputs") or (
             kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
         )
         return kind.reads_labels or not drawn
@@ -143,17 +129,6 @@ class Weighted(Retraining):
         return self.calibration_examples or min(CALIBRATION_EXAMPLES, there)
 
 
-def calibration_batches(settings: Weighted, data: DataModule) -> DataLoader:
-    """Return the batches of the calibration examples, in the same order at every call.
-
-    Raises:
-        UserError: there are too few examples.
-    """
-    return data.calibration_dataloader(
-        settings.examples(data.train_size()), seed_of(settings, data), "calibration_examples"
-    )
-
-
 def seed_of(settings: Weighted, data: DataModule) -> int:
     """Return the seed of the calibration."""
     return data.seed if settings.calibration_seed is None else settings.calibration_seed
@@ -165,7 +140,7 @@ def calibration_for(
     """Return the statistic of weightings of one kind, which all have the same examples; None if weights are enough.
 
     Args:
-        settings: with the same calibration, or, of Fisher information, estimator.
+        settings: with the same calibration.
         data: gives the examples.
         sites: names; None for all.
         table: name of a table of embeddings, to also collect its moments.
@@ -175,13 +150,13 @@ def calibration_for(
     """
     first = settings[0]
     if first.weighting == "fisher":
-        fisher = DiagonalFisher(sites=sites, estimator=first.estimator)
-        return Calibration(fisher, data.calibration_dataloader(first.fisher_examples))
+        return Calibration(DiagonalFisher(sites=sites), data.calibration_dataloader(first.fisher_examples))
     if first.weighting not in KRONECKER:
         return None
     labels = first.labels_of(data.record) if any(s.weighting == "kfac" for s in settings) else None
-    moments = Moments(labels, seed_of(first, data), sites, table=table)
-    return Calibration(moments, calibration_batches(first, data))
+    seed, count = seed_of(first, data), first.examples(data.train_size())
+    batches = data.calibration_dataloader(count, seed, "calibration_examples")
+    return Calibration(Moments(labels, seed, sites, table=table), batches)
 
 
 def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
@@ -198,67 +173,10 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
     return biased
 
 
-@dataclass(frozen=True)
-class KroneckerDecomposer:
-    """Factorizes the matrices of one model by their Kronecker factors, equation (M) of numerics/kronecker.py.
-
-    Attributes:
-        moments: Kronecker factors by site.
-        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
-        centred: sites whose bias takes over the mean of the inputs.
-        stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
-            then the stack's: the rows of all its matrices.
-        release: every matrix is decomposed once; the sums of its moments are released then.
-    """
-
-    moments: MutableMapping[str, KroneckerFactors]
-    gradients: bool = True
-    centred: frozenset[str] = frozenset()
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    release: bool = False
-
-    def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
-        return self.svd(name, weight, rank).factors(rank)
-
-    def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:
-        """Return the decomposition of the matrix of site ``name`` with all its ranks, or as many as ``components``.
-
-        Raises:
-            UserError: a moment is singular after the damping.
-        """
-        names = self.stacks.get(name, (name,))
-        svd = kronecker_svd(
-            weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
-            sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
-            mean=self.mean(name), name=name, components=components,
-        )  # fmt: skip
-        self._release(names)
-        return svd
-
-    def _gradients(self, name: str) -> Tensor:
-        whole = self.moments[name].gradients()
-        self._release((name,))
-        return whole
-
-    def _release(self, names: tuple[str, ...]) -> None:
-        for site in names if self.release else ():
-            self.moments[site] = self.moments[site].released()
-
-    def sigma(self, name: str, weight: Tensor) -> Tensor:
-        """Return the singular values of the weighted matrix, falling, float64."""
-        return self.svd(name, weight, 1).sigma
-
-    def mean(self, name: str) -> Tensor | None:
-        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
-        return self.moments[name].mean if name in self.centred else None
-
-
 def weigh(
     settings: Weighted,
     net: PreTrainedModel,
     statistics: MutableMapping[str, Any],
-    folder: Path = Path(),
     stacks: Mapping[str, tuple[str, ...]] | None = None,
     release: bool = False,
     centred: bool = True,
@@ -269,13 +187,9 @@ def weigh(
         settings: the weighting.
         net: whose matrices are decomposed.
         statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
-        folder: folder of the model, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: release the moments of a matrix with its decomposition; nothing else needs them.
         centred: for weightings ``inputs`` and ``kfac``: biases take over the inputs' mean, which then needs no rank.
-
-    Raises:
-        UserError: there are no scores.
     """
     if settings.weighting == "none":
         return WeightedDecomposer(sigma_side="in")
@@ -287,7 +201,5 @@ def weigh(
             stacks=stacks or {},
             release=release,
         )
-    if settings.weighting == "importance":
-        return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
     importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
     return WeightedDecomposer(importance, settings.axis, settings.power)

@@ -19,6 +19,8 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.ratio": ("exact", "factors and rows together always meet the density"),
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
+    "estimator": ("per_example", "the Fisher information squares every example's gradient"),
+    "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
@@ -32,7 +34,7 @@ VALUES = {
     ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("merge", "slower"): "large stores a matrix dense if more than 70 % of it is left; `bench` measures the models",
-    ("price", "milliseconds"): "parameters is as fast; --budget speedup=2x measures the whole model",
+    ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
     ("removes", "both"): "auto tries structures and components, which are as good",
 }
 # command -> what to do in its place

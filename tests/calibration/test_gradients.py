@@ -141,28 +141,13 @@ def test_some_sites_only():
     check(found, loop(net, [batch], chosen))
 
 
-@pytest.mark.parametrize("variant", ["bert", "deberta-v2", "albert", "opt"])
-def test_batch_estimator(variant):
-    """Invariant 14: squares of the batches' mean gradients; with batches of one it is the per-example one."""
-    net, sites = make(variant)
-    batches = cut(batch_of(net), 2, 3)
-    found = estimate_fisher(net, batches, "classification", sites, estimator="batch")
-    check(found, loop(net, batches, sites, whole_batches=True))
-    ones = cut(batch_of(net), 1, 1, 1, 1, 1)
-    per_example = estimate_fisher(net, ones, "classification", sites)
-    for name, entry in estimate_fisher(net, ones, "classification", sites, estimator="batch").items():
-        assert torch.equal(entry.rows, per_example[name].rows) and torch.equal(entry.columns, per_example[name].columns)
-        assert not torch.allclose(entry.rows, found[name].rows, rtol=0.01)
-
-
-@pytest.mark.parametrize("estimator", ["per_example", "batch"])
-def test_copies_that_fill_up_are_left_out(estimator):
+def test_copies_that_fill_up_are_left_out():
     net, sites = make()
     batch = batch_of(net)
     real = cut(batch, 3, 2)
     filled = [dict(batch, index=torch.tensor([0, 1, 2, -1, -1])), dict(real[1], index=torch.tensor([-1, -1]))]
-    found = estimate_fisher(net, filled, "classification", sites, estimator=estimator)
-    check(found, loop(net, real[:1], sites, whole_batches=estimator == "batch"))
+    found = estimate_fisher(net, filled, "classification", sites)
+    check(found, loop(net, real[:1], sites))
 
 
 @pytest.mark.parametrize("fails", [False, True])

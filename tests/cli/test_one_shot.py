@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from mistakes import fails, rewrite
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lit_compress.__main__ import main
 from lit_compress.models.sites import find_sites
@@ -116,30 +116,6 @@ def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
     assert "--embeddings: 'int8' and scope all both make the table of embeddings smaller" in said
 
 
-def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
-    """`--weighting importance` uses what lies beside the model; equal scores are the plain SVD."""
-    from shutil import copytree
-
-    _, data = words
-    copytree(run / "dense" / "net", tmp_path / "net")
-    net = load_net(tmp_path / "net")
-    rows = {f"{s.name}/scores": torch.ones(len(net.get_submodule(s.name).weight)).double() for s in find_sites(net)}
-    save_file(rows, tmp_path / "net" / "importance.safetensors")
-    for out, weighting in (("a", ["importance", "--axis", "out"]), ("b", ["none"])):
-        main(["factorize", str(tmp_path / "net"), str(tmp_path / out), *data, "--weighting", *weighting])
-    first, second = (load_file(tmp_path / out / "model.safetensors") for out in "ab")
-    name = find_sites(net)[0].name
-    products = [t[f"{name}.left"] @ t[f"{name}.right"] for t in (first, second)]
-    assert torch.allclose(*products, atol=1e-6)
-
-
-def test_fit_refuses_before_training_what_would_fail_after_it(short_run, tmp_path, capsys):
-    fit = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
-    importance = ["--model.retrain.weighting", "importance", "--model.retrain.axis", "out"]
-    assert "importance needs a pruning stage's model" in fails(capsys, *fit, *importance)
-    assert not (tmp_path / "run").exists()
-
-
 def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     model, data = words
     out = str(tmp_path / "out")
@@ -160,7 +136,6 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
         (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
         (["factorize", *model, out, *data, *fisher, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
-        (["factorize", *model, out, *data, "--weighting", "importance", "--axis", "out"], "has no scores"),
         (
             ["factorize", *model, out, *data, *fisher, "--fisher_examples", "101"],
             "fisher_examples: 101 is more than there are",

@@ -79,10 +79,8 @@ BOTH_WAYS = {
                              "--model.prune.importance", "element2"],
 }  # fmt: skip
 IN_MEMORY = {
-    "bert kfac price": [*HALF, "--price", "flops"],
     "bert kfac flops": ["--budget", "flops=0.6", "--merge", "never"],
     "bert kfac all": [*HALF, "--scope", "all"],
-    "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
     "bert sliced": [*SLICED, "--density", "0.7"],
     "tied sliced": [*SLICED, "--density", "0.6"],
     "opt sliced": [*SLICED, "--density", "0.7"],

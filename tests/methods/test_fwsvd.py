@@ -122,7 +122,6 @@ def test_nothing_is_left_of_the_fisher_pass(fit, dense):
         (lambda: FWSVD(backbone="x", density=0.5, rank=3), "model.density 0.5, model.rank 3: only one"),
         (lambda: Weighted(power=0), "retrain.power: 0"),
         (lambda: Weighted(fisher_examples=0), "retrain.fisher_examples: 0"),
-        (lambda: Weighted(weighting="importance"), "retrain.axis: 'in' has no scores"),
     ],
 )
 def test_mistakes_are_one_line(build, words):

@@ -27,7 +27,7 @@ from lit_compress.utils.errors import UserError
 
 def allocate_globally(sigma, shapes, parameters):
     """The ranks that a number of parameters allows."""
-    return allocate(sigma, prices_of({n: ((out,), i) for n, (out, i) in shapes.items()}, {}, "parameters"), parameters)
+    return allocate(sigma, prices_of({n: ((out,), i) for n, (out, i) in shapes.items()}), parameters)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_stacked_matrices_are_one_shape():
     shapes = {"qkv": (30, 10), "o": (10, 10)}
     ranks = allocate_globally(sigma, shapes, 40 * 2 + 20 * 3)
     parts = {"qkv": ((10, 10, 10), 10), "o": ((10,), 10)}
-    assert ranks == allocate(sigma, prices_of(parts, {}, "parameters"), 140)
+    assert ranks == allocate(sigma, prices_of(parts), 140)
     assert ranks == {"qkv": 2, "o": 3}  # 16, 9 | 4, 1 over 40 beside 15.21, 8.41, 3.61 | 0.81 over 20
     assert ranks == allocate(sigma, {"qkv": Price(40, 300), "o": Price(20, 100)}, 140)
 
@@ -124,7 +124,7 @@ def test_steps_of_ranks_spend_the_budget(step, decay):
     for name in shapes:
         noise = 1 if decay == 0 else 0.8 + 0.4 * torch.rand(96, generator=generator)
         sigma[name] = (torch.arange(1, 97).double() ** -decay * noise).sort(descending=True).values
-    prices = prices_of(shapes, {}, "parameters")
+    prices = prices_of(shapes)
     whole, least = (sum(price.at(rank) for price in prices.values()) for rank in (96, step))
     for density in (0.1, 0.25, 0.4, 0.5, 0.7):
         ranks = allocate(sigma, prices, density * whole, step)

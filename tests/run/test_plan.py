@@ -76,8 +76,6 @@ def test_a_density_of_the_whole_net():
     _, line = plan_lines(method := methods.SecondOrder(task="sst2", density=0.4, scope="all"), net, steps)
     assert line == "weights of the model 23,586 -> about 9,434 (density 0.4), embeddings included"
     assert target_density(method, net) == 0.4
-    _, line = plan_lines(methods.SecondOrder(task="sst2", density=0.3, price="flops"), net, steps)
-    assert line == "the sites keep 0.3 of their flops; of their 16,384 weights as many as that allows"
 
 
 def test_the_target_of_a_rank_and_of_a_number_of_weights():

@@ -15,7 +15,7 @@ from lit_compress.calibration.moments import Moments, group_bytes, parts_within
 from lit_compress.models.sites import find_sites, shared_inputs, sublayers
 from lit_compress.models.vocabulary import token_table
 from lit_compress.stages.calibration import Calibration, collected
-from lit_compress.stages.weighting import KroneckerDecomposer
+from lit_compress.stages.low_rank import KroneckerDecomposer
 from lit_compress.tasks.records import TASKS
 
 
@@ -53,10 +53,10 @@ def test_a_decomposition_gives_its_moments_up():
     net = make_net("bert").eval()
     found = collect_kronecker(net, [batch()], "classification")
     names = [site.name for site in find_sites(net)]
-    expected = [KroneckerDecomposer(found).sigma(n, net.get_submodule(n).weight) for n in names]
+    expected = [KroneckerDecomposer(found).svd(n, net.get_submodule(n).weight, 1).sigma for n in names]
     decomposer = KroneckerDecomposer(found, release=True)
     for name, sigma in zip(names, expected, strict=True):
-        assert torch.equal(decomposer.sigma(name, net.get_submodule(name).weight), sigma)
+        assert torch.equal(decomposer.svd(name, net.get_submodule(name).weight, 1).sigma, sigma)
         with pytest.raises(AssertionError, match="released"):
             found[name].inputs()
 

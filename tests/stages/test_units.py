@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 
 import pytest
@@ -32,7 +31,7 @@ from lit_compress.stages.units import (
     unit_inputs,
     update_rest,
 )
-from lit_compress.stages.weighted import check_removal
+from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 
@@ -71,7 +70,7 @@ def logits(net):
 
 
 def chosen(net, moments, density):
-    units = find_units(net, moments, biased_sites(net), partial(RankRule().unit_price, net))
+    units = find_units(net, moments, biased_sites(net))
     saving = dense_site_params(net) * (1 - density)
     return choose_units(units, saving)
 
@@ -108,8 +107,7 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
     """As many units in every layer, of all counts within the budget those whose removal costs least; U is as usual."""
     net, reference = make(family, **settings), make(family, **settings)
     moments, biased, density = moments_of(net), biased_sites(net), 0.66
-    price = partial(RankRule().unit_price, net)
-    units = find_units(net, moments, biased, price, uniform=True)
+    units = find_units(net, moments, biased, uniform=True)
     removed, loss = choose_uniform(net, units, dense_site_params(net) * (1 - density))
     groups = uniform_groups(net)
     counts = [{group.units - len(removed[part.last]) for part in group.parts} for group in groups]
@@ -214,7 +212,7 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind, monkeypatch):
     # singular moments: with a thousandth of this damping it is rounding that decides
     for name in DAMPING:
         monkeypatch.setitem(DAMPING, name, 1e-8)
-    units = find_units(net, moments, biased_sites(net), partial(RankRule().unit_price, net))
+    units = find_units(net, moments, biased_sites(net))
     assert float(units[last(part)].path.costs.sum()) == pytest.approx(float(expected), rel=1e-6)
     removed = {name: torch.arange(unit.count if name == last(part) else 0) for name, unit in units.items()}
     remove_units(net, moments, removed, biased_sites(net))
@@ -277,7 +275,7 @@ def test_costs_of_units_and_components_are_on_one_scale(monkeypatch):
     part = next(part for part in sublayers(net) if part.kind == "attention")
     name = part.sites["o"]
     weight, found = net.get_submodule(name).weight.detach(), moments[name]
-    path = find_units(net, moments, frozenset(), partial(RankRule().unit_price, net))[name].path
+    path = find_units(net, moments, frozenset())[name].path
     inverse = inverse_moment(found.inputs())
     without = without_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
     error = weight - without
@@ -317,15 +315,15 @@ def test_mistakes_are_one_line():
     ):
         KroneckerWeighted(weighting="none", removes="structures")
     with pytest.raises(UserError, match=r"retrain\.removes: 'structures' needs a density"):
-        check_removal(KroneckerWeighted(removes="structures"), RankRule(rank=3), make())
+        weighted(KroneckerWeighted(removes="structures"), RankRule(rank=3)).check(make())
     least = least_density(make())
     with pytest.raises(
         UserError, match=rf"model\.density: 0\.001 cannot be reached .*; the smallest is {least + 5e-4:.3f}"
     ):
-        check_removal(KroneckerWeighted(removes="structures"), RankRule(0.001), make())
+        weighted(KroneckerWeighted(removes="structures"), RankRule(0.001)).check(make())
     few = RankRule(least + 1e-3, allocation="global")  # less than one component of every matrix
-    check_removal(KroneckerWeighted(removes="structures"), few, make())
+    weighted(KroneckerWeighted(removes="structures"), few).check(make())
     with pytest.raises(UserError, match=r"model\.density"):
-        check_removal(KroneckerWeighted(), few, make())
+        weighted(KroneckerWeighted(), few).check(make())
     with pytest.raises(UserError, match=r"sub-layers of 'llama' cannot be gated; .* --shape uniform"):
-        check_removal(KroneckerWeighted(removes="structures"), RankRule(0.5), make_net("llama"))
+        weighted(KroneckerWeighted(removes="structures"), RankRule(0.5)).check(make_net("llama"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from in_memory import collect_kronecker
-from moments import estimated_loss
+from moments import estimated_loss, factors_of, sigma_of
 from tiny import make_batch, make_net
 
 from lit_compress.data.datamodule import DataModule
@@ -15,10 +15,10 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.calibration import collected
-from lit_compress.stages.low_rank import Factors
+from lit_compress.stages.low_rank import Factors, KroneckerDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighted import calibration_of
-from lit_compress.stages.weighting import KroneckerDecomposer, Weighted, biased_sites, calibration_for
+from lit_compress.stages.weighted import weighted
+from lit_compress.stages.weighting import Weighted, biased_sites, calibration_for
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -51,7 +51,7 @@ def test_full_ranks_give_the_net_back(net):
     before, weights = logits(net), site_weights(net)
     decomposer = KroneckerDecomposer(moments_of(net), centred=biased_sites(net))
     ranks = {name: min(weight.shape) for name, weight in weights.items()}
-    factorize(net, ranks, decomposer.factors, mean=decomposer.mean)
+    factorize(net, ranks, factors_of(decomposer), mean=decomposer.mean)
     assert torch.allclose(logits(net), before, atol=1e-6)
 
 
@@ -70,10 +70,10 @@ def test_factors_are_those_of_the_equation(net, gradients, centred):
     for rank in (1, 7, 30):
         product = expected.factors(rank)[0] @ expected.factors(rank)[1]
         for _ in range(2):
-            left, right = decomposer.factors(name, weight, rank)
+            left, right = factors_of(decomposer)(name, weight, rank)
             assert left.shape[1] == right.shape[0] == rank and left.is_contiguous()
             assert torch.allclose(left @ right, product, atol=1e-9)
-            assert torch.allclose(decomposer.sigma(name, weight), expected.sigma)
+            assert torch.allclose(sigma_of(decomposer)(name, weight), expected.sigma)
     assert torch.equal(decomposer.mean(name), found.mean) if centred else decomposer.mean(name) is None
 
 
@@ -96,7 +96,7 @@ def test_centring_keeps_the_mean_of_outputs(net):
     mean = moments[name].mean
     before = layer.weight @ mean + layer.bias
     decomposer = KroneckerDecomposer(moments, centred=biased_sites(net))
-    factorize(net, {name: 2}, decomposer.factors, mean=decomposer.mean)
+    factorize(net, {name: 2}, factors_of(decomposer), mean=decomposer.mean)
     small = net.get_submodule(name)
     assert torch.allclose(small.left @ (small.right @ mean) + small.bias, before, atol=1e-9)
 
@@ -116,16 +116,18 @@ def test_sum_of_left_out_components_is_the_estimate(net, monkeypatch):
     losses = {}
     for gradients in (True, False):
         decomposer = KroneckerDecomposer(moments, gradients)
-        left, right = decomposer.factors(name, weight, 4)
+        left, right = factors_of(decomposer)(name, weight, 4)
         losses[gradients] = estimated_loss(weight, left @ right, moments[name].inputs(), moments[name].gradients()) / 2
         if gradients:
-            assert losses[True] == pytest.approx(float(decomposer.sigma(name, weight)[4:].square().sum()) / 2, rel=1e-4)
+            assert losses[True] == pytest.approx(
+                float(sigma_of(decomposer)(name, weight)[4:].square().sum()) / 2, rel=1e-4
+            )
     assert losses[True] < losses[False]
 
 
 def test_one_budget_for_all(net):
     decomposer = KroneckerDecomposer(moments_of(net))
-    ranks = RankRule(0.3, allocation="global").allocate(net, decomposer.sigma)
+    ranks = RankRule(0.3, allocation="global").allocate(net, sigma_of(decomposer))
     sizes = {name: sum(weight.shape) for name, weight in site_weights(net).items()}
     total = sum(weight.numel() for weight in site_weights(net).values())
     assert 0.25 * total < sum(sizes[name] * rank for name, rank in ranks.items()) <= 0.3 * total
@@ -165,11 +167,11 @@ def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(DAMPING, "gradients", 0.0)
         expected = kronecker_svd(weight, moments[first].inputs(), scale, mean=moments[first].mean)
-    assert torch.allclose(decomposer.sigma(first, weight), expected.sigma)
-    left, right = decomposer.factors(first, weight, 4)
+    assert torch.allclose(sigma_of(decomposer)(first, weight), expected.sigma)
+    left, right = factors_of(decomposer)(first, weight, 4)
     assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
     before = [net.get_submodule(name).bias.clone() for name in names]
-    factorize(net, {first: 4}, decomposer.factors, mean=decomposer.mean, stacks=groups)
+    factorize(net, {first: 4}, factors_of(decomposer), mean=decomposer.mean, stacks=groups)
     after = [net.get_submodule(name).bias for name in names]
     change = (weight - left @ right) @ moments[first].mean
     assert torch.allclose(torch.cat(after) - torch.cat(before), change, atol=1e-9)
@@ -187,7 +189,7 @@ def test_a_stack_in_which_a_bias_is_missing_is_not_centred(net):
 def test_stacks_share_one_budget(net, density):
     decomposer = KroneckerDecomposer(moments_of(net), stacks=stacks(net))
     rule = RankRule(density, allocation="global", stacked=True)
-    factorize(net, rule.allocate(net, decomposer.sigma), decomposer.factors, stacks=rule.stacks(net))
+    factorize(net, rule.allocate(net, sigma_of(decomposer)), factors_of(decomposer), stacks=rule.stacks(net))
     assert density - 0.03 < stored_density(net) <= density
 
 
@@ -221,4 +223,4 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
 
     assert torch.allclose(moments(1), moments(2), rtol=1e-5, atol=0)
     assert not torch.allclose(moments(1, labels="drawn"), moments(2, labels="drawn"), rtol=1e-2, atol=0)
-    assert calibration_of(KFAC, data, 0.0)["labels"] == "exact"
+    assert weighted(KFAC, RankRule()).record(data, 0.0)["labels"] == "exact"
