@@ -16,6 +16,7 @@ from torch.nn.functional import avg_pool2d
 
 from benchmarks.analysis.truncation import TableRows, as_matrix
 from lit_compress import methods
+from lit_compress.methods.losparse import usual_low_rank
 from lit_compress.models.sites import find_sites, module_at
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
@@ -122,7 +123,7 @@ def allocation(reports: Sequence[dict[str, Any]]) -> TableRows:
         density = _density(report)
         shares = {"LowRankI": density, "LowRankII": density, "ITP": 0.0}
         if method == "LoSparse":
-            share = min(methods.LoSparse.spelled_out(init | {"density": density})["prune"]["low_rank"], density)
+            share = min(init["prune"]["low_rank"] or usual_low_rank(density), density)
         elif method in shares:
             share = shares[method]
         else:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.methods.svd import SVD, Factorized
+from lit_compress.methods.svd import SVD
+from lit_compress.stages.lora import Retraining
 
 SCRIPT = "speed/lora"
 BATCH, LENGTH = 8, 128
@@ -33,7 +34,7 @@ def step_of(variant: str, folder: Path, precision: str) -> tuple[Any, dict[str, 
     """Return a function that makes a step, and how many parameters there are and are trained."""
     parameters: Any
     density, parameters = VARIANTS[variant.removeprefix(f"{LOADED} ")]
-    method: Any = SVD(backbone="unused", density=density, retrain=Factorized(parameters=parameters))
+    method: Any = SVD(backbone="unused", density=density, retrain=Retraining(parameters=parameters))
     stage = method.stages()[-1]
     method.prepare(stage, 0, folder, None)
     method.configure_model()

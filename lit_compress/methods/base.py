@@ -165,16 +165,6 @@ class Method(MicroBatches, Checkpointed, Fields):
         """The kinds of removal that are tried on the dense model, to do the best (run/trials.py); () for no trials."""
         return ()
 
-    @classmethod
-    def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
-        """Return stored arguments with those named that follow from others; earlier versions stored some of them.
-
-        Args:
-            init: arguments of the constructor by name, as a config has them.
-        """
-        given = any(init.get(name) is not None for name in ("density", "rank", "rank_ratio"))
-        return init if given else init | {"density": cls.usual_density}
-
     def stages(self) -> list[Stage]:
         """Return new stages in order: ``dense``, unless a teacher is given, and the method's own.
 

@@ -34,7 +34,7 @@ from lit_compress.calibration.block_losses import BlockLosses, Kept
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
-from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
@@ -72,13 +72,11 @@ class KeptBlocks(Retraining):
         choice: ``even``: evenly spaced blocks; ``measured``: remove one block after the other, each time the one whose
             removal changes the model's answers on training rows the least.
         examples: number of training examples for ``measured``; None = 128, or all if there are fewer.
-        calibration_seed: seed of the choice of examples.
     """
 
     choice: Literal["even", "measured"] = "even"
     examples: int | None = None
-    calibration_seed: int = 42
-    matters: ClassVar[dict[str, Any]] = {key: {"choice": ("measured",)} for key in ("examples", "calibration_seed")}
+    matters: ClassVar[dict[str, Any]] = {"examples": {"choice": ("measured",)}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +165,7 @@ class Layers(OneShot):
         """Return the losses of models without a block; None for evenly spaced blocks."""
         if self.prune.choice == "even":
             return None
-        batches = data.calibration_dataloader(self.examples(data), self.prune.calibration_seed, "prune.examples")
+        batches = data.calibration_dataloader(self.examples(data), CALIBRATION_SEED, "prune.examples")
         return Calibration(BlockLosses(self.counts(net)), batches)
 
     def examples(self, data: DataModule) -> int:

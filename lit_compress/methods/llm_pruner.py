@@ -47,7 +47,7 @@ from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
-from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
@@ -72,7 +72,6 @@ class CoupledPruning(Retraining):
         keep_first: number of blocks, from the first, that stay whole.
         keep_last: number of blocks, from the last, that stay whole.
         examples: number of training examples whose gradients decide.
-        calibration_seed: seed of their choice.
     """
 
     epochs: int = 2
@@ -81,7 +80,6 @@ class CoupledPruning(Retraining):
     keep_first: int = 0
     keep_last: int = 0
     examples: int = 10
-    calibration_seed: int = 42
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,7 +217,7 @@ class LLMPruner(OneShot):
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
         """Return the gradients of the matrices of the sub-layers that lose units."""
-        batches = data.calibration_dataloader(self.prune.examples, self.prune.calibration_seed, "prune.examples")
+        batches = data.calibration_dataloader(self.prune.examples, CALIBRATION_SEED, "prune.examples")
         sites = [name for part in self.parts(net) for name in part.sites.values()]
         return Calibration(Gradients(sites=sites, squares=self.prune.importance == "element2"), batches)
 

@@ -26,7 +26,7 @@ paper's main tables. The dense model is the reference in the report, and the tea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lit_compress.methods.base import Untaught
 from lit_compress.stages.base import Stage
@@ -74,15 +74,6 @@ class LoSparse(Untaught):
 
     usual_density = 0.2
     prune: LowRankPlusSparse = LowRankPlusSparse()
-
-    @classmethod
-    def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
-        """Name the share of the factors as well, which was a number in earlier versions."""
-        init = super().spelled_out(init)
-        prune = init.get("prune") or {}
-        if prune.get("low_rank", 0) is None:
-            init = init | {"prune": prune | {"low_rank": usual_low_rank(init["density"])}}
-        return init
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

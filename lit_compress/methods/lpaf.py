@@ -62,10 +62,9 @@ class MixedRank(Retraining):
 
     Args:
         weighting: the weight of a row's reconstruction error (step 2), a sum over the row: ``scores`` = positive scores
-            of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores, ``scores_raw`` =
-            scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is negative, ``mask`` =
-            number of kept weights, ``none`` = plain SVD; or ``kfac`` = the Kronecker-factored Fisher information of the
-            sparse model, on 1,024 examples (second-order compression).
+            of kept weights, ``scores_raw`` = scores, ``mask`` = number of kept weights, ``none`` = plain SVD; or
+            ``kfac`` = the Kronecker-factored Fisher information of the sparse model, on 1,024 examples (second-order
+            compression).
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
@@ -84,7 +83,7 @@ class MixedRank(Retraining):
     consistency_after_decay: bool = True
     double_forward: Literal["sequential", "concat"] | None = None
     matters: ClassVar[dict[str, Any]] = {
-        "power": {"weighting": ("scores", "scores_all", "scores_abs", "scores_raw", "scores_shifted", "mask")},
+        "power": {"weighting": ("scores", "scores_raw", "mask")},
         "consistency_after_decay": {"consistency": Above(0)},
         "double_forward": {"consistency": Above(0)},
     }

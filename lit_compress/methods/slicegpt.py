@@ -50,7 +50,7 @@ from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.surgery import link
 from lit_compress.numerics.search import largest
-from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
@@ -73,12 +73,10 @@ class Slicing(Retraining):
     Args:
         epochs: passes over the training data with the sliced model; 0 for none.
         examples: number of training examples for calibration; None = 512, or all if there are fewer.
-        calibration_seed: seed of the choice of examples.
     """
 
     epochs: int = 0
     examples: int | None = None
-    calibration_seed: int = 42
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,7 +182,7 @@ class SliceGPT(OneShot):
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
         """Return the axes of every site."""
         count = self.prune.examples or min(512, data.train_size())
-        batches = data.calibration_dataloader(count, self.prune.calibration_seed, "prune.examples")
+        batches = data.calibration_dataloader(count, CALIBRATION_SEED, "prune.examples")
         return Calibration(Axes(self.widths(net)), batches)
 
     def measure(

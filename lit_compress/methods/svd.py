@@ -8,27 +8,12 @@ The fine-tuned model is factorized and retrained on the task loss and distillati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lit_compress.methods.base import Method
-from lit_compress.numerics.decompose import SigmaSide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import Allocation, RankRule
-
-
-@dataclass(frozen=True)
-class Factorized(Retraining):
-    """How the factorized model is retrained.
-
-    Args:
-        sigma_side: the factor that gets the singular values: ``out`` = left (LPAF), ``in`` = right (FWSVD's
-            baseline), ``balanced`` = their square roots on both. Same product, other training dynamics.
-    """
-
-    sigma_side: SigmaSide = "out"
 
 
 class SVD(Method):
@@ -48,12 +33,12 @@ class SVD(Method):
     rank: int | None = None
     rank_ratio: float | None = None
     allocation: Allocation = "uniform"
-    retrain: Factorized = Factorized()
+    retrain: Retraining = Retraining()
 
     def __post_init__(self) -> None:
         self.rule = self.rank_rule(self.allocation)
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        factors = Factors(self.rule, WeightedDecomposer(sigma_side=self.retrain.sigma_side))  # Eqs. 1-2
+        factors = Factors(self.rule, WeightedDecomposer(sigma_side="out"))  # Eqs. 1-2
         return [CompressedStage("retrain", self.retrain, factors)]

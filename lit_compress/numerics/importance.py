@@ -18,7 +18,7 @@ from lit_compress.utils.sharding import local
 FirstOrderForm = Literal["absolute", "signed"]
 Taylor = Literal["element1", "element2", "vector"]
 GroupReduction = Literal["sum", "prod", "max", "last"]
-Weighting = Literal["scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none"]
+Weighting = Literal["scores", "scores_raw", "mask", "none"]
 
 
 @torch.no_grad()
@@ -161,18 +161,13 @@ def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[
 
 
 @torch.no_grad()
-def row_importance(
-    scores: Tensor, weight: Tensor, weighting: Weighting = "scores", threshold: Tensor | float = 0.0
-) -> Tensor:
+def row_importance(scores: Tensor, weight: Tensor, weighting: Weighting = "scores") -> Tensor:
     """Return the importance [out], float64, of every row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without scalar).
 
     With M = [W != 0]:
 
     - ``scores``: sum_j M_ij max(S_ij, 0), never negative, so that Eq. 7 stays well posed
-    - ``scores_abs``: sum_j |S_ij|
     - ``scores_raw``: sum_j S_ij, the paper to the letter; can be negative
-    - ``scores_all``: sum_j max(S_ij, 0), pruned weights included
-    - ``scores_shifted``: sum_j M_ij (S_ij - min(threshold, 0))
     - ``mask``: sum_j M_ij (Table 5, "w/ M")
     - ``none``: 1, the plain SVD
 
@@ -180,22 +175,13 @@ def row_importance(
         scores: [out, in], not sharded.
         weight: [out, in], pruned entries exactly 0.
         weighting: one of the above.
-        threshold: last pruning threshold; used by ``scores_shifted`` only.
     """
     assert scores.shape == weight.shape and weight.ndim == 2
     scores, mask = scores.double(), (weight != 0).double()
     if weighting == "none":
         return torch.ones_like(scores[:, 0])
-    floor = torch.as_tensor(threshold, dtype=torch.float64, device=scores.device).clamp_max(0)
-    terms = {
-        "scores": lambda: mask * scores.clamp_min(0),
-        "scores_abs": lambda: scores.abs(),
-        "scores_raw": lambda: scores,
-        "scores_all": lambda: scores.clamp_min(0),
-        "scores_shifted": lambda: mask * (scores - floor),
-        "mask": lambda: mask,
-    }
-    return terms[weighting]().sum(1)
+    terms = {"scores": mask * scores.clamp_min(0), "scores_raw": scores, "mask": mask}
+    return terms[weighting].sum(1)
 
 
 @torch.no_grad()

@@ -169,7 +169,7 @@ def _ties_after(score: Tensor, threshold: Tensor, number: int) -> Tensor:
 
 
 @torch.no_grad()
-def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor | Sequence[Tensor]) -> None:
+def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor) -> None:
     """Zero the weights whose score is below the threshold, in place (LPAF Sec. 2.2: "set W to zero").
 
     Element-wise: one bool mask of temporary memory, no wait for the device. It multiplies by the mask, which
@@ -178,18 +178,14 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
     Args:
         weights: any float dtype; changed in place.
         scores: float32, same shapes and sharding.
-        threshold: 0-dim float32, or one per tensor (scope ``matrix``).
+        threshold: 0-dim float32.
     """
     shards = [local(score) for score in scores]
     for part in together(shards):
         those, sizes = [local(weight) for weight in weights[part]], [score.numel() for score in shards[part]]
-        if isinstance(threshold, Tensor):
-            limit = threshold
-        else:
-            limit = joined([one.expand(size) for one, size in zip(threshold[part], sizes, strict=True)])
         flat = joined(shards[part])
         # several are a copy, which becomes the mask; the product is one call only if both lists have one dtype
-        keep = flat >= limit if len(those) == 1 else flat.ge_(limit).to(those[0].dtype)
+        keep = flat >= threshold if len(those) == 1 else flat.ge_(threshold).to(those[0].dtype)
         masks = [mask.view_as(weight) for mask, weight in zip(keep.split(sizes), those, strict=True)]
         torch._foreach_mul_(those, masks)
 

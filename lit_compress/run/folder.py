@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_compress import methods
 from lit_compress.export.sentences import write_sentences
 from lit_compress.models.storage import save_net
 from lit_compress.run.config import checked_groups, plain_config
@@ -215,7 +214,7 @@ class Run:
         Raises:
             UserError: something differs; the message names the first.
         """
-        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.recorded(strict=True), config))
+        old, new = (_ADDED | flatten(one) for one in (self.recorded(strict=True), config))
         for key in sorted({*old, *new} - _FREE):
             if old.get(key) != new.get(key) and not any(key.startswith(f"{free}.") for free in _FREE):
                 raise UserError(
@@ -254,10 +253,3 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return {
         k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
     }
-
-
-def _spelled_out(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with the arguments of the method as :meth:`Method.spelled_out` names them."""
-    model = config["model"]
-    kind = getattr(methods, model["class_path"].rpartition(".")[2], None)
-    return config | {"model": model | {"init_args": kind.spelled_out(model["init_args"])}} if kind else config

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks.records import Task
 
+CALIBRATION_SEED = 42  # of the choice of examples, and of tokens
 MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
 
 

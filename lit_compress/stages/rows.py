@@ -9,8 +9,8 @@ Li, Yu, Zhang, Liang, He, Chen, Zhao 2023, "LoSparse", sections 2.2 and 3.2; W =
 
 Deviations, and open points of the paper (the published numbers come from the authors' code):
     - The printed schedule exceeds 1 after t_i and jumps at T - t_f; the code's continuous cubic is meant.
-    - ``score_point``: the code multiplies the gradient with the weight after the step, the paper with the one before.
-      Either way the gradient is that before clipping (neither clips).
+    - The gradient is multiplied with the weight after the step, as in the code; the paper takes the one before. The
+      gradient is the one before clipping (neither clips).
     - ``interval``: the code averages windows of 10 steps and prunes once a window, in the last t_f steps after every
       step; 1 is the paper's.
     - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size. The stored
@@ -61,7 +61,6 @@ class RowPruning(Training):
         end: t_f, last steps, at the final density; a fraction or a number likewise.
         interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
         beta: weight of the old value in the score's moving average.
-        score_point: take |w g| with the weight ``after`` the step (the authors' code) or ``before`` it (their paper).
         init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense model.
     """
 
@@ -69,7 +68,6 @@ class RowPruning(Training):
     end: float = 0.3
     interval: int = 10
     beta: float = 0.85
-    score_point: Literal["after", "before"] = "after"
     init: Literal["pretrained", "finetuned"] = "pretrained"
 
     def __post_init__(self) -> None:
@@ -222,28 +220,21 @@ class RowSparsePruning(Stage):
         """Return whether the schedule has arrived at the final density."""
         return step >= max(self.total_steps - self._end, self.settings.interval + 1)
 
-    def before_step(self, net: PreTrainedModel) -> None:
-        """Compute this step's sensitivity with the weights before the step, if ``score_point`` asks for it."""
-        if self.settings.score_point == "before":
-            self._terms = row_sensitivity(self._weights, [weight.grad for weight in self._weights])
-
     def before_clipping(self, net: PreTrainedModel) -> None:
         """Copy the unclipped gradients: clipping would give steps different weights in the average."""
-        if self.settings.score_point == "after":
-            grads = [weight.grad for weight in self._weights if weight.grad is not None]
-            copies = iter(torch._foreach_mul(grads, 1.0)) if grads else iter(())
-            self._whole = [None if weight.grad is None else next(copies) for weight in self._weights]
+        grads = [weight.grad for weight in self._weights if weight.grad is not None]
+        copies = iter(torch._foreach_mul(grads, 1.0)) if grads else iter(())
+        self._whole = [None if weight.grad is None else next(copies) for weight in self._weights]
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Add the step's sensitivity to the score (Eqs. 2-4); zero the rows that are not in the top p (Eq. 9)."""
-        if self.settings.score_point == "after":
-            self._terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
-            self._whole = None
+        terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
+        self._whole = None
         interval = self.settings.interval
         left_out = all(weight.grad is None for weight in self._weights)
         if not left_out:
             update_row_average_(
-                self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
+                self.scores, self.windows, terms, step - 1, self.settings.beta, interval, self._shards.reduce
             )
         if step > max(self._start, interval) and ((step - 1) % interval == 0 or self.at_budget(step)):
             self._zero(step)

@@ -108,11 +108,9 @@ class Unstructured(CubicSchedule):
     """Schedule and ranking of unstructured pruning.
 
     Args:
-        scope: ``global`` ranks the weights of all sites together, ``matrix`` each matrix by itself.
         interval: optimizer steps between two rankings.
     """
 
-    scope: Literal["global", "matrix"] = "global"
     interval: int = 10
 
     def __post_init__(self) -> None:
@@ -182,7 +180,7 @@ class UnstructuredPruning(CubicStage):
         density: final kept fraction v_f.
 
     Attributes:
-        threshold: lowest score that is kept, [1], or [sites] where each matrix is ranked by itself.
+        threshold: lowest score of all sites that is kept, [1].
     """
 
     threshold: Tensor
@@ -200,8 +198,6 @@ class UnstructuredPruning(CubicStage):
         self._weights = [net.get_parameter(f"{name}.weight") for name in self._names]
         for i, weight in enumerate(self._weights):
             self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
-        if self.settings.scope == "matrix":
-            self.threshold = torch.full((len(self._names),), -torch.inf)
         self.score.attach(self._weights)
         self._shards = Shards(self._weights[0])
 
@@ -231,19 +227,15 @@ class UnstructuredPruning(CubicStage):
         arrived = self.total_steps - self._end
         if step % self.settings.interval == 0 or step in (self._start, arrived, self.total_steps):
             self._rank(step)
-        threshold = self.threshold[0] if len(self.threshold) == 1 else self.threshold.unbind()
-        apply_threshold_(self._weights, self.scores, threshold)
+        apply_threshold_(self._weights, self.scores, self.threshold[0])
 
     def _rank(self, step: int) -> None:
         """Set the threshold so that the kept fraction is v(step), exactly at the end."""
         self.score.before_ranking(self.scores, self._weights)
-        groups = [self.scores] if self.settings.scope == "global" else [[score] for score in self.scores]
         tolerance = 0.0 if step == self.total_steps else 0.001
-        for i, group in enumerate(groups):
-            keep = keep_count(self.target(step), sum(score.numel() for score in group))
-            threshold = kth_largest(group, keep, self._shards.reduce)
-            break_ties_(group, threshold, keep, tolerance, self._shards.reduce, self._shards.place)
-            self.threshold[i] = threshold
+        keep = keep_count(self.target(step), sum(score.numel() for score in self.scores))
+        self.threshold[0] = threshold = kth_largest(self.scores, keep, self._shards.reduce)
+        break_ties_(self.scores, threshold, keep, tolerance, self._shards.reduce, self._shards.place)
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
@@ -258,10 +250,9 @@ class UnstructuredPruning(CubicStage):
         """Write the row importances of every weighting, so that another one can be tried without pruning again."""
         from safetensors.torch import save_file
 
-        thresholds = self.threshold.expand(len(self._names))
         rows = {
-            f"{name}/{weighting}": row_importance(score, weight.detach(), weighting, threshold)
-            for name, score, weight, threshold in zip(self._names, self.scores, self._weights, thresholds, strict=True)
+            f"{name}/{weighting}": row_importance(score, weight.detach(), weighting)
+            for name, score, weight in zip(self._names, self.scores, self._weights, strict=True)
             for weighting in get_args(Weighting)
         }
         save_file(rows, folder / "importance.safetensors")

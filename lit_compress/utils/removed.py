@@ -20,6 +20,10 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "estimator": ("per_example", "the Fisher information squares every example's gradient"),
+    "prune.scope": ("global", "the weights of all matrices are ranked together"),
+    "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
+    "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
+    "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
@@ -35,6 +39,9 @@ VALUES = {
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("merge", "slower"): "large stores a matrix dense if more than 70 % of it is left; `bench` measures the models",
     ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
+    ("weighting", "scores_abs"): "scores are absolute by default: scores",
+    ("weighting", "scores_all"): "scores counts those of kept weights",
+    ("weighting", "scores_shifted"): "scores counts positive ones alone, scores_raw all",
     ("removes", "both"): "auto tries structures and components, which are as good",
 }
 # command -> what to do in its place

@@ -52,7 +52,7 @@ def test_every_option_misspelt_is_one_line_that_names_it():
 def test_the_nearest_is_the_option_that_was_meant(capsys):
     """For nearly all: where the middle letter is half of the word another may be as near."""
     assert "did you mean 'output'?" in fails(capsys, "predict", "MODEL", "--data.task=sst2", "--ouput", "x")
-    for option in ("model.retrain.sigma_side", "data.batch_size", "data.custom.label", "trainer.devices", "run_dir"):
+    for option in ("model.retrain.weight_decay", "data.batch_size", "data.custom.label", "trainer.devices", "run_dir"):
         assert f"did you mean '{option}'?" in fails(capsys, *SVD, f"--{misspelt(option)}", "1")
 
 

@@ -70,26 +70,22 @@ def test_itp_prunes_the_weight_itself(dense):
     assert method.stage.budget.final == pytest.approx(0.3, abs=1e-4)
 
 
-@pytest.mark.parametrize("point", ["after", "before"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_scores_equal_a_hand_made_average(fit, dense, point, accumulate):
+def test_scores_equal_a_hand_made_average(fit, dense, accumulate):
     """Eqs. 2-4 per entry: one term per optimizer step, of whole gradients before they are clipped, windows of 3."""
-    method, terms = losparse(density=0.999, score_point=point, start=0.8, end=0.05, beta=0.7), []
-    before_step, after_step = RowSparsePruning.before_step, RowSparsePruning.after_step
+    method, terms = losparse(density=0.999, start=0.8, end=0.05, beta=0.7), []
+    after_step = RowSparsePruning.after_step
 
     def note(stage):
         terms.append([(w * grad).abs().detach() for w, grad in zip(stage._weights, grads, strict=True)])
 
     def before(net):
         grads[:] = [weight.grad.clone() for weight in stage._weights]
-        if point == "before":
-            note(stage)
-        before_step(stage, net)
 
     grads, stage = [], method.stages()[-1]
     method.stages = lambda: [stage]
     stage.before_step = before
-    stage.after_step = lambda net, n: (note(stage) if point == "after" else None, after_step(stage, net, n))
+    stage.after_step = lambda net, n: (note(stage), after_step(stage, net, n))
     fit(method, "prune", dense, accumulate=accumulate, max_epochs=1, gradient_clip_val=1e-3)
     assert len(terms) == -(-13 // accumulate)
     expected = [torch.zeros_like(term) for term in terms[0]]
@@ -100,8 +96,7 @@ def test_scores_equal_a_hand_made_average(fit, dense, point, accumulate):
     assert all(torch.allclose(s, e.mean(1), rtol=1e-4) for s, e in zip(stage.scores, expected, strict=True))
 
 
-@pytest.mark.parametrize("point", ["after", "before"])
-def test_rows_are_exactly_zero_at_the_end(fit, dense, point):
+def test_rows_are_exactly_zero_at_the_end(fit, dense):
     """Invariants 6 and 7: the budget to one row after every step of the last phase, only rows of S are touched."""
     seen = []
 
@@ -116,7 +111,7 @@ def test_rows_are_exactly_zero_at_the_end(fit, dense, point):
             assert status["target"] == pytest.approx(0.4, abs=1e-4)
             assert status["density"] == pytest.approx(budget.density(method.net), abs=1e-9)
 
-    method = fit(losparse(score_point=point), "prune", dense, look)
+    method = fit(losparse(), "prune", dense, look)
     assert seen[0] == method.stage.budget.total and len(seen) == 26
     assert method.stage.at_budget(19) and not method.stage.at_budget(17)
     for layer in layers(method.net):
@@ -157,7 +152,7 @@ def test_any_density(dense, density):
 @pytest.mark.parametrize("point", ["after", "before"])
 def test_non_finite_gradients_leave_the_scores_alone(dense, point):
     """Invariant 11."""
-    method = build(dense, losparse(score_point=point))
+    method = build(dense, losparse())
     stage = method.stage
     stage.set_total_steps(100)
     for weight in stage._weights:

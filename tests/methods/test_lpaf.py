@@ -16,7 +16,7 @@ from lit_compress.numerics.losses import consistency_loss, task_loss
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
-WEIGHTINGS = ("scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none")
+WEIGHTINGS = ("scores", "scores_raw", "mask", "none")
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_no_consistency_is_a_single_forward(pruned):
 
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     full = module(pruned)
-    monkeypatch.setattr("lit_compress.stages.low_rank.decompose", None)
+    monkeypatch.setattr("lit_compress.stages.low_rank.weighted_svd", None)
     method = LPAF(backbone="unused", density=0.5)
     method.prepare(method.stages()[-1], 0, pruned, None, describe(full.net))
     method.configure_model()

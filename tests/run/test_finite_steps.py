@@ -18,7 +18,7 @@ from lit_compress.utils.errors import UserError
 
 OPTIONS: dict[str, dict[str, Any]] = {  # one of every class of stage
     "BlockMovement": {"block": 8}, "CoFi": {}, "ITP": {}, "LPAF": {}, "SP3": {},
-    "PLATON": {"interval": 5, "start": 0.5}, "LoSparse": {"interval": 10, "score_point": "before"},
+    "PLATON": {"interval": 5, "start": 0.5}, "LoSparse": {"interval": 10},
 }  # fmt: skip
 
 

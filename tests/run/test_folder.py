@@ -70,21 +70,6 @@ def test_what_it_computes_may_not(path, shown, tmp_path):
         run.check_same(changed(path, "other"))
 
 
-def test_the_share_of_factors_was_a_number_in_earlier_versions(tmp_path):
-    def of_losparse(density, low_rank):
-        init = {"density": density, "prune": {"low_rank": low_rank}}
-        return CONFIG | {"model": {"class_path": "lit_compress.methods.LoSparse", "init_args": init}}
-
-    for density in (0.1, None):
-        run = Run(tmp_path / str(density))
-        run.begin(of_losparse(density, 0.05))
-        run.check_same(of_losparse(density, None))
-    run = Run(tmp_path / "small")
-    run.begin(of_losparse(0.05, 0.05))
-    with pytest.raises(UserError, match=r"model.prune.low_rank was 0.05, now 0.025"):
-        run.check_same(of_losparse(0.05, None))
-
-
 def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
     run = Run(tmp_path)
     run.begin(CONFIG | {"seed_everything": 7})

@@ -9,7 +9,6 @@ from tiny import make_batch, make_net
 
 from lit_compress.__main__ import main
 from lit_compress.methods import SVD
-from lit_compress.methods.svd import Factorized
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
@@ -177,7 +176,7 @@ def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(
     exported = load_file(run / "export" / "model.safetensors")
     assert not any("parametrizations" in name for name in exported)
     checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
-    method = SVD(backbone="unused", density=0.5, retrain=Factorized(parameters="lora", lora=LoRA(rank=2)))
+    method = SVD(backbone="unused", density=0.5, retrain=Retraining(parameters="lora", lora=LoRA(rank=2)))
     method.prepare(method.stages()[-1], 3, run / "dense" / "net", None, checkpoint["lit_compress"]["structure"])
     method.configure_model()
     method.load_state_dict(checkpoint["state_dict"])

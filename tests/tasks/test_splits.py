@@ -20,12 +20,12 @@ from lit_compress.methods import LPAF, SP3, SVD, CoFi, Theseus
 from lit_compress.methods.cofi.cofi import CoFiPruning
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.sp3.stage import ProjectedPruning
-from lit_compress.methods.svd import Factorized
 from lit_compress.methods.theseus import Replacing
 from lit_compress.models.backbones import load_net
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.sharding import whole
 
@@ -72,7 +72,7 @@ def row(kind, rng):
     return {"text": text}
 
 
-RETRAIN = Factorized(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
+RETRAIN = Retraining(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
 ROWS = 22  # steps of 8 rows: the last one is smaller
 
 

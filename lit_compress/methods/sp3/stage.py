@@ -38,6 +38,7 @@ from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import matched_layers_loss
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import StageContext
+from lit_compress.stages.calibration import CALIBRATION_SEED
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.utils.devices import move
@@ -63,7 +64,6 @@ class ProjectedPruning(GatedTraining):
         projections: ``pca`` from calibration, or ``identity`` (the paper's Table 3 without PCA).
         examples: number of training examples for calibration.
         tokens: number of tokens of these examples that are used.
-        calibration_seed: seed of the choice of examples and tokens.
         ridge: share of the mean eigenvalue that is added to a head's second moments.
         group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
         norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is from the authors' program.
@@ -86,7 +86,6 @@ class ProjectedPruning(GatedTraining):
     projections: Literal["pca", "identity"] = "pca"
     examples: int = 512
     tokens: int = 4096
-    calibration_seed: int = 42
     ridge: float = 1e-6
     group: int = 1
     norm: Norm = "rms"
@@ -97,7 +96,7 @@ class ProjectedPruning(GatedTraining):
     tolerance: float = 0.005
     matters: ClassVar[dict[str, Any]] = {
         "tolerance": {"exact_target": (False,)},
-        **{key: {"projections": ("pca",)} for key in ("examples", "tokens", "calibration_seed", "ridge")},
+        **{key: {"projections": ("pca",)} for key in ("examples", "tokens", "ridge")},
     }
 
     def __post_init__(self) -> None:
@@ -212,10 +211,10 @@ class ProjectedStage(GatedStage):
             return identity_bases(net, settings.group)
         trainer = method.trainer
         data, shared = trainer.datamodule, trainer.world_size > 1
-        batches = data.calibration_dataloader(min(settings.examples, data.train_size()), settings.calibration_seed)
+        batches = data.calibration_dataloader(min(settings.examples, data.train_size()), CALIBRATION_SEED)
         move(net, trainer.strategy.root_device)
         grams = collect_grams(
-            net, batches, settings.tokens, settings.calibration_seed, settings.group,
+            net, batches, settings.tokens, CALIBRATION_SEED, settings.group,
             method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
             show=lambda kept: track(kept, "calibrate", len(kept)),
