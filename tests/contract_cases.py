@@ -43,7 +43,6 @@ VARIANTS = {
     "SP3": {
         "": [],
         "identity": ["--model.prune.projections", "identity", "--model.prune.train_originals", "true"],
-        "authors": ["--model.prune.norm", "padded_layernorm"],
     },
     "SecondOrder": {
         "": [],

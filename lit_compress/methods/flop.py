@@ -20,7 +20,7 @@ Deviations and choices where the paper is silent:
     - Gates begin open (``prune.log_alpha`` 2.5), since a pre-trained model is lost where they begin at 0, as in their
       program. The temperature is 2/3, as for CoFi; theirs is 1.
     - s is a share of the matrices' weights; their sparsities turn the sign of lambda1. Biases are not counted.
-    - At the end the ranks kept are those that fit the budget (``prune.exact_target``), and each matrix keeps one. A
+    - At the end the ranks kept are those that fit the budget, and each matrix keeps one. A
       matrix whose factors would be larger than itself is stored whole, and counted so.
     - Embeddings and the output layer keep their size; the paper prunes both in its language models.
 """

@@ -45,14 +45,11 @@ class GatedTraining(Training):
             take about 0.1, for one hundred 0.3.
         multiplier_learning_rate: learning rate of the Lagrange multipliers; for a few hundred steps about 0.05.
         target_warmup: fraction of the steps in which the target moves to the final density.
-        exact_target: keep exactly as many units as the density allows, those with the largest gates, instead of as many
-            as the gates expect; the rest of the budget goes to neurons.
     """
 
     gate_learning_rate: float = 1e-2
     multiplier_learning_rate: float = 1e-2
     target_warmup: float = 0.2
-    exact_target: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +99,6 @@ class GatedStage(Stage):
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
     rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
     round_to = 1
-    tolerance = 0.01  # without exact_target: largest distance of the expected density from the final one at the budget
 
     def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
         super().__init__(name, settings)
@@ -113,14 +109,7 @@ class GatedStage(Stage):
 
         Args:
             round_to: the number; None: 1.
-
-        Raises:
-            UserError: it is left to the gates how many they keep.
         """
-        if round_to is not None and not self.settings.exact_target:
-            raise UserError(
-                f"model.round_to: {round_to} needs prune.exact_target true; with false the gates alone say what is kept"
-            )
         self.round_to = round_to or 1
         return self
 
@@ -199,7 +188,7 @@ class GatedStage(Stage):
         """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""
         values = on_cpu([value.detach() for value in self.log_alphas.values()])
         log_alphas = dict(zip(self.gates, values, strict=True))
-        if self.settings.exact_target and step >= self._warmup:
+        if step >= self._warmup:
             return self.fit(log_alphas)
         return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
 
@@ -226,7 +215,7 @@ class GatedStage(Stage):
 
     def tell_gap(self, step: int) -> None:
         """Warn after the last step if the kept density differs from the one that the gates expect, used in training."""
-        if not (self.settings.exact_target and step == self.total_steps):
+        if step != self.total_steps:
             return
         with torch.no_grad():
             expected = float(self.size.density(self.log_alphas))
@@ -257,11 +246,7 @@ class GatedStage(Stage):
 
     def at_budget(self, step: int) -> bool:
         """Return whether the model that is evaluated after ``step`` has the final density."""
-        if step < max(1, self._warmup):
-            return False
-        with torch.no_grad():
-            gap = float(self.size.density(self.log_alphas)) - self.density
-        return self.settings.exact_target or abs(gap) <= self.tolerance
+        return step >= max(1, self._warmup)
 
 
 def opened(gate: HardConcrete) -> Tensor:

@@ -21,8 +21,6 @@ def test_what_can_be_rounded():
                             "Theseus"}  # fmt: skip
     with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
         check_sizes(methods.CoFi(task="sst2", round_to=0))
-    with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):
-        methods.SP3(task="sst2", round_to=8, fidelity="official").stages()
 
 
 def test_whose_layers_can_have_one_shape():

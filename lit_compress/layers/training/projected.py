@@ -13,16 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Norm = Literal["rms", "padded_layernorm"]
 HeadProjections = Literal["dense", "block"]
 
 
 class ProjectedNorm(nn.Module):
     """y = z * (p_in x + shift);  p_out (z * norm(y)) + bias, in place of a LayerNorm (Eqs. 8, 9).
 
-    ``rms``: norm(y) = y / sqrt(|y|^2 / features + eps): no mean is subtracted, and the divisor is the original width
-    however many directions are closed. ``padded_layernorm``: the authors' LayerNorm over all of y, with scale and
-    offset; no p_in makes it equal to the original LayerNorm.
+    norm(y) = y / sqrt(|y|^2 / features + eps): no mean is subtracted, and the divisor is the original width however
+    many directions are closed. ``norm`` is in the structures of checkpoints, where version 0.2 had another one.
 
     Attributes:
         p_in: [features, features], U^T R at first (numerics/pca.py).
@@ -35,14 +33,12 @@ class ProjectedNorm(nn.Module):
     kind = "projected_norm"
     z: torch.Tensor
 
-    def __init__(self, features: int, eps: float, norm: Norm = "rms") -> None:
+    def __init__(self, features: int, eps: float, norm: Literal["rms"] = "rms") -> None:
         super().__init__()
         self.features, self.eps, self.norm = features, eps, norm
         self.p_in, self.p_out = (nn.Parameter(torch.empty(features, features)) for _ in range(2))
         self.shift, self.bias = (nn.Parameter(torch.zeros(features)) for _ in range(2))
         self.register_buffer("z", torch.ones(features))
-        self.scale = nn.Parameter(torch.ones(features)) if norm == "padded_layernorm" else None
-        self.offset = nn.Parameter(torch.zeros(features)) if norm == "padded_layernorm" else None
 
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of the constructor, as JSON."""
@@ -52,10 +48,7 @@ class ProjectedNorm(nn.Module):
         """Map x [..., features] to [..., features]."""
         y = F.linear(x, self.p_in, self.shift)
         y = self.z * (y if y.dtype == torch.float64 else y.float())
-        if self.norm == "padded_layernorm":
-            y = F.layer_norm(y, (self.features,), self.scale, self.offset, self.eps)
-        else:
-            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return F.linear((self.z * y).to(x.dtype), self.p_out, self.bias)
 
 

@@ -19,7 +19,7 @@ Deviations:
       exists while its attention or its feed-forward network does.
     - The model that is evaluated is the one that would be exported: sub-layers without open heads or neurons are
     closed,
-      their LayerNorm is skipped; and with ``prune.exact_target`` the units kept are those that fit the budget. An epoch
+      their LayerNorm is skipped; the units kept are those that fit the budget. An epoch
       may count as the best only after the target's warm-up.
     - The values of open gates are folded into rows, biases, embeddings and LayerNorms, which is exact (cut.py).
     - Embeddings are not trained, as in their program. Retraining has the usual decaying learning rate.

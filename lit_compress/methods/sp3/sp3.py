@@ -14,22 +14,22 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
 
 The loss is from the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
 
-Deviations, and where the paper is silent (`official` gives the program's way where there are two):
+Deviations, and where the paper is silent:
     - Printing errors of the paper: see numerics/pca.py and models/projected/ (norm, V_Z, P_O, superscripts, W_R's
       sum).
     - The norm is exact, a root mean square over the original width; the program's LayerNorm in the projected space is
-      not the original model (`official`), which is why it leaves out three sites.
+      not the original model, which is why it leaves out three sites.
     - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
       all heads of a layer (Appendix C). Open gates keep their soft value, which is folded into the weights.
     - Projections of heads are trained as one matrix, in which heads mix, as in the program; the paper writes one per
       head (`prune.head_projections: block`).
     - Original matrices and embeddings are frozen, as in the program: projections, norms and the head are trained.
     - The density is exact: the gates decide on heads and layers, then one threshold over all dimensions meets the
-      budget in every validation; the program accepts any epoch within 0.02 (`official`).
+      budget in every validation; the program accepts any epoch within 0.02.
     - Calibration draws 4,096 tokens among all real ones (the paper), not 8 of every example; a ridge replaces the
-      program's bare inverse, also in `official`; the density at the start is computed, not 1.16.
+      program's bare inverse; the density at the start is computed, not 1.16.
     - Regression has the MSE of the logits in place of the program's KL of one logit, which is 0.
-    - All hidden states are matched; the program's sum leaves out the last one (`official`).
+    - All hidden states are matched; the program's sum leaves out the last one.
     - OPT, Llama and Qwen3 have no public program. There the bases are in the matrices, which are trained; hidden states
       are compared before the last norm, without their mean where norms take it away. A density counts the blocks'
       matrices and those between bases, not the embeddings.
@@ -43,8 +43,7 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
@@ -52,7 +51,6 @@ from lit_compress.numerics.losses import LossKind
 from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import MappedDistillation
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.fields import Above
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
@@ -71,18 +69,15 @@ class SP3Distillation(MappedDistillation):
         alpha_layers: weight of the hidden states; 0 turns their distillation off.
         mask_padding: compare hidden states of real tokens only.
         alpha_labels: weight of the loss on the labels; the program does not use them.
-        squared_temperature: multiply the logits' term by the square of the temperature.
     """
 
     alpha: float = 0.3
     alpha_layers: float = 0.7
     mask_padding: bool = True
-    squared_temperature: bool = False
-    matters: ClassVar[dict[str, Any]] = {"squared_temperature": {"alpha": Above(0)}}
 
     def logits_weight(self, kind: LossKind) -> float:
-        """Return the factor on the logits' term; without ``squared_temperature`` it takes out that term's factor."""
-        return self.alpha / (self.temperature**2 if kind == "classification" and not self.squared_temperature else 1)
+        """Return the factor on the logits' term, which takes out the square of the temperature."""
+        return self.alpha / (self.temperature**2 if kind == "classification" else 1)
 
 
 class SP3(Method):
@@ -92,24 +87,17 @@ class SP3(Method):
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
             residual path (W_R) count as remaining. Default 0.06.
         params: number of weights that remain, e.g. 5M, instead of ``density``.
-        fidelity: ``paper``; or ``official``, which sets prune.norm, skip_sites, match_last, exact_target and tolerance
-            as in the authors' program.
         prune: calibration, gates, and their training.
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 
     usual_density = 0.06
     params: str | None = None
-    fidelity: Literal["paper", "official"] = "paper"
     prune: ProjectedPruning = ProjectedPruning()
     distillation: SP3Distillation = SP3Distillation()
 
     def __post_init__(self) -> None:
         self.count = parse_count(str(self.params)) if self.decides_alone("params") else None
-        if self.fidelity == "official":
-            self.prune = replace(
-                self.prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02
-            )
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.layers import HardConcrete
-from lit_compress.layers.training.projected import HeadProjections, Norm
+from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.methods.sp3.bases import bases_of, shared_bases
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.fold import fold_projections
@@ -66,12 +66,8 @@ class ProjectedPruning(GatedTraining):
         tokens: number of tokens of these examples that are used.
         ridge: share of the mean eigenvalue that is added to a head's second moments.
         group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
-        norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is from the authors' program.
-        skip_sites: number of bases of hidden states, from the first, that are the identity and have no gate.
         head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
         train_originals: also train the weights between the projections, and the embeddings.
-        match_last: also compare the last hidden state with the teacher's.
-        tolerance: without exact_target, how far the expected density may be above the target.
     """
 
     epochs: int = 20
@@ -88,16 +84,9 @@ class ProjectedPruning(GatedTraining):
     tokens: int = 4096
     ridge: float = 1e-6
     group: int = 1
-    norm: Norm = "rms"
-    skip_sites: int = 0
     head_projections: HeadProjections = "dense"
     train_originals: bool = False
-    match_last: bool = True
-    tolerance: float = 0.005
-    matters: ClassVar[dict[str, Any]] = {
-        "tolerance": {"exact_target": (False,)},
-        **{key: {"projections": ("pca",)} for key in ("examples", "tokens", "ridge")},
-    }
+    matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens", "ridge")}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,9 +128,8 @@ class ProjectedStage(GatedStage):
 
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
-        self.params, self.tolerance = params, settings.tolerance
-        s = settings
-        self.form = ProjectionSpec(s.gates, s.skip_sites, s.group, s.norm, s.head_projections)
+        self.params = params
+        self.form = ProjectionSpec(settings.gates, settings.group, settings.head_projections)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
 
@@ -188,7 +176,7 @@ class ProjectedStage(GatedStage):
             rebuild(net, structure)
         else:
             bases = self._bases(method, net)
-            for i in range(settings.skip_sites, len(self.axes)):
+            for i in range(len(self.axes)):
                 self.axes[i] = bases.sites[i]
             insert_projections(net, bases, self.form)
         if not settings.train_originals:
@@ -221,8 +209,7 @@ class ProjectedStage(GatedStage):
         )  # fmt: skip
 
         def make() -> Bases:
-            centred = settings.norm == "rms" and not get_architecture(net).rms
-            bases, shares = bases_of(grams, settings.ridge, centred)
+            bases, shares = bases_of(grams, settings.ridge, centred=not get_architecture(net).rms)
             self.shares.copy_(shares)
             return bases
 
@@ -289,7 +276,7 @@ class ProjectedStage(GatedStage):
 
         In pre-norm models in the original basis, without the mean where norms remove it, and without the last states.
         """
-        states = student if self.settings.match_last else student[:-1]
+        states = student
         if len(self.axes):
             states = [
                 (norm.z * state).to(state.dtype) @ self.axes[site].mT.to(state.dtype)
@@ -319,7 +306,7 @@ class ProjectedStage(GatedStage):
             name: keep_best(a, kept_units(a, self.gates[name].least)) if name in active else torch.ones_like(a).bool()
             for name, a in log_alphas.items()
         }
-        if not (self.settings.exact_target and self.at_budget(step)):
+        if not self.at_budget(step):
             return masks
         if any(name in DIMENSIONS for name in log_alphas):  # then heads and layers stay as expected
             log_alphas = {
@@ -330,7 +317,7 @@ class ProjectedStage(GatedStage):
     def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
         z = super().deterministic(net, step)
-        if self.settings.exact_target and step == self.total_steps:
+        if step == self.total_steps:
             kept = self.size.count(self.kept_masks(step)) / self.size.total
             if kept < 0.99 * self.density:
                 rank_zero_warn(
@@ -341,11 +328,7 @@ class ProjectedStage(GatedStage):
 
     def at_budget(self, step: int) -> bool:
         """Return whether the model that is evaluated after ``step`` has the final density."""
-        if step < max(self._warmup, self._start + 1):
-            return False
-        with torch.no_grad():
-            gap = float(self.size.density(self.log_alphas)) - self.density
-        return self.settings.exact_target or gap <= self.tolerance
+        return step >= max(self._warmup, self._start + 1)
 
     def deploy(self, net: PreTrainedModel) -> None:
         """Multiply projections and gates into smaller matrices."""

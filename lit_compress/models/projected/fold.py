@@ -58,7 +58,6 @@ class _Site:
     read: Tensor
     beta: Tensor
     eps: float
-    padded: int = 0
 
     @property
     def width(self) -> int:
@@ -77,9 +76,6 @@ def _site(module: ProjectedNorm | StreamNorm) -> _Site:
         return _Site(z[kept, None] * pick, zero[kept], read * ratio**0.5, zero, module.eps * ratio)
     p_in, p_out, shift = (p.detach().double() for p in (module.p_in, module.p_out, module.shift))
     write, read, beta = z[kept, None] * p_in[kept], p_out[:, kept] * z[kept], module.bias.detach().double()
-    if module.scale is not None and module.offset is not None:
-        scale, offset = (p.detach().double()[kept] for p in (module.scale, module.offset))
-        return _Site(write, (z * shift)[kept], read * scale, beta + read @ offset, module.eps, d)
     return _Site(write, (z * shift)[kept], read * ratio**0.5, beta, module.eps * ratio)
 
 
@@ -124,7 +120,7 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
         room = sites[i + 1].width if after and after.stack == place.stack and not stream.pre_norm else 0
         before = written.get(i) if not stream.pre_norm else None
         for name in place.norms:
-            new = NarrowNorm(before.width if before else 0, site.width, room, site.eps, site.padded)
+            new = NarrowNorm(before.width if before else 0, site.width, room, site.eps)
             if before:
                 fill(new, weight=site.write @ before.read, bias=site.write @ before.beta + site.shift)
             replace(net, name, new)

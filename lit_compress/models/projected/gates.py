@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from lit_compress.layers.training.projected import HeadProjections, Norm
+from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
@@ -31,18 +31,13 @@ class ProjectionSpec:
 
     Attributes:
         gates: names of the gates.
-        skip: number of sites, from the first, that get the identity as their basis and no gate.
         group: number of sub-layers that share a basis of the residual stream, in pre-norm models.
-        norm: norm in the projected space, in post-norm models: ``rms`` is exact; ``padded_layernorm``, with
-            P_in = U^T, is the authors' and not exact.
         heads: ``dense``: the heads' projections are one matrix, in which heads can mix when it is trained; ``block``:
             one matrix per head.
     """
 
     gates: Sequence[str] = GATES
-    skip: int = 0
     group: int = 1
-    norm: Norm = "rms"
     heads: HeadProjections = "dense"
 
     def residual_stream(self, net: PreTrainedModel) -> ResidualStream:
@@ -65,31 +60,19 @@ class ProjectionSpec:
             raise UserError(
                 f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}{why}; it has {', '.join(valid)}"
             )
-        if "hidden" not in self.gates:
-            if self.group > 1:
-                raise UserError(f"prune.group: {self.group} share bases of hidden states, which have no gate; valid: 1")
-            return stream
-        if not 0 <= self.skip < len(stream.sites):
-            raise UserError(
-                f"prune.skip_sites: {self.skip} of {len(stream.sites)} sites; valid: 0 to {len(stream.sites) - 1}"
-            )
-        if self.norm != "rms" and stream.pre_norm:
-            raise UserError(
-                f"prune.norm: {self.norm} is for norms after the residual sum, those of {net.config.model_type} are "
-                "before the sub-layers; valid: rms"
-            )
+        if "hidden" not in self.gates and self.group > 1:
+            raise UserError(f"prune.group: {self.group} share bases of hidden states, which have no gate; valid: 1")
         return stream
 
 
 def gate_shapes(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> dict[str, tuple[int, int]]:
-    """Return name of a gate -> (groups, units); groups are sites without the skipped, attentions or networks."""
+    """Return name of a gate -> (groups, units); groups are sites, attentions or networks."""
     shapes = _shapes(net, form.residual_stream(net))
-    shapes["hidden"] = (shapes["hidden"][0] - form.skip, shapes["hidden"][1])
     return {name: shapes[name] for name in form.gates}
 
 
 def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int, int]]:
-    """Return name of a gate -> (groups, units) for all gates, used or not, the skipped sites included."""
+    """Return name of a gate -> (groups, units) for all gates, used or not."""
     attentions, networks, wide = len(stream.attentions), len(stream.networks), head_width(net, "encoder")
     _, neurons = size_at(net, stream.networks[0].linears["down"])
     return {
@@ -115,8 +98,8 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
     def weights(number: int, *units: tuple[str, int]) -> Weights:
         gated = []
         for name, group in units:
-            if name in form.gates and (name != "hidden" or group >= form.skip):
-                gated.append((name, group - form.skip if name == "hidden" else group))
+            if name in form.gates:
+                gated.append((name, group))
             else:
                 number *= every[name][1]
         return Weights(number, *gated)
@@ -155,7 +138,7 @@ class GateSlots:
     def __init__(self, net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> None:
         stream = form.residual_stream(net)
         self.sites: list[list[nn.Module]] = []
-        for i, place in enumerate(stream.sites[form.skip :] if "hidden" in form.gates else (), form.skip):
+        for i, place in enumerate(stream.sites if "hidden" in form.gates else ()):
             ends = [sublayer for sublayer in stream.group_ends if sublayer.reads == i]
             self.sites.append(
                 [net.get_submodule(name) for name in (*place.norms, *(sublayer.junction for sublayer in ends))]

@@ -80,8 +80,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
     """
     stream, heads, dtype, named = form.residual_stream(net), net.config.num_attention_heads, net.dtype, form.gates
     if "hidden" in form.gates:
-        axes = [u if i >= form.skip else torch.eye(len(u)).double() for i, u in enumerate(bases.sites)]
-        _turn(net, stream, axes) if stream.pre_norm else _project_norms(net, stream, axes, form)
+        (_turn if stream.pre_norm else _project_norms)(net, stream, bases.sites)
     if has_head_projections(net):
         for sublayer, *projections in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
             d, _ = size_at(net, sublayer.linears["q"])
@@ -108,13 +107,13 @@ def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: Any
     replace(net, name, new)
 
 
-def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor], form: ProjectionSpec) -> None:
+def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
     """Replace LayerNorms after residual sums by projections (post-norm models)."""
-    for i, (place, u) in enumerate(zip(stream.sites, axes, strict=True)):
+    for place, u in zip(stream.sites, axes, strict=True):
         old = module_at(net, place.norms[0], nn.LayerNorm)
         p_in, p_out = site_projections(u, old.weight)
-        site = ProjectedNorm(old.weight.numel(), old.eps, form.norm if i >= form.skip else "rms")
-        fill(site, p_in=u.mT if site.norm == "padded_layernorm" else p_in, p_out=p_out, bias=old.bias)
+        site = ProjectedNorm(old.weight.numel(), old.eps)
+        fill(site, p_in=p_in, p_out=p_out, bias=old.bias)
         replace(net, place.norms[0], site)
 
 

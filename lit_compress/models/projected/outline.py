@@ -58,7 +58,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
     gated = "hidden" in form.gates
     widths = [net.config.hidden_size] * len(stream.sites)
     if gated:
-        widths[form.skip :] = kept["hidden"].tolist()
+        widths = kept["hidden"].tolist()
     turned = gated and stream.pre_norm  # then the biases of norms go into those of the Linears that read them
     shifts = {name: turned and getattr(net.get_submodule(name), "bias", None) is not None
               for place in stream.sites for name in place.norms}  # fmt: skip

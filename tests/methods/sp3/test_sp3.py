@@ -227,20 +227,6 @@ def test_regression_hears_the_teacher():
     assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))
 
 
-def test_the_official_preset(tmp_path):
-    prune = sp3(fidelity="official").prune
-    assert (prune.norm, prune.skip_sites, prune.match_last, prune.exact_target) == ("padded_layernorm", 3, False, False)
-    built = Built(tmp_path, prune, 0.5)
-    built.learn()
-    stage = built.stage
-    gap = float(stage.size.density(stage.log_alphas).detach()) - 0.5
-    assert stage.at_budget(50) == (gap <= 0.02)
-    stage.density += gap - 0.019
-    assert stage.at_budget(50) and not stage.at_budget(49)
-    built.stage.deterministic(built.net, 100)
-    assert torch.allclose(logits(as_deployed(built.net)), logits(built.net), atol=1e-5)
-
-
 def test_params_and_density():
     assert [parse_count(t) for t in ("5M", "2.5m", "800K", "5000000")] == [5_000_000, 2_500_000, 800_000, 5_000_000]
     for text in ("five", "", "0", "5X", "-3M"):
@@ -289,8 +275,6 @@ def test_what_a_net_cannot():
         UserError, match=r"model.density: 0.02 cannot be reached .* reachable: 0.\d+ to 1, [\d,]+ to 16,384"
     ):
         check(density=0.02, gates=("qk", "vo", "neurons"))
-    with pytest.raises(UserError, match=r"prune.skip_sites: 5 of 5 sites; valid: 0 to 4"):
-        check(skip_sites=5)
     with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected \(its sub-layers "):
         check(make_net("t5"))
     with pytest.raises(
@@ -298,7 +282,7 @@ def test_what_a_net_cannot():
         match=r"prune.gates: albert has no hidden .*; it has qk, vo, neurons, heads, attention_layer, ffn_layer",
     ):
         check(make_net("albert"))
-    check(make_net("albert"), gates=GATES[1:], skip_sites=3, norm="padded_layernorm")  # of hidden states, as `official`
+    check(make_net("albert"), gates=GATES[1:])
 
 
 def test_parts_that_are_closed_as_wholes_stay_closed(tmp_path):

@@ -106,21 +106,6 @@ def test_eq_30_by_loops():
     assert float(size({n: v.sum(1) for n, v in p.items()})) == pytest.approx(total, rel=1e-5)
 
 
-def test_the_authors_norm():
-    """LayerNorm padded with zeros: fused in closed form; not the original net; three sites are left out."""
-    net = net_of("bert")
-    expected = logits(net)
-    bases = random_bases(net)
-    form = ProjectionSpec(skip=3, norm="padded_layernorm")
-    insert_projections(net, bases, form)
-    assert (logits(net) - expected).abs().max() > 1e-3
-    kept = disturb(net, form)
-    assert len(kept["hidden"]) == 2
-    fused = as_deployed(net)
-    assert torch.allclose(logits(fused), logits(net), atol=1e-9)
-    assert gated_size(net, form).count(kept) == count_params(fused).sites
-
-
 def test_families_that_cannot():
     def refused(message, family="bert", form=ProjectionSpec(), **settings):
         with pytest.raises(UserError, match=message):
@@ -144,8 +129,6 @@ def test_families_that_cannot():
     refused("prune.group: 2; the norms of bert are after the sub-layers, valid is 1", form=ProjectionSpec(group=2))
     refused("prune.group: 0 is below 1", "opt", ProjectionSpec(group=0))
     refused("prune.group: 2 share bases .* have no gate; valid: 1", "opt", ProjectionSpec(("neurons",), group=2))
-    refused("prune.norm: padded_layernorm .* valid: rms", "opt", ProjectionSpec(norm="padded_layernorm"))
-    refused("prune.skip_sites: 4 of 4 sites; valid: 0 to 3", "opt", ProjectionSpec(skip=4))
 
 
 @pytest.mark.parametrize("family", ["opt", "phi3"])
