@@ -33,10 +33,7 @@ VARIANTS = {
     "CoFi": {"": ["--model.distil.epochs", "1"]},
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     # the other form, the default on accelerators, has other draws of dropout
-    "LPAF": {
-        "": ["--model.retrain.double_forward", "sequential"],
-        "kfac": ["--model.retrain.double_forward", "sequential", "--model.retrain.weighting", "kfac"],
-    },
+    "LPAF": {"": ["--model.retrain.double_forward", "sequential"]},
     "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
@@ -49,7 +46,6 @@ VARIANTS = {
         "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
         "true": ["--model.retrain.labels", "true"],
         "structures": ["--model.retrain.removes", "structures"],
-        "stages": ["--model.through", "[0.9, 0.8]", "--model.retrain.epochs", "3"],
     },
     "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},
     "FWSVD": {

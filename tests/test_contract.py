@@ -197,7 +197,7 @@ def built(method, folder, stage_name, density=0.5, mark=None):
     """Build the net of a stage as its fit does, from the files of a run and the ``mark`` of a checkpoint."""
     module = class_of(method)(task="sst2", backbone="unused", density=density)
     names = [s.name for s in module.stages()]
-    at = names.index(stage_name.rstrip("_0123456789"))  # a stage on the way does what the last one does
+    at = names.index(stage_name)
     stage, previous = module.stages()[at], folder / names[at - 1] / "net"
     stage.notes = mark["notes"] if mark else {}
     module.prepare(stage, 0, previous, folder / "dense" / "net", mark and mark["structure"])

@@ -56,7 +56,7 @@ _TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", 
 _ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
 # command -> options of these groups that it does not read
 _UNREAD: dict[str, tuple[str, ...]] = {
-    "factorize": ("model.backbone", "model.dense", "model.through", "trainer.max_steps",
+    "factorize": ("model.backbone", "model.dense", "trainer.max_steps",
                   *(f"trainer.{name}" for name in SET_BY_STAGE)),
     "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
 }  # fmt: skip

@@ -43,17 +43,11 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
-from lit_compress.stages.weighting import Weighted, calibration_for, weigh
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.fields import Above
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.stages.calibration import Calibration
-
-KFAC = Weighted(weighting="kfac")
 
 
 @dataclass(frozen=True)
@@ -62,9 +56,7 @@ class MixedRank(Retraining):
 
     Args:
         weighting: the weight of a row's reconstruction error (step 2), a sum over the row: ``scores`` = positive scores
-            of kept weights, ``scores_raw`` = scores, ``mask`` = number of kept weights, ``none`` = plain SVD; or
-            ``kfac`` = the Kronecker-factored Fisher information of the sparse model, on 1,024 examples (second-order
-            compression).
+            of kept weights, ``scores_raw`` = scores, ``mask`` = number of kept weights, ``none`` = plain SVD.
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
@@ -76,7 +68,7 @@ class MixedRank(Retraining):
             batch size with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning.
     """
 
-    weighting: Weighting | Literal["kfac"] = "scores"
+    weighting: Weighting = "scores"
     power: float = 0.5
     p_init: float | None = None
     consistency: float = 1.0
@@ -142,7 +134,7 @@ class LPAFPruning(UnstructuredPruning):
 
 
 class SparseFactors(Factors):
-    """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11) or under K-FAC, mixed with these.
+    """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these.
 
     Biases stay: the factors also have them.
 
@@ -153,16 +145,10 @@ class SparseFactors(Factors):
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
         super().__init__(rule)
-        self.settings, self.moments = settings, "kfac" if settings.weighting == "kfac" else None
-
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return the moments of K-FAC."""
-        return calibration_for([KFAC], data) if self.moments else None
+        self.settings = settings
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
-        """Return the decomposer by the scores of the model's folder, or by its moments."""
-        if self.settings.weighting == "kfac":
-            return weigh(KFAC, net, statistics, release=True, centred=False)
+        """Return the decomposer by the scores of the model's folder."""
         assert self.folder is not None, "has the scores"
         rows = load_row_importance(self.folder, self.settings.weighting)
         return WeightedDecomposer(rows, axis="out", power=self.settings.power)

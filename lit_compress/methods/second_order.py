@@ -29,9 +29,6 @@ states,
 
     L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l) / Var(H_teacher^l)
 
-The estimate (M) is one of small changes. So the model can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
-the factors are multiplied out, moments are collected again, and the new factors are trained.
-
 Other work under the same estimate compresses decoders, and ranks or structures alone. Here ranks, heads, neurons and
 blocks are on one scale, factors are stacked, biases take over the mean, and fine-tuned encoders are compressed as well.
 
@@ -44,7 +41,6 @@ Choices where the sources differ or are silent:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Method
@@ -53,7 +49,6 @@ from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
 from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
-from lit_compress.utils.errors import UserError
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
 # more than 176 (benchmarks/second_order/findings.md); on a GPU multiples of 64 (benchmarks/device/findings.md)
@@ -86,8 +81,6 @@ class SecondOrder(Method):
             largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
             model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-        through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The model is factorized and trained at
-            each, from the one before; all share ``retrain.epochs``, the last gets the remainder.
         retrain: the weighting, and training of the factors.
         distillation: weights of the loss terms with the dense model as teacher.
     """
@@ -97,7 +90,6 @@ class SecondOrder(Method):
     rank_ratio: float | None = None
     allocation: Allocation = "global"
     scope: Scope = "blocks"
-    through: list[float] | None = None
     retrain: KroneckerWeighted = KroneckerWeighted()
     matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
     distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
@@ -107,35 +99,12 @@ class SecondOrder(Method):
         rule = replace(self.rank_rule(self.allocation), scope=self.scope)
         self.rule = rule = self.retrain.rule(rule)
         self.budget = self.budget and replace(self.budget, of_net=self.scope == "all")
-        free = not self.through and self.retrain.weighting in KRONECKER and self.scope == "blocks"
+        free = self.retrain.weighting in KRONECKER and self.scope == "blocks"
         if self._fast and free and self.retrain.removes is None:
             self.retrain = replace(self.retrain, removes="auto")  # the best kind, if only a speed-up is asked for
         if self._fast and self.round_to is None and self.retrain.removal != "components":
             on_cuda = self.budget is not None and self.budget.runtime == "cuda"
             self.rule = replace(rule, round_to=FAST_ON_CUDA if on_cuda else FAST)
-        self.through = self.through or []
-        if self.through:
-            self._check_through()
-
-    def _check_through(self) -> None:
-        """Refuse densities on the way that do not lead to the last one.
-
-        Raises:
-            UserError: see above.
-        """
-        if not self.rule.by_density:
-            raise UserError("model.through: needs a density at its end; give model.density")
-        if self.retrain.removal != "components":
-            raise UserError(
-                f"model.through: ranks can fall in stages, not what retrain.removes '{self.retrain.removes}' takes; "
-                "nearest: components"
-            )
-        last = 0.0 if self.budget else self.density  # the density of a budget is searched among all
-        for before, after in pairwise([1.0, *(self.through or ()), last]):
-            if not 0 <= after < before:
-                raise UserError(
-                    f"model.through: {after:g} is not below {before:g}; give falling densities above the last"
-                )
 
     @property
     def _fast(self) -> bool:
@@ -145,16 +114,9 @@ class SecondOrder(Method):
     @property
     def kinds(self) -> tuple[Removes, ...]:
         """The kinds of removal to try: all of ``auto``, or one, whose density for a speed-up is found so."""
-        one = self._fast and not self.through and self.retrain.weighting in KRONECKER
+        one = self._fast and self.retrain.weighting in KRONECKER
         return self.retrain.kinds or (self.retrain.removal,) * one
 
     def own_stages(self) -> list[Stage]:
-        """Return retrain_1, ... where there are densities on the way, retrain."""
-        ways = [density for density in self.through or () if density > self.density]
-        share = self.retrain.epochs // (len(ways) + 1)
-        plan = [(f"retrain_{i}", share, replace(self.rule, density=density)) for i, density in enumerate(ways, 1)]
-        plan.append(("retrain", self.retrain.epochs - share * len(ways), self.rule))
-        return [
-            CompressedStage(name, replace(self.retrain, epochs=epochs), weighted(self.retrain, rule))
-            for name, epochs, rule in plan
-        ]
+        """Return retrain."""
+        return [CompressedStage("retrain", self.retrain, weighted(self.retrain, self.rule))]

@@ -10,7 +10,6 @@ model.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,8 +41,10 @@ Measured = Mapping[str, Tensor]
 Plan = dict[str, Any]  # by site
 
 
-class Compression(ABC):
+class Compression:
     """The one-shot step of a method on a dense model: three functions, and a fourth if it reads examples.
+
+    This base class keeps the model as it is.
 
     Attributes:
         name: of what a plan says of a site, the field of a report by block.
@@ -60,7 +61,7 @@ class Compression(ABC):
 
     name = "units"
     folder: Path | None = None
-    density: float
+    density = 1.0
     round_to: int | None = None
     rounds = True
     uniform = decided_by_data = False
@@ -77,7 +78,6 @@ class Compression(ABC):
         """
         return None
 
-    @abstractmethod
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
@@ -91,8 +91,8 @@ class Compression(ABC):
         Returns:
             Names of sites that are not read again, and tensors by names that begin with one of theirs.
         """
+        return iter(())
 
-    @abstractmethod
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
         """Return by site the removed or kept parts.
 
@@ -100,8 +100,8 @@ class Compression(ABC):
             net: dense; only shapes are read.
             measured: of all matrices; None: they matter alike.
         """
+        return {}
 
-    @abstractmethod
     def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
         """Change the sites in ``plan``, in place.
 
@@ -111,27 +111,25 @@ class Compression(ABC):
             measured: of these sites; None: shapes only, values come later.
         """
 
-    # with a default
-
     def loss(self, net: PreTrainedModel, plan: Plan, measured: Measured) -> float:
         """Return the estimated addition to an example's loss; 0 without an estimate."""
         return 0.0
 
-    def check(self, net: PreTrainedModel) -> None:  # noqa: B027
+    def check(self, net: PreTrainedModel) -> None:
         """Refuse settings that cannot work; only shapes of the dense ``net`` are read.
 
         Raises:
             UserError: e.g. a density that cannot be reached.
         """
 
-    def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
+    def check_by_block(self, net: PreTrainedModel) -> None:
         """Refuse settings that need the whole model; only shapes of the dense ``net`` are read.
 
         Raises:
             UserError: names the setting.
         """
 
-    def check_data(self, examples: int) -> None:  # noqa: B027
+    def check_data(self, examples: int) -> None:
         """Refuse settings that need more than ``examples`` training examples.
 
         Raises:
@@ -176,25 +174,6 @@ class Compression(ABC):
     def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
         """Return the dense ``net`` in the form of a checkpoint, with its ``structure`` and the stage's ``notes``."""
         return rebuild(net, structure)
-
-
-class Nothing(Compression):
-    """Keeps the model as it is."""
-
-    density = 1.0
-
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-        """Yield nothing."""
-        return iter(())
-
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
-        """Return an empty plan."""
-        return {}
-
-    def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
-        """Change nothing."""
 
 
 def check_count(option: str, asked: int | None, there: int) -> None:
@@ -300,7 +279,7 @@ class CompressedStage(Stage):
 
     def plain(self) -> Stage:
         """Return the stage that compresses nothing."""
-        return CompressedStage(self.name, self.settings, Nothing(), self.distil)
+        return CompressedStage(self.name, self.settings, Compression(), self.distil)
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse settings that cannot work."""

@@ -179,7 +179,6 @@ def weigh(
     statistics: MutableMapping[str, Any],
     stacks: Mapping[str, tuple[str, ...]] | None = None,
     release: bool = False,
-    centred: bool = True,
 ) -> Decomposer:
     """Return the decomposer with the weighting of ``settings``.
 
@@ -189,7 +188,6 @@ def weigh(
         statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: release the moments of a matrix with its decomposition; nothing else needs them.
-        centred: for weightings ``inputs`` and ``kfac``: biases take over the inputs' mean, which then needs no rank.
     """
     if settings.weighting == "none":
         return WeightedDecomposer(sigma_side="in")
@@ -197,7 +195,7 @@ def weigh(
         return KroneckerDecomposer(
             statistics,
             gradients=settings.weighting == "kfac",
-            centred=biased_sites(net, stacks) if centred else frozenset(),
+            centred=biased_sites(net, stacks),
             stacks=stacks or {},
             release=release,
         )

@@ -26,7 +26,7 @@ OTHER = {  # values that are valid, and are not the default
     "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
     "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
     "weighting": "none", "importance": "element2", "reduction": "max",
-    "through": [0.9], "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
+    "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
 }  # fmt: skip
 
 

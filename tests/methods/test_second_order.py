@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from in_memory import collect_kronecker
-from tiny import make_batch, make_net
+from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.layers import LowRankEmbedding
 from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
-from lit_compress.models.accounting import stored_density, whole_density
+from lit_compress.models.accounting import whole_density
 from lit_compress.models.sites import find_sites, shared_inputs
-from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import describe, multiply_out
+from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.utils.errors import UserError
 
@@ -65,53 +64,6 @@ def test_scope_all_meets_the_density_of_the_whole_net(fit, dense):
     weight = table.left @ table.right
     used = torch.randperm(len(weight))[:5]
     assert (weight - old.weight)[used].norm() < old.weight[used].norm()
-
-
-def test_densities_on_the_way_are_stages_with_new_estimates(fit, dense, tmp_path):
-    """A stage from a net with factors is that from the dense net with the same outputs; epochs are shared."""
-    retrain = KroneckerWeighted(epochs=5, learning_rate=1e-12, calibration_examples=60)
-    method = SecondOrder(backbone="unused", teacher=str(dense), density=0.2, through=[0.6, 0.4], retrain=retrain)
-    stages = {stage.name: stage for stage in method.stages()}
-    assert [(name, s.settings.epochs, s.compression.density) for name, s in stages.items()] == [
-        ("retrain_1", 1, 0.6), ("retrain_2", 1, 0.4), ("retrain", 3, 0.2),
-    ]  # fmt: skip
-    folders, seen = [dense], []
-    for name in ("retrain_1", "retrain"):
-        again = SecondOrder(backbone="unused", teacher=str(dense), density=0.2, through=[0.6, 0.4], retrain=retrain)
-        made = fit(again, name, folders[-1], max_steps=1, teacher=dense).net
-        folders.append(tmp_path / name)
-        folders[-1].mkdir()
-        save_net(made, folders[-1])
-        seen.append(stored_density(made))
-    assert 0.55 < seen[0] <= 0.6 and 0.15 < seen[1] <= 0.2
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    save_net(multiply_out(load_net(folders[1])), whole)
-    assert describe(load_net(whole)) == {}
-    other = fit(SecondOrder(backbone="unused", teacher=str(dense), density=0.2, retrain=retrain), "retrain", whole,
-                max_steps=1, teacher=dense).net  # fmt: skip
-    batch = make_batch()
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    assert torch.allclose(made.eval()(**inputs).logits, other.eval()(**inputs).logits, atol=1e-5)
-    assert describe(made) == describe(other)
-
-
-def test_densities_on_the_way_have_to_fall(dense):
-    for through, message in (
-        ([0.5, 0.6], r"model\.through: 0\.6 is not below 0\.5; give falling"),
-        ([0.5, 0.2], r"model\.through: 0\.25 is not below 0\.2"),
-        ([1.0], r"1 is not below 1"),
-    ):
-        with pytest.raises(UserError, match=message):
-            SecondOrder(backbone="x", density=0.25, through=through)
-    with pytest.raises(UserError, match=r"model\.through: needs a density"):
-        SecondOrder(backbone="x", rank=4, through=[0.5])
-    with pytest.raises(
-        UserError, match=r"model\.through: ranks .* retrain\.removes 'structures' takes; nearest: components"
-    ):
-        SecondOrder(backbone="x", through=[0.5], retrain=KroneckerWeighted(removes="structures"))
-    searched = SecondOrder(backbone="x", budget="size=1MB", density=0.7, through=[0.8, 0.5])
-    assert [stage.name for stage in searched.stages()] == ["dense", "retrain_1", "retrain"]
 
 
 def test_scope_all_is_refused_where_it_cannot_be(dense):

@@ -12,7 +12,7 @@ import torch
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.stages.compression import Nothing, compress
+from lit_compress.stages.compression import Compression, compress
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighted import weighted
 from lit_compress.stages.weighting import Weighted
@@ -43,7 +43,7 @@ def test_several_passes_change_nothing(removes, tiny_data, tiny_backbone, monkey
         assert value.shape == parts[name].shape and torch.allclose(value, parts[name], rtol=1e-3, atol=1e-4), name
 
 
-class Broken(Nothing):
+class Broken(Compression):
     """Finds something that cannot be used, which only the process sees that looks for it."""
 
     def measure(self, net: Any, names: Any, statistics: Any) -> Iterator[Any]:
