@@ -16,7 +16,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, tables
-from benchmarks.comparison import front, front_table
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
@@ -172,58 +171,3 @@ def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["name"], result["x"], result["memory_mib"], result["task"]) == ("one", 1, 12.0, "sst2")
     assert result["config"]["model"]["init_args"] == {"backbone": "minilm", "teacher": "dense"}
     assert result["records"] == [{"name": "dense", "steps": 0}]
-
-
-def test_the_front_table_has_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A row is a finished run as a program; others are named; times are made again when a row is added."""
-    out, work, results = tmp_path / "compare_sst2", tmp_path / "work", tmp_path / "results"
-    (out / "teachers" / "seed=1").mkdir(parents=True)
-    teacher = {"task": "sst2", "config": {"trainer": {"precision": "32-true"}}}
-    (out / "teachers" / "seed=1" / "report.json").write_text(json.dumps(teacher))
-    cells: list[dict[str, Any]] = [
-        {"label": "SecondOrder, structures", "budget": "density=0.1", "seed": 1, "status": "done", "run": "runs/a"},
-        {"label": "CoFi", "budget": "density=0.1", "seed": 1, "status": "running", "run": "runs/b"},
-    ]
-    commands: list[tuple[object, ...]] = []
-
-    def command(options: Any, *words: object) -> float:
-        commands.append(words)
-        small, folder = "int8" in words, Path(str(words[2]))
-        folder.mkdir(parents=True)
-        net = {"metric": 0.9, "interval": [0.88, 0.92], "density": 0.1}
-        program: dict[str, Any] = {"bytes": 5_000_000 if "--vocabulary" in words else 13_000_000}
-        program |= {"metric": 0.8, "interval": [0.78, 0.82]} if small else {}
-        report = {"program": program, "compressed": net, "dense": net, "metric": {"rows": 872, "name": "accuracy"}}
-        (folder / "report.json").write_text(json.dumps(report))
-        return 0.0
-
-    monkeypatch.setattr(common, "command", command)
-    monkeypatch.setattr(front, "runner", lambda options, task, key: lambda inputs: None)
-    monkeypatch.setattr(front, "ROUNDS", 2)
-    words = ["front", "--comparison", str(out), "--work", str(work), "--results", str(results), "--only", "dense",
-             "dense-int8", "cofi-0.1", "structures-0.1", "times"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", words)
-    front.main()
-    said = capsys.readouterr().out
-    assert "cofi-0.1: CoFi density=0.1, seed 1: not finished" in said
-    assert "structures-0.1: SecondOrder, structures density=0.1, seed 1: not finished" in said  # no compare.json
-    assert [words[1] for words in commands] == [out / "teachers/seed=1/export"] * 2 + [out / "teachers/seed=1"]
-    times = json.loads((results / "sst2-times.json").read_text())
-    assert times["rows"] == ["dense", "dense-int8"] and [s["texts"] for s in times["shapes"]] == [1, 32, 32]
-    assert times["vnni"] is front.has_vnni(Path("/proc/cpuinfo").read_text())
-    (out / "compare.json").write_text(json.dumps({"cells": cells}))
-    commands.clear()
-    front.main()
-    assert [words[1] for words in commands] == [out / "runs/a/export", out / "runs/a"]
-    assert json.loads((results / "sst2-times.json").read_text())["rows"][-1] == "structures-0.1"
-    commands.clear()
-    front.main()
-    assert not commands
-    monkeypatch.setattr(front_table, "load", lambda script: common.load(results))
-    picture, _, head, shown, left, made = front_table.sections()
-    assert "figures/front.png" in picture and front_table.figure().axes
-    row = "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 88.9 | 13.0 | 1 | 1 | 1 | 5.0 | 80.0 ± 1.0 |"
-    assert row in shown
-    assert "Accuracy in %" in head and "CoFi, 0.10" in left and "benchmarks.comparison.front" in made

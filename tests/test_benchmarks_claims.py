@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
-from statistics import NormalDist, mean, stdev, variance
+from statistics import NormalDist, variance
 
 import pytest
 from scipy import stats
@@ -20,7 +19,6 @@ from benchmarks.comparison.claims import (
     decided,
     difference,
     evaluate_claims,
-    holm,
     read_claims,
 )
 from lit_compress.cli.recipes import COMPARISONS, resolve_config
@@ -62,33 +60,6 @@ def test_one_seed_is_compared_with_the_standard_errors():
     assert verdict(results("A", [0.80], 0.012) + results("B", [0.90], 0.012), above="A", below="B") == "not held"
 
 
-def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
-    """By McNemar's exact test; with a factor or a distance by a z-test of the differences."""
-    rng = random.Random(0)
-    first = [float(rng.random() < 0.9) for _ in range(400)]
-    second = [right if rng.random() < 0.9 else 0.0 for right in first]
-    sides = [{1: Value(mean(rows), 0.02, lambda rows=rows: rows)} for rows in (first, second)]
-    for times, by, sign in ((1.0, 0.0, 1.0), (0.95, 0.01, 1.0), (1.0, 0.0, -1.0)):
-        gaps = [sign * (a - times * b) - by for a, b in zip(first, second, strict=True)]
-        p, test, gap = difference(*sides, times, by, sign)
-        assert gap == pytest.approx(mean(gaps))
-        if by == 0:
-            assert test == "McNemar's exact test over the 400 rows of the dev set"
-            assert p == pytest.approx(stats.binomtest(gaps.count(1), gaps.count(1) + gaps.count(-1)).pvalue)
-            continue
-        assert test == "paired over the 400 rows of the dev set"
-        assert p == pytest.approx(2 * (1 - NormalDist().cdf(abs(mean(gaps)) / (stdev(gaps) / 400**0.5))), abs=1e-9)
-    paired = difference(*sides)[0]
-    assert paired < difference({1: Value(mean(first), 0.02)}, {1: Value(mean(second), 0.02)})[0]
-    unknown = {1: Value(mean(second), 0.02, lambda: None)}
-    assert difference(sides[0], unknown)[1] == "standard errors of the two scores"
-    shorter = {1: Value(mean(second), 0.02, lambda: second[:-1])}
-    other_seed = {2: Value(mean(second), 0.02, lambda: second)}
-    for side in (shorter, other_seed):
-        assert difference(sides[0], side)[1] == "standard errors of the two scores"
-    assert difference(sides[0], sides[0])[0] == 1.0  # no row differs: the errors of the scores are left
-
-
 def test_many_claims_are_corrected_together():
     """One of 20 differences has p 0.01: held alone, within noise among 20. Exact values count for nothing."""
     apart = 0.01 * 2**0.5 * NormalDist().inv_cdf(1 - 0.01 / 2)
@@ -107,20 +78,6 @@ def test_many_claims_are_corrected_together():
     many = entries(claims + exact + other)
     assert many[0]["verdict"] == "within noise" and many[1]["verdict"] == "held"
     assert many[0]["detail"].endswith("p 0.010, 0.200 corrected for 20 comparisons")
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 30])
-def test_holm_rejects_what_its_steps_reject(count):
-    rng = random.Random(count)
-    chances = [rng.random() ** 4 for _ in range(count)]
-    for level in (0.01, 0.05, 0.2):
-        rejected = set()
-        for step, place in enumerate(sorted(range(count), key=chances.__getitem__)):
-            if chances[place] > level / (count - step):
-                break
-            rejected.add(place)
-        assert {i for i, p in enumerate(holm(chances)) if p <= level} == rejected
-    assert holm([]) == [] and holm([0.7, 0.9]) == [1.0, 1.0]
 
 
 def test_what_cannot_be_decided_is_never_held():

@@ -12,59 +12,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.comparison.static import (
-    StaticVectors,
     distil,
-    features,
     fit_head,
-    logistic_regression,
-    mean_vectors,
     read,
     score,
 )
 from lit_compress.data.datamodule import DataModule
-
-
-def test_the_vector_of_a_text_is_the_normalized_mean_of_its_tokens():
-    draw = np.random.default_rng(0)
-    table, ids = draw.normal(size=(50, 6)).astype(np.float32), draw.integers(0, 50, (5, 7))
-    mask = (draw.random((5, 7)) > 0.4).astype(int)
-    mask[2] = 0
-    for i, vector in enumerate(mean_vectors(table, ids, mask)):
-        tokens = [table[ids[i, j]] for j in range(7) if mask[i, j]]
-        mean = sum(tokens) / len(tokens) if tokens else np.zeros(6)
-        length = np.sqrt((mean**2).sum())
-        np.testing.assert_allclose(vector, mean / length if tokens else mean, atol=1e-6)
-
-
-def test_the_features_of_two_texts():
-    u, v = np.array([[1.0, -2.0]]), np.array([[3.0, 0.5]])
-    assert features(u).tolist() == [[1.0, -2.0]]
-    assert features(u, v).tolist() == [[1.0, -2.0, 3.0, 0.5, 2.0, 2.5, 3.0, -1.0]]
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_the_logistic_regression_has_a_row_for_every_class(classes):
-    draw = np.random.default_rng(classes)
-    inputs = draw.normal(size=(300, 4))
-    labels = (inputs @ draw.normal(size=(4, classes))).argmax(1)
-    weight, bias = logistic_regression(inputs, labels)
-    assert weight.shape == (classes, 4) and bias.shape == (classes,)
-    assert ((inputs @ weight.T + bias).argmax(1) == labels).mean() > 0.95
-
-
-def test_a_timed_answer_is_that_of_texts():
-    """Tokens in, one text or two after each other."""
-    draw = np.random.default_rng(1)
-    table = draw.normal(size=(9, 4)).astype(np.float32)
-    static = StaticVectors(table, lambda texts: [[int(c) for c in text] for text in texts], 0)
-    one, two = ["012", "345"], ["888", "761"]
-    ids = np.array([[0, 1, 2, 8, 8, 8], [3, 4, 5, 7, 6, 1]])
-    cosines = [[float(static.vectors([a])[0] @ static.vectors([b])[0])] for a, b in zip(one, two, strict=True)]
-    np.testing.assert_allclose(static.answers([one, two]), cosines, atol=1e-6)
-    np.testing.assert_allclose(static.run(ids, 2), cosines, atol=1e-6)
-    static.head = draw.normal(size=(3, 4)).astype(np.float32), np.zeros(3, np.float32)
-    np.testing.assert_allclose(static.run(ids[:, :3], 1), static.answers([one], step=1), atol=1e-6)
-    assert static.vectors([""]).tolist() == [[0.0] * 4]
 
 
 @pytest.fixture(scope="module")

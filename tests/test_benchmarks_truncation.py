@@ -12,15 +12,12 @@ from tiny import make_batch, make_net
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from in_memory import collect_kronecker
 from moments import factors_of
 
 from benchmarks.analysis import truncation
-from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.stages.low_rank import KroneckerDecomposer, WeightedDecomposer
+from lit_compress.stages.low_rank import WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import biased_sites
 
 
 @pytest.fixture
@@ -66,19 +63,6 @@ def test_groups_are_removed_everywhere_and_put_back(net):
     assert all(a["sigma"] > b["sigma"] for a, b in itertools.pairwise(plain))
 
 
-def test_a_group_in_the_closed_form():
-    """W - W V_g V_g^T for rows, W - U_g U_g^T W for columns; all groups together are W."""
-    generator, group = torch.Generator().manual_seed(0), torch.tensor([1, 2])
-    weight = torch.randn(6, 9, generator=generator).double()
-    rows, columns = (torch.rand(size, generator=generator).double() + 0.1 for size in (6, 9))
-    v = torch.linalg.svd(rows.sqrt()[:, None] * weight, full_matrices=False)[2][group].T
-    u = torch.linalg.svd(weight * columns.sqrt(), full_matrices=False)[0][:, group]
-    for axis, importance, removed in (("out", rows, weight @ v @ v.T), ("in", columns, u @ u.T @ weight)):
-        svd = WeightedDecomposer({"a": importance}, axis=axis).svd("a", weight)
-        torch.testing.assert_close(truncation.without(weight, svd, group), weight - removed)
-        assert truncation.without(weight, svd, torch.arange(6)).abs().max() < 1e-10
-
-
 def test_sweep_ends_at_the_dense_net(net):
     rows = truncation.rank_ratio_sweep(net, decomposers(net), value, (0.2, 1.0))
     assert [r["density"] for r in rows if r["rank_ratio"] == 1.0] == [1.0, 1.0]
@@ -90,35 +74,3 @@ def test_sweep_ends_at_the_dense_net(net):
     shapes = [net.get_submodule(n).weight.shape for n in ranks]
     kept = sum(r * sum(s) for r, s in zip(ranks.values(), shapes, strict=True))
     assert low["density"] == pytest.approx(kept / sum(w.numel() for w in truncation.site_weights(net).values()))
-
-
-def test_biases_keep_the_mean_output_and_come_back(net):
-    net = net.double()
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    batch = make_batch(size=6) | {"index": torch.arange(6)}
-    moments = collect_kronecker(net, [batch], "classification", labels="exact")
-    decomposer, name = KroneckerDecomposer(moments, centred=biased_sites(net)), find_sites(net)[5].name
-    with truncation.replaced(net, {name: torch.zeros_like(net.get_submodule(name).weight)}, decomposer):
-        bias = net.get_submodule(name).bias.clone()
-    change = before[f"{name}.weight"] @ decomposer.moments[name].mean
-    assert torch.allclose(bias, before[f"{name}.bias"] + change)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
-def test_spectra_are_singular_values(net):
-    rows = truncation.spectra(net, decomposers(net))
-    name, weight = next(iter(truncation.site_weights(net).items()))
-    sigma = [r["sigma"] for r in rows if r["weighting"] == "none" and r["site"] == name]
-    assert sigma == pytest.approx(torch.linalg.svdvals(weight.double()).tolist())
-    assert [r["energy"] for r in rows if r["site"] == name][31] == pytest.approx(1.0)
-
-
-def test_ranks_of_dense_sparse_and_factorized(net):
-    weights = truncation.site_weights(net)
-    name = next(iter(weights))
-    weights[name][5:] = 0
-    assert (
-        truncation.ranks(net)[0] | {"rank": 5, "rows": 5, "columns": 32, "density": 5 / 32} == truncation.ranks(net)[0]
-    )
-    factorize(net, {name: 3}, factors_of(WeightedDecomposer()))
-    assert truncation.ranks(net)[0]["rank"] == 3

@@ -15,7 +15,7 @@ from tiny import WORDS, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.decoder import integers, run, serve, tables, texts
+from benchmarks.decoder import integers, run, serve, tables
 
 
 def write_rows(file: Path, column: str, rows: list[str]) -> None:
@@ -142,30 +142,3 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     *_, rows, _, origin = tables.sections()
     assert [line.split(" | ")[0] for line in rows.splitlines()[2:]] == ["| pytorch"] * 2 + ["| llama.cpp"] * 2
     assert "benchmarks.decoder.serve" in origin
-
-
-@pytest.mark.parametrize(
-    ("line", "written"),
-    [
-        (" At 22 : 15 , the 24th ( a regiment ) had 1 @,@ 200 men ; it did n't move . \n",
-         "At 22:15, the 24th (a regiment) had 1,200 men; it did n't move."),
-        (' The band \'s " Kiss You " sold $ 4 @.@ 5 million . In <unk> it failed . It rose again . \n',
-         'The band\'s "Kiss You" sold $4.5 million. It rose again.'),
-        (" <unk> wrote it . \n", ""),
-    ],
-)  # fmt: skip
-def test_wikitext_as_people_write(line: str, written: str) -> None:
-    assert texts.natural(line) == written
-
-
-def test_losses_are_those_of_single_tokens() -> None:
-    """The literal way: every token predicted from those before it."""
-    from tiny import make_net
-
-    net, rows = make_net("llama", "plain_text").eval(), torch.randint(5, 90, (2, 7))
-    for row, found in zip(rows, texts.losses(net, rows), strict=True):
-        total = 0.0
-        for i in range(1, 7):
-            with torch.no_grad():
-                total -= float(net(input_ids=row[None, :i]).logits[0, -1].log_softmax(-1)[row[i]])
-        assert found == pytest.approx(total / 6, rel=1e-4)

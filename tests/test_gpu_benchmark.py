@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -62,22 +61,6 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     assert len(again["training"]) == len(found["training"]), "only what failed is tried again"
 
 
-def test_parts_end_when_their_time_is_over():
-    rows = []
-    for part in (gpu.compiled, gpu.training):
-        part("cpu", time.monotonic() - 1, rows.append)
-    assert rows == []
-    with pytest.raises(Exception, match="s are left"):
-        gpu.factorize("cpu", time.monotonic(), rows.append)
-
-
-def test_what_takes_too_long_is_killed():
-    begin = time.monotonic()
-    with pytest.raises(TimeoutError):
-        gpu.apart(time.sleep, 60, seconds=1)
-    assert time.monotonic() - begin < 50
-
-
 def test_packed_texts_have_the_answers_of_padded_ones():
     dense = timing.random_bert(timing.MINILM, **TINY).eval()
     lengths = np.array([3, 8, 5])
@@ -90,15 +73,6 @@ def test_packed_texts_have_the_answers_of_padded_ones():
         ]
         found = packed.Packed(dense, 12)(**row)["logits"]
     torch.testing.assert_close(found, torch.cat(alone))
-
-
-def test_free_forms_have_the_weights_of_even_ones():
-    from lit_compress.models.accounting import density
-
-    dense = timing.random_bert(timing.MINILM, **TINY).eval()
-    even, free = (gpu_forms.narrow(dense, 0.3, 8, kind) for kind in (True, False))
-    assert density(even) == density(free) <= 0.3
-    assert len({layer.intermediate.dense.out_features for layer in even.bert.encoder.layer}) == 1
 
 
 def test_a_speed_up_that_the_spread_does_not_carry_is_no_number():

@@ -164,28 +164,6 @@ def test_the_fullest_heads_are_filled(tmp_path):
     assert sum(count > limit for count in full[:4]) <= left[0] <= sum(count >= limit for count in full[:4])
 
 
-def test_a_fit_prunes_on_the_schedule_and_fills(fit, dense, tmp_path):
-    """The masks have the scheduled density, both halves of a neuron the same score; the filled net has the budget."""
-    seen = []
-
-    def look(trainer, method):
-        stage, step = method.stage, trainer.global_step
-        seen.append(stage.achieved())
-        assert 0 <= keep_count(stage.target(step), 16384) - seen[-1] * 16384 < NEURON
-        for units in stage.units:
-            assert all(torch.equal(layer.score, units.layers[0].score) for layer in units.layers)
-            assert all(torch.equal(layer.mask, units.layers[0].mask) for layer in units.layers)
-
-    method = fit(method_of(0.3), "prune", dense, look)
-    assert seen[0] == 1.0 and method.stage.units[0].layers[0].score.abs().sum() > 0
-    method.stage.deploy(method.net)
-    folder = tmp_path / "prune"
-    folder.mkdir()
-    save_net(method.net, folder)
-    filled = method_of(0.3).stages()[2].build(None, folder, None)
-    assert 0.3 - NEURON / 16384 < accounting.stored_density(filled) <= 0.3
-
-
 @pytest.mark.parametrize(
     ("family", "settings", "words"),
     [

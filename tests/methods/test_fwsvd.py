@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import FWSVD, SVD
+from lit_compress.methods import FWSVD
 from lit_compress.methods.fwsvd import Weighted
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
@@ -91,29 +91,6 @@ def test_rows_and_columns_are_close_to_equation_five(fit, dense, tiny_backbone, 
             best = alternating(weight, importance, *factors, sweeps=5)
             first, last = (float((importance * (weight - a @ b) ** 2).sum()) for a, b in (factors, best))
             assert least * first < last < most * first
-
-
-def test_without_weighting_it_is_the_plain_svd(fit, dense):
-    net = factorized(fit, dense, weighting="none")
-    method = SVD(backbone="unused", rank_ratio=0.33)
-    method.prepare(method.stages()[-1], 0, dense, None)
-    method.configure_model()
-    for site in find_sites(net):
-        ours, theirs = net.get_submodule(site.name), method.net.get_submodule(site.name)
-        assert torch.allclose(ours.left @ ours.right, theirs.left @ theirs.right, atol=1e-5)
-        assert not torch.allclose(ours.left @ ours.right, load_net(dense).get_submodule(site.name).weight)
-
-
-def test_default_is_a_third_of_the_ranks():
-    assert FWSVD(backbone="unused").rule.rank_ratio == 0.33
-    assert FWSVD(backbone="unused", density=0.5).rule.by_density
-    assert FWSVD(backbone="unused", rank=7).rule.rank == 7
-
-
-def test_nothing_is_left_of_the_fisher_pass(fit, dense):
-    """The pass leaves no gradients of the training examples and no frozen parameters."""
-    net = factorized(fit, dense)
-    assert all(p.requires_grad for p in net.parameters()) and net.training
 
 
 @pytest.mark.parametrize(

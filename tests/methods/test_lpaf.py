@@ -212,22 +212,3 @@ def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     method.prepare(method.stages()[-1], 0, pruned, None, describe(full.net))
     method.configure_model()
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"p_init": 1.2}, "retrain.p_init: 1.2"),
-        ({"power": 0.0}, "power: 0.0"),
-        ({"consistency": -1.0}, "consistency: -1"),
-    ],
-)
-def test_bad_settings_are_one_line(settings, words):
-    with pytest.raises(UserError, match=words):
-        MixedRank(**settings)
-
-
-@pytest.mark.parametrize("density", [0.0, -0.5, 1.1])
-def test_density_outside_is_one_line(density):
-    with pytest.raises(UserError, match=f"model.density: {density} is not in"):
-        LPAF(density=density)

@@ -20,7 +20,6 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.movement import MovementTraining
-from lit_compress.utils.errors import UserError
 
 
 def movement(density=0.3, **settings):
@@ -160,17 +159,3 @@ def test_soft_threshold_rises_and_a_miss_is_said(fit, dense, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         method.stage.finish(method.net, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"score_learning_rate": 0.0}, "prune.score_learning_rate: 0.0 is not above 0"),
-        ({"threshold": 1.0}, r"prune.threshold: 1.0 is not in \(0, 1\)"),
-        ({"penalty": -1.0}, "prune.penalty: -1.0 is below 0"),
-        ({"start": 0.7}, "leave no step"),
-    ],
-)
-def test_bad_settings_are_one_line(settings, words):
-    with pytest.raises(UserError, match=words):
-        MovementTraining(**settings)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import step
 from tiny import TINY, make_batch, make_net
-from torch import nn
 
 from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.methods import LPAF, SVD, Magnitude
@@ -100,25 +99,6 @@ def test_only_what_is_asked_for_is_computed(settings, names, tmp_path, monkeypat
     assert asked[-1] is False  # validation
     if names == {"task"}:
         assert loss == task_loss(method.logits(batch), batch["labels"], "classification")
-
-
-def test_student_equal_to_the_teacher_hears_nothing(tmp_path):
-    method = make(tmp_path, make_net(dropout=0.0), alpha=0.5, alpha_layers=15.0)
-    _, terms = step(method, make_batch())
-    assert float(terms["distillation"]) == pytest.approx(0, abs=1e-7) and terms["layers"] == 0
-
-
-def test_shallower_teacher(tmp_path):
-    """Two layers listen to one: l = 0, 1, 2 -> 0, 1 (halves up), 1."""
-    net = make_net(seed=1)
-    net.bert.encoder.layer = nn.ModuleList(net.bert.encoder.layer[:1])
-    net.config.num_hidden_layers = 1
-    method, batch = make(tmp_path, net, alpha=0.0, alpha_layers=1.0), make_batch()
-    _, terms = step(method, batch)
-    inputs = method.kind.inputs(method.net, batch)
-    student, teacher = (n(**inputs, output_hidden_states=True).hidden_states for n in (method.net, method._teacher[0]))
-    expected = sum((a - teacher[b]).square().mean() for a, b in zip(student, (0, 1, 1), strict=True))
-    assert torch.allclose(terms["layers"], expected)
 
 
 def test_width_must_be_the_same(tmp_path, monkeypatch):

@@ -80,18 +80,6 @@ def test_the_density_goes_to_the_target(monkeypatch):
     assert open_units[30:].mean() > open_units[:30].mean()  # what pays more stays
 
 
-@pytest.mark.parametrize(("density", "sign"), [(0.9, 1), (0.01, -1)])
-def test_the_sign_of_the_price(density, sign, monkeypatch):
-    """Too large a net makes lambda1 rise and a unit dear; too small a one makes it fall."""
-    stage = toy(target_warmup=0.0)
-    stage.density = 0.4
-    with torch.no_grad():
-        for gate in stage.gates.values():
-            gate.log_alpha.fill_(2.0 if density > 0.4 else -4.0)
-    seen, _ = run(stage, 3, monkeypatch)
-    assert sign * seen[0]["lambda1"] > 0 and sign * seen[2]["lambda1"] > sign * seen[0]["lambda1"]
-
-
 def test_what_is_evaluated(monkeypatch):
     """Deterministic; as many units as expected before the target has arrived, then exactly the budget."""
     stage = toy()

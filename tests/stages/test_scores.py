@@ -80,16 +80,3 @@ def test_platon_needs_a_window_before_it_ranks():
     with pytest.raises(UserError, match=r"prune.start: 5 steps are fewer than the 10 of prune.interval"):
         stage.set_total_steps(100)
     stage.set_total_steps(200)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"beta1": 1.0}, r"prune.beta1: 1.0 is not in \[0, 1\); nearest valid 0.99"),
-        ({"beta2": 1.5}, r"prune.beta2: 1.5 is not in \[0, 1\]; nearest valid 1"),
-        ({"beta2": -0.1}, r"nearest valid 0.0"),
-    ],
-)
-def test_bad_settings_are_one_line(settings, words):
-    with pytest.raises(UserError, match=words):
-        ConfidenceSettings(**settings)

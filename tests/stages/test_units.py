@@ -12,14 +12,13 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import ordinary_net, write_model
-from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
-from lit_compress.models.accounting import count_params, dense_site_params, stored_density
+from lit_compress.models.accounting import dense_site_params, stored_density
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.models.uniform_shape import uniform_groups
-from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
+from lit_compress.numerics.kronecker import DAMPING
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
@@ -264,49 +263,6 @@ def test_nothing_left_is_one_line():
     net = make()
     with pytest.raises(UserError, match="leaves no head and no neuron; give a larger one"):
         chosen(net, moments_of(net), 1e-4)
-
-
-def test_costs_of_units_and_components_are_on_one_scale(monkeypatch):
-    """A head's cost is (M) of the matrix without it; so is a component's squared singular value."""
-    for name in DAMPING:
-        monkeypatch.setitem(DAMPING, name, 1e-9)
-    net = make()
-    moments = moments_of(net)
-    part = next(part for part in sublayers(net) if part.kind == "attention")
-    name = part.sites["o"]
-    weight, found = net.get_submodule(name).weight.detach(), moments[name]
-    path = find_units(net, moments, frozenset())[name].path
-    inverse = inverse_moment(found.inputs())
-    without = without_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
-    error = weight - without
-    expected = torch.trace(found.gradients() @ error @ found.inputs() @ error.T)
-    assert float(path.costs[0]) == pytest.approx(float(expected), rel=1e-5)
-    svd = kronecker_svd(weight, found.inputs(), found.gradients())
-    left, right = svd.factors(32)
-    error = left[:, 31:] @ right[31:]
-    lost = torch.trace(found.gradients() @ error @ found.inputs() @ error.T)
-    assert float(lost) == pytest.approx(float(svd.sigma[31].square()), rel=1e-3)
-
-
-@pytest.mark.parametrize("density", [0.4, 0.1])
-def test_as_a_stage(fit, dense, density):
-    """The net that is trained has the density; a checkpoint's structure gives its shapes back."""
-    seen = {}
-    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, removes="structures")
-    method = SecondOrder(backbone="unused", density=density, retrain=retrain)
-    look = lambda _, m: seen.update(net=m.net, notes=m.stage.notes)  # noqa: E731
-    fit(method, "retrain", dense, max_steps=1, teacher=dense, look=look)
-    net = seen["net"]
-    assert (
-        seen["notes"]["calibration"]["removes"] == "structures" and seen["notes"]["calibration"]["estimated_loss"] > 0
-    )
-    assert density - 0.1 < stored_density(net) <= density
-    assert (density == 0.1) == any(spec["kind"] == "nothing" for spec in describe(net).values())
-    again = SecondOrder(backbone="unused", density=density, retrain=retrain)
-    stage = again.stages()[-1]
-    other = stage.build(again, dense, describe(net))
-    assert {k: v.shape for k, v in other.state_dict().items()} == {k: v.shape for k, v in net.state_dict().items()}
-    assert count_params(other) == count_params(net)
 
 
 def test_mistakes_are_one_line():

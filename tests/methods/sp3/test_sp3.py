@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,14 +11,13 @@ import torch
 from helpers import as_deployed, logits, random_bases
 from tiny import make_batch, make_net
 
-from lit_compress.__main__ import main
 from lit_compress.layers import ProjectedLinear
 from lit_compress.methods import SP3
 from lit_compress.methods.sp3.sp3 import SP3Distillation, parse_count
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.projected.gates import DIMENSIONS, GATES
-from lit_compress.models.storage import COMPONENTS, load_net, save_net
+from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.hard_concrete import probability
 from lit_compress.numerics.losses import matched_layers_loss
@@ -171,27 +168,6 @@ def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch,
         assert found == pytest.approx(float(matched_layers_loss(own, theirs[:-1], batch["attention_mask"])), rel=1e-5)
     trained = {name for name, p in net.named_parameters() if p.requires_grad}
     assert any(name.endswith("q_proj.weight") for name in trained) and not any("embed" in name for name in trained)
-
-
-def test_a_run_of_albert(tiny_backbone, short_run, tmp_path):
-    """Blocks that are used three times: calibrated over all uses, counted once; embeddings and their map stay."""
-    backbone, run = tmp_path / "albert", tmp_path / "run"
-    shutil.copytree(tiny_backbone, backbone)
-    make_net("albert", dropout=0.1).save_pretrained(backbone)
-    pairs = [pair for pair in zip(short_run[::2], short_run[1::2], strict=True) if "retrain" not in pair[0]]
-    main([
-        "fit", "--model", "SP3", *sum(pairs, ()), "--model.backbone", str(backbone), "--model.density", "0.5",
-        "--model.prune.gates", str(list(GATES[1:])), "--model.prune.epochs", "2",
-        "--model.prune.tokens", "200", "--run_dir", str(run),
-    ])  # fmt: skip
-    report = json.loads((run / "report.json").read_text())
-    dense, net = load_net(run / "dense" / "net"), load_net(run / "export")
-    assert report["compressed"]["density"] == count_params(net).sites / dense_site_params(dense)
-    assert 0.49 < report["compressed"]["density"] <= 0.5
-    for name in ("embeddings.word_embeddings", "encoder.embedding_hidden_mapping_in"):
-        first, second = (n.albert.get_submodule(name).weight for n in (dense, net))
-        assert torch.equal(first, second)
-    assert not (run / "prune" / "net" / COMPONENTS).exists()
 
 
 @pytest.mark.parametrize("log_alpha", [10.0, 0.0])
