@@ -32,7 +32,7 @@ from lit_compress.stages.base import Stage, Training, build_optimizer, build_sch
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
 from lit_compress.stages.distillation import Distillation, check_widths
 from lit_compress.stages.lora import Retraining, add_updates
-from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.stages.weighting import Removes
 from lit_compress.tasks import task_type
@@ -139,8 +139,11 @@ class Method(MicroBatches, Checkpointed, Fields):
         Raises:
             UserError: several were given.
         """
-        asked = {name: self.given.get(name) for name in ("density", "rank", "rank_ratio")}
-        rule = choose_rule(usual or {"density": self.density}, allocation, **asked)
+        asked: dict[str, Any] = {name: self.given.get(name) for name in ("density", "rank", "rank_ratio")}
+        if len(chosen := {name: value for name, value in asked.items() if value is not None}) > 1:
+            names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
+            raise UserError(f"{names}: only one of them can decide the ranks; set the others to null")
+        rule = RankRule(allocation=allocation, **chosen or usual or {"density": self.density})
         self.density = rule.density
         return rule.within(self.budget, self.round_to, self.shape)
 

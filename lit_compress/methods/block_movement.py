@@ -231,10 +231,8 @@ class BlockPruning(MovementStage):
         return torch.zeros_like(kept, dtype=torch.int32).index_add_(0, blocks, open_[heads].int()) == 0
 
     def deploy(self, net: PreTrainedModel) -> None:
-        """Replace the masked layers by Linears with zeros; if nothing is filled later, cut empty parts."""
-        for name, module in list(net.named_modules()):
-            if isinstance(module, BlockMaskedLinear):
-                replace(net, name, module.zeroed())
+        """Replace the masked layers; if nothing is filled later, cut empty parts."""
+        super().deploy(net)
         if not self.settings.fill:
             cut_empty(net)
 

@@ -78,7 +78,7 @@ class LoSparse(Untaught):
     def own_stages(self) -> list[Stage]:
         """Return prune."""
         share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
-        return [RowSparsePruning(self.prune, self.density, share).rounded(self.round_to)]
+        return [RowSparsePruning(self.prune, self.density, share, self.round_to or 1)]
 
 
 @dataclass(frozen=True)
@@ -130,4 +130,4 @@ class LowRankII(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        return [RowSparsePruning(self.prune, self.density, self.density).rounded(self.round_to)]
+        return [RowSparsePruning(self.prune, self.density, self.density, self.round_to or 1)]

@@ -82,13 +82,6 @@ class MovementPruning(MovementStage):
         """Return the share of the sites' weights that would be stored."""
         return int(self._sizes.stored(joined([units.layers[0].mask for units in self.units]))) / self._total
 
-    def deploy(self, net: PreTrainedModel) -> None:
-        """Replace the masked layers by Linears whose masked rows are zero."""
-        for site in find_sites(net):
-            layer = net.get_submodule(site.name)
-            if isinstance(layer, MaskedLinear):
-                replace(net, site.name, layer.zeroed())
-
 
 class Movement(Untaught):
     """Prune neurons by scores that are trained with the weights.

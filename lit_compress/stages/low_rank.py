@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.models.accounting import stored_density, whole_density
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, weighted_svd
 from lit_compress.numerics.kronecker import KroneckerSVD, kronecker_svd
@@ -123,7 +124,7 @@ class ByRule(Compression):
 
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of ``net`` in the scope of the ranks."""
-        return self.rule.left_of(net)
+        return whole_density(net) if self.rule.scope == "all" else stored_density(net)
 
 
 class Factors(ByRule):

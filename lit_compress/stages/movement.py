@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_compress.layers import BlockMaskedLinear, MaskedLinear
+from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
@@ -84,8 +85,7 @@ class MaskedUnits:
 class MovementStage(CubicStage):
     """Train weights and scores; mask units by their scores.
 
-    A subclass puts masked layers into the model in ``begin``, names their units in :meth:`find_units`, and replaces the
-    layers in ``deploy``.
+    A subclass puts masked layers into the model in ``begin`` and names their units in :meth:`find_units`.
 
     Args:
         settings: schedule, masks and training.
@@ -162,6 +162,12 @@ class MovementStage(CubicStage):
         if self.settings.form == "hard":
             return {"target": self.target(step), "density": self.achieved()}
         return {"threshold": self.settings.threshold * self.progress(step), "density": self.achieved()}
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Replace the masked layers by Linears whose masked weights are zero."""
+        for name, module in list(net.named_modules()):
+            if isinstance(module, MaskedLinear | BlockMaskedLinear):
+                replace(net, name, module.zeroed())
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
         """Warn if the soft form has missed the density."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import floor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
+from lit_compress.models.accounting import count_params, dense_layers
 from lit_compress.models.prices import prices_of
 from lit_compress.models.sites import find_sites, size_at, stacks
 from lit_compress.models.surgery import stacked_weight
@@ -148,7 +148,8 @@ class RankRule:
             budget = self._budget(net, prices)
         else:
             budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        chosen = allocate(self.sigmas(net, sigma), prices, budget, self.round_to)
+        sigmas = {name: sigma(name, stacked_weight(net, names)) for name, names in members.items()}
+        chosen = allocate(sigmas, prices, budget, self.round_to)
         return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in chosen.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
@@ -183,7 +184,7 @@ class RankRule:
 
         return self.allocate(net, sigma)
 
-    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> int:
+    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
         """Return the budget of the matrices, and with scope ``all`` of the table, together.
 
         Raises:
@@ -209,10 +210,6 @@ class RankRule:
         width, rows = size_at(net, name)
         return (rows - self.tokens_left) * width
 
-    def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the singular values of every matrix or stack, by ``sigma`` as for :meth:`allocate`."""
-        return {name: sigma(name, stacked_weight(net, names)) for name, names in self.members(net).items()}
-
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
         """Return the parameters of every matrix or stack at every rank."""
         members = self.members(net)
@@ -228,22 +225,14 @@ class RankRule:
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
 
-        It counts the scope: the blocks' matrices, or all weights.
-
         Args:
             net: dense or factorized; only shapes are read.
         """
         if self.by_density:
             return self.density
-        sizes = {name: (layer.out_features, layer.in_features) for name, layer in dense_layers(net).items()}
-        members = self.members(net) if self.stacked else {name: (name,) for name in sizes}
-        shapes = _shapes(sizes, members).values()
+        shapes = [(layer.out_features, layer.in_features) for layer in dense_layers(net).values()]
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
-
-    def left_of(self, net: PreTrainedModel) -> float:
-        """Return the density of ``net`` as it is, in this rule's scope."""
-        return whole_density(net) if self.scope == "all" else stored_density(net)
 
     def table(self, net: PreTrainedModel) -> str | None:
         """Return the name of the table that is factorized with the matrices; None without one."""
@@ -271,19 +260,3 @@ class RankRule:
 def _shapes(sizes: Mapping[str, Shape], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
     """Return (out of all sites, in) by name of ``members``; a table reads as many inputs as it has rows."""
     return {name: (sum(sizes[site][0] for site in sites), sizes[name][1]) for name, sites in members.items()}
-
-
-def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform", **given: float | None) -> RankRule:
-    """Return the rule of the one of ``density``, ``rank`` and ``rank_ratio`` that is given, else of ``default``.
-
-    Raises:
-        UserError: several values are given.
-
-    >>> choose_rule({"density": 0.25}, density=None, rank=30).rank
-    30
-    """
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if len(chosen) > 1:
-        names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
-        raise UserError(f"{names}: only one of them can decide the ranks; set the others to null")
-    return RankRule(allocation=allocation, **chosen or default)

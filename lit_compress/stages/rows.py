@@ -116,23 +116,22 @@ class RowSparsePruning(Stage):
         settings: schedule, score and training.
         density: final density of the sites, factors included.
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
+        round_to: ranks of the factors are multiples of it; None: there are none.
     """
 
     settings: RowPruning
     density: float
     decided_by_data = True
-    round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
+    # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
-    def __init__(self, settings: RowPruning, density: float, low_rank: float = 0.0) -> None:
+    def __init__(
+        self, settings: RowPruning, density: float, low_rank: float = 0.0, round_to: int | None = None
+    ) -> None:
         super().__init__("prune", settings)
+        self.round_to = round_to
         self.density, self.low_rank = density, min(low_rank, density)
         self.from_backbone = settings.init == "pretrained"
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
-
-    def rounded(self, round_to: int | None) -> RowSparsePruning:
-        """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
-        self.round_to = round_to or 1
-        return self
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""

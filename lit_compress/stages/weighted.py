@@ -80,7 +80,9 @@ class _UnderWeighting(ByRule):
         measures no loss.
         """
         settings, gradients = self.settings, self.settings.weighting == "kfac"
-        return self.moments and {
+        if self.moments is None:
+            return None
+        return {
             "weighting": settings.weighting,
             "labels": settings.labels_of(data.record) if gradients else None,
             "examples": settings.examples(data.train_size()),

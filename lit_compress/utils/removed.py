@@ -27,6 +27,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.tolerance": (0.005, "the density is always met exactly"),
     "exact_target": (True, "the density is always met exactly"),
     "squared_temperature": (False, "distillation.alpha is the weight of the logits' term"),
+    "ridge": (1e-6, "it is always 1e-6"),
     "prune.scope": ("global", "the weights of all matrices are ranked together"),
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),

@@ -52,7 +52,7 @@ def _coarse() -> list[str]:
 
 
 @dataclass(frozen=True)
-class RowsInGates(CoFiPruning):
+class RowsInGates(CoFiPruning, RowPruning):
     """How gates are trained and rows are pruned.
 
     Args:
@@ -60,19 +60,11 @@ class RowsInGates(CoFiPruning):
         share: density of LoSparse within the parts with open gates; the gates keep model.density / share. None: 0.5, as
             in the paper, or the square root of a model.density above 0.25.
         low_rank: share of the matrices' parameters that the factors get.
-        start: t_i, steps before rows are pruned; below 1 a fraction of all optimizer steps, else their number.
-        end: t_f, last steps, at the final share; a fraction or a number likewise.
-        interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
-        beta: weight of the old value in the score's moving average.
     """
 
     gates: list[str] = field(default_factory=_coarse)
     share: float | None = None
     low_rank: float = 0.05
-    start: float = 0.05
-    end: float = 0.3
-    interval: int = 10
-    beta: float = 0.85
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,15 +76,6 @@ class RowsInGates(CoFiPruning):
             raise UserError(
                 f"prune.low_rank: {self.low_rank} is not between 0 and prune.share {self.share or 0.5}; usual: 0.05"
             )
-        self.rows()
-
-    def rows(self) -> RowPruning:
-        """Return the settings of the rows' pruning.
-
-        Raises:
-            UserError: one of the settings is out of its range.
-        """
-        return RowPruning(start=self.start, end=self.end, interval=self.interval, beta=self.beta)
 
 
 @dataclass(frozen=True)
@@ -254,7 +237,7 @@ class RowsAndGates(GatedPruning):
                 f"model.density {density}, e.g. {(1 + density) / 2:g}"
             )
         super().__init__(settings, density / share, distillation)
-        self.rows = OpenRows(settings.rows(), share, settings.low_rank, density, self._open, self._arrived)
+        self.rows = OpenRows(settings, share, settings.low_rank, density, self._open, self._arrived)
 
     @property
     def together(self) -> tuple[Stage, ...]:
@@ -263,7 +246,7 @@ class RowsAndGates(GatedPruning):
 
     def rounded(self, round_to: int | None) -> Self:
         """Also round the ranks of the factors."""
-        self.rows.rounded(round_to)
+        self.rows.round_to = round_to or 1
         return super().rounded(round_to)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:

@@ -15,19 +15,20 @@ from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_pr
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+RIDGE = 1e-6  # share of the mean eigenvalue that is added to a head's second moments
 
-def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[Bases, Tensor]:
+
+def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
     """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
 
     Args:
         grams: second moments from :func:`~lit_compress.calibration.second_moments.collect_grams`.
-        ridge: of queries and keys, see :func:`~lit_compress.numerics.pca.query_key_projections`.
         centred: True removes the mean of each input over its dimensions (R); False for the authors' axes, without R.
     """
     axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
     query, key, value = [], [], []
     for q, k, v in grams.heads:
-        pairs = [query_key_projections(a, b, ridge) for a, b in zip(q, k, strict=True)]
+        pairs = [query_key_projections(a, b, RIDGE) for a, b in zip(q, k, strict=True)]
         query.append(torch.stack([of_queries for of_queries, _ in pairs]))
         key.append(torch.stack([of_keys for _, of_keys in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())

@@ -64,7 +64,6 @@ class ProjectedPruning(GatedTraining):
         projections: ``pca`` from calibration, or ``identity`` (the paper's Table 3 without PCA).
         examples: number of training examples for calibration.
         tokens: number of tokens of these examples that are used.
-        ridge: share of the mean eigenvalue that is added to a head's second moments.
         group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
         head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
         train_originals: also train the weights between the projections, and the embeddings.
@@ -82,11 +81,10 @@ class ProjectedPruning(GatedTraining):
     projections: Literal["pca", "identity"] = "pca"
     examples: int = 512
     tokens: int = 4096
-    ridge: float = 1e-6
     group: int = 1
     head_projections: HeadProjections = "dense"
     train_originals: bool = False
-    matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens", "ridge")}
+    matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens")}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +102,6 @@ class ProjectedPruning(GatedTraining):
             require(self, f"prune.{name}", low=1)
         # beyond, neither loss nor size has a gradient
         require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 10")
-        require(self, "prune.ridge", above=0, hint="usual: 1e-6")
 
 
 class ProjectedStage(GatedStage):
@@ -209,7 +206,7 @@ class ProjectedStage(GatedStage):
         )  # fmt: skip
 
         def make() -> Bases:
-            bases, shares = bases_of(grams, settings.ridge, centred=not get_architecture(net).rms)
+            bases, shares = bases_of(grams, centred=not get_architecture(net).rms)
             self.shares.copy_(shares)
             return bases
 

@@ -19,7 +19,7 @@ from lit_compress.utils.errors import UserError
 def rows_of(net, gates, density=0.2, arrived=True, **settings):
     """The rows' part of the stage on a net, at its last step, with random scores; closed rows score highest."""
     rows = OpenRows(RowPruning(**settings), 0.5, 0.05, density, lambda step: gates, lambda step: arrived)
-    rows.rounded(None)
+    rows.round_to = 1
     rows.begin(net, None, {})
     rows.attach(net)
     rows.set_total_steps(100)

@@ -223,7 +223,6 @@ def test_params_and_density():
         ({"gates": ()}, "must name at least one gate"),
         ({"start": 0.5, "target_warmup": 0.5}, "leave no step at the target"),
         ({"tokens": 0}, "prune.tokens: 0 is below 1"),
-        ({"ridge": 0.0}, "prune.ridge: 0.0 is not above 0"),
         ({"log_alpha": 13.0}, r"prune.log_alpha: 13.0 is not in \[-12, 12\]; usual: 10"),
         ({"structure_start": 1.0}, r"prune.structure_start: 1.0 is not in \[0, 1\)"),
     ],
