@@ -90,7 +90,7 @@ def test_a_recipe_has_its_values_and_makes_its_run(recipe, hub, tiny_backbone):
 def typed_for(name):
     """Return an option by its last part, in full, and a method that had it."""
     pairs = ((option, method) for method, names in FROZEN["methods"].items() for option in names)
-    return next(pair for pair in pairs if name in (pair[0], pair[0].removeprefix("model."), pair[0].rpartition(".")[2]))
+    return next(pair for pair in pairs if f".{pair[0]}".endswith(f".{name}"))
 
 
 def changed(before, now):

@@ -73,7 +73,8 @@ def decomposers(
     statistics: dict[str, Any] = {}
     kinds = [[s for s in settings if s.weighting == "fisher"], [s for s in settings if s.weighting in KRONECKER]]
     for same in filter(None, kinds):
-        ((_, sums),) = collected(net, calibration_for(same, data), method.task, current_device(), most=inf)
+        most_known = next((s for s in same if s.weighting == "kfac"), same[0])
+        ((_, sums),) = collected(net, calibration_for(most_known, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
     return [weigh(s, net, statistics.get(s.weighting, {})) for s in settings]
 

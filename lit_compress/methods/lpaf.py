@@ -61,7 +61,6 @@ class MixedRank(Retraining):
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
         consistency: weight of L_c, the distance of two forwards' logits; 0 turns the second forward off.
-        consistency_after_decay: keep L_c (then of two dropout masks) once p has reached 0.
         double_forward: ``sequential`` puts the batch through the model twice, ``concat`` makes one batch of twice the
             size. Same loss and gradients; ``concat`` is slower on CPUs (benchmarks/speed) and makes half as many
             operator calls on accelerators (benchmarks/device). None: the one or the other by the device. Half the
@@ -72,11 +71,9 @@ class MixedRank(Retraining):
     power: float = 0.5
     p_init: float | None = None
     consistency: float = 1.0
-    consistency_after_decay: bool = True
     double_forward: Literal["sequential", "concat"] | None = None
     matters: ClassVar[dict[str, Any]] = {
         "power": {"weighting": ("scores", "scores_raw", "mask")},
-        "consistency_after_decay": {"consistency": Above(0)},
         "double_forward": {"consistency": Above(0)},
     }
 
@@ -213,7 +210,7 @@ class MixedRankRetraining(CompressedStage):
         if p == 0:
             for layer in self._layers:
                 layer.release()
-        twice = self.settings.consistency > 0 and (p > 0 or self.settings.consistency_after_decay)
+        twice = self.settings.consistency > 0  # also once p is 0: then of two dropout masks
         coins = self._throw(p, method.step_seed, 2 if twice else 1)
         if not twice:
             self._set(coins)

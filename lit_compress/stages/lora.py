@@ -29,40 +29,31 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
-from lit_compress.models.record import parts_of
 from lit_compress.models.sites import find_sites
 from lit_compress.stages.base import Training
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Net = TypeVar("Net", bound=nn.Module)
 
-ROLES = ("q", "k", "v", "o", "gate", "up", "down")
-
 
 @dataclass(frozen=True)
 class LoRA:
-    """Which matrices get low-rank updates, and how large these are.
+    """How large the low-rank updates of the matrices are.
 
     Args:
         rank: of an update, r.
         alpha: an update is scaled by alpha / rank.
-        targets: the matrices that get one: q, k, v, o, gate, up, down; None: all of them. One that holds several, as
-            the single Linear of q, k and v, gets one if any of them is named.
     """
 
     rank: int = 16
     alpha: float = 32.0
-    targets: list[str] | None = None
 
     def __post_init__(self) -> None:
         require(self, "lora.rank", low=1)
         require(self, "lora.alpha", above=0)
-        for role in self.targets or ():
-            if role not in ROLES:
-                raise UserError(f"lora.targets: there is no '{role}'; valid: {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True)
@@ -93,9 +84,6 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
         net: the model that a stage has built; changed in place.
         settings: of the stage.
         seed: of the random factors.
-
-    Raises:
-        UserError: no matrix of the model has one of the roles that are asked for.
     """
     if (lora := settings.updates) is None:
         return net
@@ -104,11 +92,8 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
     inside |= {id(parameter) for parameter in output.parameters()} if output is not None else set()
     for parameter in net.parameters():
         parameter.requires_grad_(id(parameter) not in inside)
-    sites = [site for site in find_sites(net) if not lora.targets or {*parts_of(site.role)} & {*lora.targets}]
-    if not sites:
-        raise UserError(f"lora.targets: {net.config.model_type} has no {', '.join(lora.targets or ())}")
     random = torch.Generator().manual_seed(seed)
-    for site in sites:
+    for site in find_sites(net):
         module = net.get_submodule(site.name)
         for name, matrix in list(module.named_parameters(recurse=False)):
             if matrix.ndim != 2:

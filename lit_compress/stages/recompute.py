@@ -53,13 +53,9 @@ def activations(
     can = stage.repeatable and net.supports_gradient_checkpointing
     again = can and (asked if asked is not None else kept is not None and kept > most)
     if again and kept is not None:
-        kept = kept / sum(1 for _ in blocks(net)) + states_bytes(net, shape)
+        count = sum(1 for _ in blocks(net))
+        kept = kept / count + 4 * count * shape[0] * shape[1] * net.config.hidden_size  # and a state for each block
     return kept, again
-
-
-def states_bytes(net: PreTrainedModel, shape: tuple[int, int]) -> int:
-    """Return the bytes of one hidden state per block, which a forward keeps whose blocks recompute the rest."""
-    return 4 * sum(1 for _ in blocks(net)) * shape[0] * shape[1] * net.config.hidden_size
 
 
 def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> bool:

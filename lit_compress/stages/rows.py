@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -257,14 +256,6 @@ class RowSparsePruning(Stage):
         """
         total, factors = self.budget.total, self.budget.factors / self.budget.total
         return {"target": factors + self.kept_share(step), "density": int(self.stored()) / total}
-
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
-        """Write the score Gamma of every site's rows, for ``benchmarks.analysis neurons``."""
-        from safetensors.torch import save_file
-
-        pairs = zip(find_sites(net), self.scores, strict=True)
-        rows = {f"{site.name}/sensitivity": score.clone() for site, score in pairs}
-        save_file(rows, folder / "importance.safetensors")
 
 
 def _rank(share: float, out_features: int, in_features: int) -> int:

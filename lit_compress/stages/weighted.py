@@ -106,7 +106,7 @@ class WeightedFactors(_UnderWeighting, Factors):
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
-        return calibration_for([self.settings], data, table=self.rule.table(net))
+        return calibration_for(self.settings, data, table=self.rule.table(net))
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""
@@ -141,7 +141,7 @@ class UnitRemoval(_UnderWeighting):
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the moments of the last matrices of the sub-layers."""
-        return calibration_for([self.settings], data, [part.last for part in sublayers(net, removable=False)])
+        return calibration_for(self.settings, data, [part.last for part in sublayers(net, removable=False)])
 
     def bytes(self, net: PreTrainedModel) -> int:
         """Return the size of the moments."""

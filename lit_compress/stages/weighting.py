@@ -135,12 +135,12 @@ def seed_of(settings: Weighted, data: DataModule) -> int:
 
 
 def calibration_for(
-    settings: Sequence[Weighted], data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
+    settings: Weighted, data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
 ) -> Calibration | None:
-    """Return the statistic of weightings of one kind, which all have the same examples; None if weights are enough.
+    """Return the statistic of a weighting; None if weights are enough.
 
     Args:
-        settings: with the same calibration.
+        settings: the weighting.
         data: gives the examples.
         sites: names; None for all.
         table: name of a table of embeddings, to also collect its moments.
@@ -148,13 +148,12 @@ def calibration_for(
     Raises:
         UserError: there are too few examples.
     """
-    first = settings[0]
-    if first.weighting == "fisher":
-        return Calibration(DiagonalFisher(sites=sites), data.calibration_dataloader(first.fisher_examples))
-    if first.weighting not in KRONECKER:
+    if settings.weighting == "fisher":
+        return Calibration(DiagonalFisher(sites=sites), data.calibration_dataloader(settings.fisher_examples))
+    if settings.weighting not in KRONECKER:
         return None
-    labels = first.labels_of(data.record) if any(s.weighting == "kfac" for s in settings) else None
-    seed, count = seed_of(first, data), first.examples(data.train_size())
+    labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
+    seed, count = seed_of(settings, data), settings.examples(data.train_size())
     batches = data.calibration_dataloader(count, seed, "calibration_examples")
     return Calibration(Moments(labels, seed, sites, table=table), batches)
 

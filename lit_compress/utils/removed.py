@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_compress.utils.errors import UserError
 
-# option or its last part -> the value that is always used now, and what to do in place of another
+# option, or its last one or two parts -> the value that is always used now, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
     "centred": (True, "biases always take over the mean of the inputs"),
@@ -28,6 +28,8 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "exact_target": (True, "the density is always met exactly"),
     "squared_temperature": (False, "distillation.alpha is the weight of the logits' term"),
     "ridge": (1e-6, "it is always 1e-6"),
+    "lora.targets": (None, "all matrices get updates"),
+    "consistency_after_decay": (True, "two forwards go on after it; --model.retrain.consistency 0 turns them off"),
     "prune.scope": ("global", "the weights of all matrices are ranked together"),
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
@@ -62,8 +64,8 @@ COMMANDS = {
 
 
 def removed(option: str) -> str | None:
-    """Return one line on an option that was removed, named in full or by its last part; None for any other."""
-    names = (option, option.removeprefix("model."), option.rpartition(".")[2])
+    """Return one line on an option that was removed, named in full or by its last parts; None for any other."""
+    names = (option, *(".".join(option.split(".")[-parts:]) for parts in (2, 1)))
     _, advice = next((REMOVED[name] for name in names if name in REMOVED), (None, None))
     return advice and f"{option}: this option was removed in version 0.3; {advice}"
 

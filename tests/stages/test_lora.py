@@ -122,11 +122,7 @@ def test_matrices_on_one_right_factor_keep_nothing_after_a_forward():
     assert torch.allclose(merge_updates(net)(input_ids=inputs["input_ids"]).logits, changed, atol=1e-6)
 
 
-def test_targets_and_small_matrices():
-    net = add_updates(low_rank_net(), Retraining(parameters="lora", lora=LoRA(rank=2, targets=["v", "down"])), seed=0)
-    assert {name.split(".parametrizations")[0].rpartition(".")[2] for name in trained(net) if "layer" in name} == {
-        "value", "dense",
-    }  # fmt: skip
+def test_a_matrix_smaller_than_its_update_is_trained_itself():
     net = low_rank_net(rank=2)  # 2 (32 + 2) > 64: the factor itself is smaller than its update
     add_updates(net, ON, seed=0)
     name = find_sites(net)[0].name
@@ -159,10 +155,6 @@ def test_the_same_seed_gives_the_same_updates():
 def test_mistakes_are_one_line():
     with pytest.raises(UserError, match=r"^lora.rank: 0 is below 1"):
         LoRA(rank=0)
-    with pytest.raises(UserError, match="no 'query'; valid: q, k, v"):
-        LoRA(targets=["query"])
-    with pytest.raises(UserError, match="bert has no gate"):
-        add_updates(make_net("bert"), Retraining(parameters="lora", lora=LoRA(targets=["gate"])), seed=0)
 
 
 def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(

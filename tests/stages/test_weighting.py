@@ -149,7 +149,7 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
 
     def moments(seed, **settings):
         chosen = Weighted(weighting="kfac", calibration_examples=rows, calibration_seed=seed, **settings)
-        ((_, found),) = collected(net, calibration_for([chosen], data), data.record, torch.device("cpu"))
+        ((_, found),) = collected(net, calibration_for(chosen, data), data.record, torch.device("cpu"))
         found = [*found.values()]
         return torch.stack([factors.gradients().diagonal()[:2] for factors in found])
 
