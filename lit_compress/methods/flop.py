@@ -185,4 +185,6 @@ class FLOP(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        return [RankPruning(self.prune, self.density).rounded(self.round_to)]
+        stage = RankPruning(self.prune, self.density)
+        stage.round_to = self.round_to or 1
+        return [stage]

@@ -164,14 +164,6 @@ def group_importance(
     return reduce_group(scores, settings.reduction)
 
 
-def best_units(
-    net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, MeanGradient], settings: CoupledPruning, count: int
-) -> Tensor:
-    """Return which ``count`` heads or neurons of a sub-layer are the most important, bool [units]."""
-    order = group_importance(net, part, gradients, settings).argsort(descending=True, stable=True)
-    return torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[:count], True)
-
-
 class LLMPruner(OneShot):
     """Prune the least important heads and neurons at once, by first-order scores on a few examples, then retrain.
 
@@ -227,7 +219,8 @@ class LLMPruner(OneShot):
         """Yield which units of a sub-layer stay, bool [units]."""
         counts = self.counts(net)
         for part in (part for part in self.parts(net) if part.last in names):
-            best = best_units(net, part, statistics, self.prune, counts[part.last])
+            order = group_importance(net, part, statistics, self.prune).argsort(descending=True, stable=True)
+            best = torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[: counts[part.last]], True)
             yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:

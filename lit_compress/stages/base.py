@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -45,12 +45,8 @@ class Training:
             optimizer.lr and optimizer.weight_decay, which replace learning_rate and weight_decay.
         lr_scheduler: in place of warm-up and linear decay, a class such as torch.optim.lr_scheduler.ExponentialLR, with
             its options behind its name; it counts optimizer steps.
-
-    Attributes:
-        offers_lora: True if a setting ``parameters lora`` trains low-rank updates of the matrices only.
     """
 
-    offers_lora: ClassVar[bool] = False
     epochs: int = 3
     learning_rate: float = 2e-5
     warmup: float = 0.06

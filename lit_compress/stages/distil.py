@@ -11,11 +11,8 @@ is dropped out. The rest is the same as in any stage of ``fit``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.compression import CompressedStage
@@ -70,16 +67,9 @@ class DistilStage(Stage):
 
     def __init__(self, training: Training, compressed: CompressedStage) -> None:
         super().__init__("distil", training)
-        self._compressed = (compressed,)  # a tuple hides it from the modules
+        self.layer_loss = compressed.layer_loss  # type: ignore[method-assign]
 
     @property
     def rate_option(self) -> str:
         """The option that sets the learning rate."""
         return "--distil_rate"
-
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Compare the hidden states as the stage that compressed the model does."""
-        return self._compressed[0].layer_loss(student, teacher, mask, settings, variances)

@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -89,6 +89,9 @@ class GatedStage(Stage):
         name: of the stage.
         settings: how the gates are trained.
         density: final fraction of the counted weights.
+
+    Attributes:
+        round_to: gates of dimensions and neurons keep multiples of it.
     """
 
     settings: GatedTraining
@@ -103,15 +106,6 @@ class GatedStage(Stage):
     def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
         super().__init__(name, settings)
         self.density = density
-
-    def rounded(self, round_to: int | None) -> Self:
-        """Return this stage, whose gates of dimensions and neurons keep multiples of a number.
-
-        Args:
-            round_to: the number; None: 1.
-        """
-        self.round_to = round_to or 1
-        return self
 
     def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
         """Register the gates, by name, and the function of their sizes; make the multipliers."""

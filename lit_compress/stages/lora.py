@@ -66,7 +66,6 @@ class Retraining(Training):
         lora: the updates.
     """
 
-    offers_lora: ClassVar[bool] = True
     parameters: Literal["all", "lora"] = "all"
     lora: LoRA = LoRA()
     matters: ClassVar[dict[str, Any]] = {"lora": {"parameters": ("lora",)}}

@@ -216,8 +216,13 @@ def update_rest(
         name = part.last
         if len(removed.get(name, ())):
             mean = moments[name].mean if name in biased else None
-            inputs = unit_inputs(net, part)[removed[name]].flatten()
-            _update(net.get_submodule(name), moments[name], inputs, mean, name)
+            layer: Any = net.get_submodule(name)
+            before, inputs = layer.weight.detach().clone(), unit_inputs(net, part)[removed[name]].flatten()
+            inverse = inverse_moment(centred(moments[name].inputs(), mean), name)  # type: ignore[arg-type]
+            weight = without_inputs(before.cpu().double(), inverse, inputs)
+            layer.weight.copy_(weight)
+            if mean is not None:
+                layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
 
 
 @torch.no_grad()
@@ -240,13 +245,3 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
             open_units[layer] = torch.ones(len(group), 1)  # closes with the last of its units
             open_units[unit] = torch.stack([kept[part.last] for part in group])
     cut_closed(net, open_units, constant=True, parts=parts)
-
-
-def _update(layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, name: str) -> None:
-    """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to the best values."""
-    inverse = inverse_moment(centred(moment.inputs(), mean), name)  # type: ignore[arg-type]
-    before = layer.weight.detach().clone()
-    weight = without_inputs(before.cpu().double(), inverse, inputs)
-    layer.weight.copy_(weight)
-    if mean is not None:
-        layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))

@@ -299,5 +299,7 @@ class CoFi(Method):
     def own_stages(self) -> list[Stage]:
         """Return distil (from the backbone), prune, retrain."""
         distil = [MatchedStage("distil", self.distil, self.distillation)] if self.prune.init == "pretrained" else []
-        prune = self.pruning(self.prune, self.density, self.distillation).rounded(self.round_to)
+        prune = self.pruning(self.prune, self.density, self.distillation)
+        for stage in prune.together:
+            stage.round_to = self.round_to or 1
         return [*distil, prune, MatchedStage("retrain", self.retrain, self.distillation)]

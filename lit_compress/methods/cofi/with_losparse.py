@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -243,11 +243,6 @@ class RowsAndGates(GatedPruning):
     def together(self) -> tuple[Stage, ...]:
         """The gates, then the rows, which read them."""
         return self, self.rows
-
-    def rounded(self, round_to: int | None) -> Self:
-        """Also round the ranks of the factors."""
-        self.rows.round_to = round_to or 1
-        return super().rounded(round_to)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads, and with factors and some rows of the remaining matrices."""

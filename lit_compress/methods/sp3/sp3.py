@@ -101,7 +101,9 @@ class SP3(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        return [ProjectedStage(self.prune, self.density, self.count).rounded(self.round_to)]
+        stage = ProjectedStage(self.prune, self.density, self.count)
+        stage.round_to = self.round_to or 1
+        return [stage]
 
 
 def parse_count(text: str) -> int:
