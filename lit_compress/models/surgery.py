@@ -186,30 +186,6 @@ def factorize(
     return link(net)
 
 
-def product_of(layer: LowRankLinear | StackedLowRankLinear | LowRankEmbedding) -> Tensor:
-    """Return left @ right [out, in] of a layer with factors."""
-    left, right = (layer.left, layer.right) if isinstance(layer, LowRankEmbedding) else layer.factors()
-    return (left.detach().double() @ right.detach().double()).to(left.dtype)
-
-
-def multiply_out(net: PreTrainedModel) -> PreTrainedModel:
-    """Replace every low-rank Linear and table of ``net``, in place, by the dense one with the same outputs."""
-    kinds = (LowRankLinear, StackedLowRankLinear, LowRankEmbedding)
-    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, kinds)}
-    weights = {name: product_of(layer) for name, layer in layers.items()}  # all before the first factor is gone
-    for name, layer in layers.items():
-        rows, columns = weights[name].shape
-        with torch.device("meta"):
-            dense: nn.Module
-            if isinstance(layer, LowRankEmbedding):
-                dense = nn.Embedding(rows, columns, layer.padding_idx)
-            else:
-                dense = nn.Linear(columns, rows, layer.bias is not None)
-        fill(dense, weight=weights[name], bias=getattr(layer, "bias", None))
-        replace(net, name, dense)
-    return net
-
-
 def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input.
 

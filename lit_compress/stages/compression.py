@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import dense_site_params, stored_density
-from lit_compress.models.surgery import Structure, multiply_out, rebuild
+from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.utils.errors import UserError
@@ -245,8 +245,6 @@ def measure(
 class CompressedStage(Stage):
     """A stage that compresses the model of the stage before in one shot, and then trains it.
 
-    Factors that this model has already are multiplied out before.
-
     Args:
         name: of the stage.
         settings: of the training.
@@ -312,13 +310,11 @@ class CompressedStage(Stage):
 
     def outline(self, net: PreTrainedModel, measured: Measured | None = None) -> PreTrainedModel:
         """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""
-        net = multiply_out(net)
         self.compression.fill(net, self.compression.plan(net, measured), None)
         return net
 
     def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Compress ``net``, or give it the modules of a checkpoint."""
-        net = multiply_out(net)
         if structure is not None:
             net = self.compression.rebuilt(net, structure, self.notes)
         else:

@@ -34,7 +34,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
     "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
-    "through": (None, "one jump to the density is as good; --model.teacher continues from a model"),
+    "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }

@@ -49,21 +49,6 @@ def test_round_trip(family, layer, tmp_path):
     assert torch.equal(again(**inputs()).logits, net(**inputs()).logits)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
-def test_factors_are_multiplied_out(family):
-    """The net has no factors, the classes it had, and the same outputs; stacks and tables of tokens, too."""
-    net = make_net(family).eval()
-    plain = {name: type(module) for name, module in net.named_modules()}
-    stacks = RankRule(0.5, stacked=True).stacks(net)
-    ranks = RankRule(0.5, stacked=True).allocate(net)
-    surgery.factorize(net, ranks, lambda _, w, r: decompose(w, r), stacks=stacks)
-    before = net(**inputs()).logits
-    assert surgery.describe(net)
-    surgery.multiply_out(net)
-    assert surgery.describe(net) == {} and {n: type(m) for n, m in net.named_modules()} == plain
-    assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
-
-
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "structure.json"])
 def test_broken_folder_is_one_line(damage, tmp_path):
     storage.save_net(compress(make_net()), tmp_path)
