@@ -143,9 +143,12 @@ class Method(MicroBatches, Checkpointed, Fields):
         if len(chosen := {name: value for name, value in asked.items() if value is not None}) > 1:
             names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
             raise UserError(f"{names}: only one of them can decide the ranks; set the others to null")
-        rule = RankRule(allocation=allocation, **chosen or usual or {"density": self.density})
+        rule = RankRule(
+            **chosen or usual or {"density": self.density}, allocation=allocation, fill=self.budget is not None,
+            round_to=1 if self.round_to is None else self.round_to, uniform=self.shape == "uniform",
+        )  # fmt: skip
         self.density = rule.density
-        return rule.within(self.budget, self.round_to, self.shape)
+        return rule
 
     def decides_alone(self, option: str) -> bool:
         """Return whether an ``option`` was given in place of the density, which is then set to 1.

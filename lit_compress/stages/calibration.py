@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -77,20 +77,16 @@ def collected(
         if len(parts) > 1:
             note(f"calibration: {len(parts)} passes over the examples, the sums of all matrices are too large for one")
     for part in parts:
+        some = replace(statistic, sites=part)
+        if isinstance(statistic, Moments) and statistic.table is not None:
+            table = statistic.table if statistic.table in part else None
+            some = replace(statistic, sites=[name for name in part if name != table], table=table)
         place = place_within(device, statistic.bytes(net, part), "calibration: sums of all matrices")
         net.to(device)  # type: ignore[arg-type]
         sums = whole(
-            net, of_sites(statistic, part), track(batches, statistic.title, len(batches)), kind, device=place,
+            net, some, track(batches, statistic.title, len(batches)), kind, device=place,
             reduce=reduce,
         )  # fmt: skip
         net.to("cpu")  # type: ignore[arg-type]
         yield part, sums
         del sums  # before those of the next pass
-
-
-def of_sites(statistic: Statistic, names: Sequence[str]) -> Statistic:
-    """Return the statistic of some of the matrices."""
-    if not isinstance(statistic, Moments):
-        return replace(statistic, sites=names)
-    table = statistic.table if statistic.table in names else None
-    return replace(statistic, sites=[name for name in names if name != table], table=table)

@@ -133,17 +133,17 @@ class Factors(ByRule):
     Args:
         rule: for the ranks.
         decomposer: how matrices are factorized; None: :meth:`decomposer` makes it of statistics.
+
+    Attributes:
         layer: class of the layer that replaces a Linear.
     """
 
     name = "factors"
+    layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear
 
-    def __init__(
-        self, rule: RankRule, decomposer: Decomposer | None = None,
-        layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
-    ) -> None:  # fmt: skip
+    def __init__(self, rule: RankRule, decomposer: Decomposer | None = None) -> None:
         super().__init__(rule)
-        self.layer, self._decomposer = layer, decomposer
+        self._decomposer = decomposer
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
         """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""

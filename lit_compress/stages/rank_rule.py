@@ -79,14 +79,6 @@ class RankRule:
                 f"model.scope: 'all' needs one budget for all; model.allocation is '{self.allocation}', nearest: global"
             )
 
-    def within(self, budget: object, round_to: int | None, shape: str | None = None) -> RankRule:
-        """Return this rule, which fills its density if there is a budget, with ranks that are multiples.
-
-        With the ``shape`` uniform all layers keep as many heads and neurons.
-        """
-        step = 1 if round_to is None else round_to
-        return replace(self, fill=budget is not None, round_to=step, uniform=shape == "uniform")
-
     @property
     def by_density(self) -> bool:
         """Whether the ranks follow from the density."""

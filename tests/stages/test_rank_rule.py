@@ -72,12 +72,5 @@ def test_the_rest_of_the_density_is_spent_on_the_first_matrices(step, grown, cou
     assert ranks.count(grown) == count and set(ranks) == {8, grown}
 
 
-def test_a_budget_fills_the_density():
-    rule = RankRule(0.5).within("size=1MB", 4, "uniform")
-    assert (rule.fill, rule.round_to, rule.uniform) == (True, 4, True)
-    rule = RankRule(0.5).within(None, None, "free")
-    assert (rule.fill, rule.round_to, rule.uniform) == (False, 1, False)
-
-
 def test_a_whole_ratio_keeps_all():
     assert RankRule(rank_ratio=1.0).keeps_all and not RankRule(rank_ratio=0.5).keeps_all

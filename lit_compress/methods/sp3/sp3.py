@@ -52,8 +52,6 @@ from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import MappedDistillation
 from lit_compress.utils.errors import UserError
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
-
 
 @dataclass(frozen=True)
 class SP3Distillation(MappedDistillation):
@@ -112,10 +110,10 @@ def parse_count(text: str) -> int:
     Raises:
         UserError: the text is no number, or one below 1.
     """
-    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    powers = {"K": "e3", "M": "e6", "B": "e9"}
     try:
-        count = round(float(text[: len(text) - len(unit)]) * _UNITS[unit])
-    except (ValueError, KeyError):
+        count = round(float(text[:-1] + powers.get(text[-1:].upper(), text[-1:])))
+    except (ValueError, OverflowError):
         count = 0
     if count < 1:
         raise UserError(f"model.params: '{text}' is no number of parameters; e.g. 5M, 800K, 5000000")
