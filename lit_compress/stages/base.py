@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
+from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
@@ -272,7 +273,7 @@ class Stage(nn.Module):
 
         ``variances`` are of the teacher's states in the whole step, for a relative distance; None: of this batch.
         """
-        return settings.layer_loss(student, teacher, mask, variances)
+        return layer_distillation_loss(student, teacher, mask, settings.relative, variances)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""

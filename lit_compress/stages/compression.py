@@ -333,7 +333,7 @@ class CompressedStage(Stage):
         last, of = len(student) - 1, len(teacher) - 1
         layers = [round(j * of / last) for j in range(last + 1)]
         spread = None if variances is None else [variances[layer] for layer in layers]
-        return settings.layer_loss(student, [teacher[layer] for layer in layers], mask, spread)
+        return super().layer_loss(student, [teacher[layer] for layer in layers], mask, settings, spread)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""

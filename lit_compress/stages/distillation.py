@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import LossKind, layer_distillation_loss
+from lit_compress.numerics.losses import LossKind
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.fields import Above
 
@@ -61,13 +61,6 @@ class Distillation:
     def label_weight(self) -> float:
         """Weight of the loss on the labels."""
         return 1 - self.alpha
-
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Return the distance between hidden states of student and teacher in one stack, embeddings first."""
-        return layer_distillation_loss(student, teacher, mask, self.relative, variances)
 
     def logits_weight(self, kind: LossKind) -> float:
         """Return the factor on the logits' term; for classes the term already has the square of the temperature."""

@@ -125,7 +125,7 @@ class RankRule:
         if self.keeps_all:
             return {}
         members = self.members(net)
-        shapes = _shapes({name: size_at(net, name) for names in members.values() for name in names}, members)
+        shapes = {n: (sum(size_at(net, s)[0] for s in sites), size_at(net, n)[1]) for n, sites in members.items()}
         ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
         kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
         if not kept and not self.by_density:
@@ -247,8 +247,3 @@ class RankRule:
         if self.rank_ratio is not None:
             return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
         return rounded(rank_for_density(self.density, out, inner), self.round_to)
-
-
-def _shapes(sizes: Mapping[str, Shape], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
-    """Return (out of all sites, in) by name of ``members``; a table reads as many inputs as it has rows."""
-    return {name: (sum(sizes[site][0] for site in sites), sizes[name][1]) for name, sites in members.items()}

@@ -54,7 +54,6 @@ from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import embedding_params, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
-from lit_compress.numerics.gate_budget import Size
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.lora import Retraining
@@ -203,7 +202,11 @@ class GatedPruning(MatchedStage, GatedStage):
         """Refuse gates that the architecture cannot have, and a density that the gates cannot reach."""
         super().check(net)
         names = self.names(net)
-        low, high = reachable(gated_size(net, names))
+        size = gated_size(net, names)
+        low, high = (
+            float(size.density({name: torch.full(shape, bound) for name, shape in size.shapes.items()}))
+            for bound in _CLAMP
+        )
         if not low <= self.density <= high:
             raise UserError(
                 f"model.density: {self.density:g} cannot be reached with the gates {', '.join(names)}; "
@@ -249,14 +252,6 @@ class GatedPruning(MatchedStage, GatedStage):
             from safetensors.torch import save_file
 
             save_file(self.matching.state_dict(), folder / "projection.safetensors")
-
-
-def reachable(size: Size) -> tuple[float, float]:
-    """Return the lowest and the highest expected density of gates whose log_alpha is clamped."""
-    low, high = (
-        float(size.density({name: torch.full(shape, bound) for name, shape in size.shapes.items()})) for bound in _CLAMP
-    )
-    return low, high
 
 
 def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
