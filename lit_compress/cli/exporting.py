@@ -28,10 +28,6 @@ def print_choices(report: dict[str, Any]) -> None:
             f"embeddings: {table['form']}, {table['bytes']:,} of {table['of']:,} bytes; off by {table['error']:.1%} of "
             "the norm"
         )
-    if (steps := report.get("steps") or [])[1:]:
-        shown = ", ".join(f"{step['metric']:.4f} ({step['step']})" for step in steps)
-        print(f"dev {report['metric']['name']} after each step: {shown}")
-        _warn_of_vocabulary(steps, report["metric"])
     if made := report.get("program"):
         if "dtype" in made:
             _print_integers(made, report)
@@ -39,22 +35,6 @@ def print_choices(report: dict[str, Any]) -> None:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
         if wrote := made.get("writing"):
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
-
-
-def _warn_of_vocabulary(steps: list[dict[str, Any]], metric: dict[str, Any]) -> None:
-    """Warn if the cut of the vocabulary costs more than one standard error; perplexities cannot be compared."""
-    names = [step["step"] for step in steps]
-    if "vocabulary data" not in names or metric["name"] == "perplexity":
-        return
-    after = steps[names.index("vocabulary data")]
-    before = steps[0]["metric"]
-    if _lost(before, after["metric"], after["interval"], metric["mode"]):
-        warnings.warn(
-            f"--vocabulary data loses dev {metric['name']} ({before:.4f} -> {after['metric']:.4f}), more than its "
-            "standard error: dev texts need pieces that the training texts do not; leave it out, or give more training "
-            "rows",
-            stacklevel=3,
-        )
 
 
 def _lost(before: float, after: float, interval: Any, mode: str) -> bool:

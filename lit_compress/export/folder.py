@@ -123,7 +123,6 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         report = _measure(source, net, data, folder, kept, bool(merges))
         report |= fields | layer_facts(net, folder, choices, merges)
         _write_programs(report, net, data, folder, choices)
-        report["steps"] += _last_steps(report, choices)
         choices.check_drop(report)
         if budget and budget[0].kind == "speedup":
             report["speed"] = _speed(source, budget[0], report, net, folder, choices)
@@ -202,16 +201,13 @@ def _shrink(
     net: PreTrainedModel, data: DataModule, choices: Choices
 ) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
     """Return the model and the data with the vocabulary and the table that are asked for; and fields of the report."""
-    vocabulary, embeddings, steps = None, None, []
+    vocabulary, embeddings = None, None
     if choices.vocabulary == "data":
-        steps.append(_step("shape", net, data))
         net, data, vocabulary = cut_vocabulary(net, data)
-    if not choices.keeps_logits:
-        steps.append(_step("vocabulary data" if vocabulary else "shape", net, data))
     if choices.embeddings:
         whole = table_bytes(net)
         embeddings = {"form": "int8", "error": shrink_table(net), "bytes": table_bytes(net), "of": whole}
-    return net, data, {"vocabulary": vocabulary, "embeddings": embeddings, "steps": steps}
+    return net, data, {"vocabulary": vocabulary, "embeddings": embeddings}
 
 
 def _write(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices, fields: dict[str, Any]) -> None:
@@ -238,22 +234,6 @@ def layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: di
         "refuses": refuses(net),
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
     }
-
-
-def _step(name: str, net: PreTrainedModel, data: DataModule) -> dict[str, Any]:
-    """Return the dev metric with its interval after a step of the export."""
-    scores, key = evaluate(net, data, sure=True), f"val/{data.record.metrics[0]}"
-    return {"step": name, "metric": scores[key], "interval": interval_of(scores, key)}
-
-
-def _last_steps(report: dict[str, Any], choices: Choices) -> list[dict[str, Any]]:
-    """Return the last step before the folder, and the program of integers if there is one, as :func:`_step`."""
-    words = [f"embeddings {choices.embeddings}"] * bool(choices.embeddings)
-    words += [f"dtype {report['dtype']}"] * choices.half
-    name = ", ".join(words) or ("vocabulary data" if report["vocabulary"] else "shape")
-    made = report.get("program") or {}
-    models = {name: report["compressed"], **({f"{made['format']} {made['dtype']}": made} if "dtype" in made else {})}
-    return [{"step": step} | {key: model[key] for key in ("metric", "interval")} for step, model in models.items()]
 
 
 def _measure(
