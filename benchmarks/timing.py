@@ -13,11 +13,11 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.common import frame, module, write
-from lit_compress.export.runtimes import peak_mib
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import current_device, synchronize
+from lit_compress.utils.memory import peak_mib
 
 MINILM, BERT_BASE = "minilm-l6-h384", "bert-base"
 SHAPES: dict[str, dict[str, int]] = {

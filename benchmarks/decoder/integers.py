@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.decoder import run, texts
-from lit_compress.export.runtimes import peak_mib
+from lit_compress.utils.memory import peak_mib
 
 SCRIPT = "decoder/integers"
 MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6")

@@ -62,22 +62,11 @@ def times_table(result: SpeedResult) -> Table:
 
 
 def programs_table(result: SpeedResult) -> Table:
-    """Return the table of the memory and time to load a model in a runtime, in a separate process."""
-    at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
-    header = ["runtime", "model", "difference", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
-    if result["device"] != "cpu":
-        header.append("GPU MiB")
-    body = []
+    """Return the table of the programs: difference from PyTorch's results, and megabytes of the file."""
+    header, body = ["runtime", "model", "difference", "MB"], []
     for entry in result["programs"]:
-        size, fresh = entry["bytes"], entry["fresh"]
-        difference = f"{entry['difference']:.0e}{'!' * entry['far']}"
-        row = [entry["runtime"], entry["net"], difference, "" if size is None else f"{size / 1e6:.1f}"]
-        if fresh:
-            row += [short(fresh["import_seconds"] + fresh["load_seconds"]), short(fresh["first_seconds"]),
-                    f"{fresh['peak_mib']:,.0f}"]  # fmt: skip
-            if result["device"] != "cpu":
-                row.append("" if fresh["gpu_peak_mib"] is None else f"{fresh['gpu_peak_mib']:,.0f}")
-        body.append(row)
+        size, difference = entry["bytes"], f"{entry['difference']:.0e}{'!' * entry['far']}"
+        body.append([entry["runtime"], entry["net"], difference, "" if size is None else f"{size / 1e6:.1f}"])
     return screen_table(header, body, left=2, whole=2)
 
 

@@ -190,8 +190,6 @@ def _show(result: dict[str, Any], output: Path) -> None:
     if result["programs"]:
         show(programs_table(result))
         for entry in result["programs"]:
-            if entry["failed"]:
-                print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
             if entry["far"]:
                 print(far_line(entry, result["programs"]))
     if result["shapes"]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -20,7 +18,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export import runtimes
 from lit_compress.export.integers import integers_of
 from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import PROBES, Program, example_inputs, program_bytes, write_program
@@ -58,7 +55,6 @@ if TYPE_CHECKING:
 FILE = "bench.json"
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
 ROUNDS, SECONDS = 30, 60.0
-MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}
 _PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
@@ -265,18 +261,15 @@ def bench(
         changed = {program.source.label for program in programs if program.far}
         judged = [program for program in programs if score_all or program.source.label in changed]
         scores = _scored(judged, score) if score else {}
-        batch, length = ([shape for shape in shapes if shape[0] * shape[1] <= MEMORY_TOKENS] or shapes[:1])[-1]
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
             "hardware": hardware(), "load_average": list(os.getloadavg()),
             "versions": versions() | {package: version(package) for package in packages},
-            "programs": [], "left_out": left_out, "shapes": [], "asked": len(shapes), "stopped": False,
-            "memory_shape": {"batch": batch, "length": length},
+            "programs": [p.entry() | scores.get((p.source.label, p.runtime.name), {}) for p in programs],
+            "left_out": left_out, "shapes": [], "asked": len(shapes), "stopped": False,
         }  # fmt: skip
         try:
-            for entry in _fresh(programs, batch, length, Path(work)):
-                result["programs"].append(entry | scores.get((entry["net"], entry["runtime"]), {}))
             for batch, length in track(shapes, "time"):  # nothing says how long all will take: they are not alike
                 try:
                     result["shapes"].append(_measure_shape(programs, batch, length, settings))
@@ -349,25 +342,6 @@ def _scored(programs: Sequence[OpenedProgram], score: Any) -> dict[tuple[str, st
             known[key] = score(program.source, program.answers)
         known[label, runtime.name] = known[key]
     return known
-
-
-def _fresh(programs: Sequence[OpenedProgram], batch: int, length: int, work: Path) -> Iterator[dict[str, Any]]:
-    """Load and run every program in a process of its own, and yield its entry in the result."""
-    environment = os.environ | {"HF_MODULES_CACHE": str(work / "modules"), "HF_HUB_OFFLINE": "1"}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")  # what was compiled before would not be again
-    for program in track(programs, "load in a process of its own", len(programs)):
-        source = program.source
-        inputs = source.work / "inputs.npz"
-        np.savez(inputs, **source.inputs(batch, length))
-        done = subprocess.run(
-            [sys.executable, "-I", runtimes.__file__, program.runtime.name, str(program.path.resolve()),
-             json.dumps(asdict(source.setting)), str(inputs)],
-            cwd=work, env=environment | {"OMP_NUM_THREADS": str(source.setting.threads)},
-            capture_output=True, text=True,
-        )  # fmt: skip
-        failed = done.returncode and (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        fresh = None if failed else json.loads(done.stdout.splitlines()[-1])
-        yield {**program.entry(), "fresh": fresh, "failed": failed or None}
 
 
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from lit_compress.evaluation.divergence import divergence, same_order
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.export.quantize import Feed, fold, quantize_onnx, quantize_openvino, save, save_onnx, silent
-from lit_compress.export.runtimes import peak_mib
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.memory import peak_mib
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:

@@ -1,18 +1,12 @@
 """The runtimes that can run an export or any other model folder: PyTorch, ONNX Runtime, OpenVINO.
 
 A runtime loads a folder or a program and returns a function from arrays to results, as a user's own code would do it.
-So this file imports nothing of the package: bench.py imports it to time models in turns, and also starts it as a
-script, in a separate process, whose load time and memory are the same as in a program that uses the runtime.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -237,50 +231,3 @@ RUNTIMES = {
 # to run what is written
 NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",),
           "openvino-int8": ("openvino",)}  # fmt: skip
-
-
-def peak_mib() -> float:
-    """Return this process's peak resident size; not ru_maxrss, which starts at its parent's value."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
-    import resource  # where there is no /proc: in bytes on macOS
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
-
-
-def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) -> dict[str, float | None]:
-    """Load and run a model where nothing was done before.
-
-    Returns:
-        ``import_seconds`` of the runtime's packages; ``load_seconds`` from the packages to a model that can be called;
-        ``first_seconds`` of the first forward, compilation included; ``libraries_mib``, peak memory before the model is
-        loaded; ``peak_mib`` after two forwards; ``gpu_peak_mib`` of PyTorch on the GPU, None without one.
-    """
-    times = [time.perf_counter()]
-    for package in NEEDED.get(runtime.name, runtime.packages):
-        import_module(package)
-    times.append(time.perf_counter())
-    libraries = peak_mib()
-    run = runtime.load(path, setting)
-    times.append(time.perf_counter())
-    import numpy
-
-    given = dict(numpy.load(inputs))
-    start = time.perf_counter()
-    [getattr(result, "cpu", list)() for result in run(given)]  # an accelerator is waited for
-    first = time.perf_counter() - start
-    run(given)
-    gpu = None
-    peak = getattr(sys.modules["torch"].accelerator, "max_memory_allocated", None) if "torch" in sys.modules else None
-    if setting.device not in ("cpu", "mps") and peak:  # MPS does not say
-        gpu = peak() / 2**20
-    return {
-        "import_seconds": times[1] - times[0], "load_seconds": times[2] - times[1], "first_seconds": first,
-        "libraries_mib": libraries, "peak_mib": peak_mib(), "gpu_peak_mib": gpu,
-    }  # fmt: skip
-
-
-if __name__ == "__main__":
-    _name, _path, _setting, _inputs = sys.argv[1:]
-    print(json.dumps(start_fresh(RUNTIMES[_name], Path(_path), Setting(**json.loads(_setting)), Path(_inputs))))

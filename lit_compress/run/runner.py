@@ -24,7 +24,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
-from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method
 from lit_compress.methods.checkpoints import check_mark
 from lit_compress.models.accounting import dense_site_params
@@ -41,6 +40,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
+from lit_compress.utils.memory import peak_mib
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import several
 from lit_compress.version import __version__

@@ -14,6 +14,16 @@ _OPTIONS = {_TRIM_THRESHOLD: -1, _MMAP_THRESHOLD: -3}  # a user's variable -> nu
 _BYTES, _MOST = 1 << 20, 32 << 20  # a tensor of this size or more; the most that glibc keeps by itself
 
 
+def peak_mib() -> float:
+    """Return this process's peak resident size; not ru_maxrss, which starts at its parent's value."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
+    import resource  # where there is no /proc: in bytes on macOS
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
 def return_freed_memory() -> None:
     """Let the memory of a freed tensor go back to the system at once, from now on; without glibc nothing changes.
 

@@ -10,8 +10,6 @@ from lit_compress.analysis.speed import alternatives_table, is_busy, programs_ta
 
 NAMED = {"median": 2.11, "low": 1.94, "high": 2.3, "verdict": "faster"}
 NOISE = {"median": 1.1, "low": 0.9, "high": 1.2, "verdict": "noise"}
-FRESH = {"import_seconds": 1.2, "load_seconds": 0.4, "first_seconds": 0.021, "libraries_mib": 200.0,
-         "peak_mib": 1234.5, "gpu_peak_mib": None}  # fmt: skip
 
 
 def times(net, runtime, median, steady=True, **gains):
@@ -28,19 +26,11 @@ def result(dense=True, steady=True):
         entries += [times("compressed", "eager", 50 * size, steady, **gain),
                     times("compressed", "onnx", 40 * size, **gain, over_eager=NAMED)]  # fmt: skip
         shapes.append({"batch": batch, "length": length, "rounds": 30, "times": entries})
-    program = {
-        "runtime": "eager",
-        "net": "compressed",
-        "bytes": 4_400_000,
-        "difference": 0.4,
-        "far": True,
-        "fresh": FRESH,
-    }
+    program = {"runtime": "eager", "net": "compressed", "bytes": 4_400_000, "difference": 0.4, "far": True}
     return {
         "nets": {"dense": "a", "compressed": "b"} if dense else {"compressed": "b"}, "own_lengths": {"median": 23},
-        "shapes": shapes, "programs": [program, {**program, "fresh": None, "bytes": None}], "threads": 2,
+        "shapes": shapes, "programs": [program, {**program, "bytes": None}], "threads": 2,
         "device": "cpu", "hardware": {"cpu": "A processor", "accelerator": None},
-        "memory_shape": {"batch": 32, "length": 128},
     }  # fmt: skip
 
 
@@ -64,8 +54,7 @@ def test_tables_are_printed():
     said = Console(file=io.StringIO(), width=120)
     said.print(programs_table(result()), times_table(result()))
     lines = said.file.getvalue().splitlines()
-    assert any("peak MiB, 32 x 128" in line for line in lines) and max(map(len, lines)) <= 110
-    assert any(all(text in line for text in ("4e-01! ", "4.4", "1.60", "0.02", "1,234")) for line in lines)
+    assert max(map(len, lines)) <= 110 and any("4e-01! " in line and "4.4" in line for line in lines)
 
 
 def test_a_row_of_alternatives_has_what_was_measured():

@@ -15,19 +15,6 @@ from lit_compress.export.runtimes import RUNTIMES, Runtime
 FEW = ["--runtimes", "eager", "--rounds", "3", "--batch", "1"]
 
 
-FRESH = {name: 1.0 for name in ("import_seconds", "load_seconds", "first_seconds", "peak_mib")}
-
-
-def _told(programs, batch, length, work):
-    return ({**program.entry(), "fresh": FRESH, "failed": None} for program in programs)
-
-
-@pytest.fixture(autouse=True)
-def _no_process(monkeypatch):
-    """Processes of their own are started in tests/export/test_bench.py."""
-    monkeypatch.setattr(module, "_fresh", _told)
-
-
 def found(folder):
     return json.loads((folder / "bench.json").read_text())
 
