@@ -5,36 +5,34 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import pkgutil
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 import torch
+from in_memory import collect_kronecker, estimate_fisher, mean_gradients
 from mistakes import fails, rewrite
-from tiny import make_batch, write_model, write_texts
+from tiny import make_batch, make_net
 
 from lit_compress.__main__ import main
+from lit_compress.calibration.block_losses import BlockLosses
+from lit_compress.calibration.sliced_stream import Axes
+from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.shorten import stack_lengths
 from lit_compress.models.storage import load_net
 from lit_compress.run.trainer import _on_accelerator, make_trainer
+from lit_compress.tasks import KINDS
 from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
 from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
-# a line of every sum that is made on the device, in memory and by block
+KIND = KINDS["classification"]
+# in memory and by block; every statistic is in test_statistics
 LINES = {
-    "exact": [*KFAC, "--labels", "exact"],
-    "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
-    "SliceGPT": ["--method", "SliceGPT", "--density", "0.7", "--model.prune.examples", "30"],
-    "Layers": ["--method", "Layers", "--density", "0.5", "--model.prune.choice", "measured",
-               "--model.prune.examples", "30"],
     "trained": [*KFAC, "--removes", "structures", "--refine", "5", "--distil", "3", "--data.batch_size", "32"],
     "block-refined": [*KFAC, "--refine", "5", "--by_block", "float32"],
-    "block-LLMPruner": ["--method", "LLMPruner", "--density", "0.5", "--by_block", "float32"],
 }  # fmt: skip
-DECODER_LINES = {"block-uniform": ["--calibration_examples", "20", "--density", "0.5", "--removes", "structures",
-                                   "--shape", "uniform", "--by_block", "float32"]}  # fmt: skip
 
 
 def said(*args: object) -> str:
@@ -48,23 +46,31 @@ def inputs() -> dict[str, torch.Tensor]:
     return {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
 
 
-def factorize_on_both(lines: dict[str, list[str]], model: str, data: list[str], out: Path) -> dict[str, Any]:
-    """Factorize on each device; return by line the logits of the exports, and the work that the second device did."""
+def factorize_on_both(model: str, data: list[str], out: Path) -> dict[str, Any]:
+    """Factorize on each device; return by line the logits of the exports, and the work that the second device did.
+
+    Once more without room for the sums there, which are then on the host.
+    """
     import second_device
 
+    from lit_compress.utils import devices
+
     found: dict[str, Any] = {}
-    for name, line in lines.items():
-        for device in ("cpu", "second"):
+    for name, line in LINES.items():
+        for device, share in (("cpu", 0.8), ("second", 0.8), ("second", 1e-9)):
+            devices._ENOUGH = share
             second_device.reset()
-            folder = out / name / device
-            with second_device.without_float64():
+            case = device if share > 1e-3 else "no room"
+            folder = out / name / case
+            with second_device.without_float64(), contextlib.redirect_stderr(io.StringIO()) as err:
                 said("factorize", model, folder, *data, *line, "--device", device)
             report = json.loads((folder / "report.json").read_text())
-            found.setdefault(name, {})[device] = {
+            found.setdefault(name, {})[case] = {
                 "logits": load_net(folder)(**inputs()).logits.detach(),
-                "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
+                "loss": report["calibration"]["measured_loss"],
                 "metric": report["compressed"]["metric"],
                 "calls": second_device.counts()["calls"],
+                "notes": [line for line in err.getvalue().splitlines() if "do not fit" in line],
             }
     return found
 
@@ -81,33 +87,56 @@ def model(tiny_backbone, tiny_data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(model, decoder, tmp_path_factory):
+def both(model, tmp_path_factory):
     """What each line makes on both devices: one process makes them all."""
-    found = {}
-    for (folder, data), lines in ((model, LINES), (decoder, DECODER_LINES)):
-        dense = folder / "dense" / "net" if lines is LINES else folder
-        out = tmp_path_factory.mktemp("both")
-        found |= processes.on_second_device(factorize_on_both, lines, str(dense), data, out)
+    folder, data = model
+    out = tmp_path_factory.mktemp("both")
+    return processes.on_second_device(factorize_on_both, str(folder / "dense" / "net"), data, out)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_factorize(name, both):
+    cpu, *others = both[name].values()
+    for second in others:
+        assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
+        assert second["metric"] == pytest.approx(cpu["metric"], rel=1e-5)
+        assert second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
+        assert second["calls"] > 100 > cpu["calls"] == 0
+    assert not others[0]["notes"] and others[1]["notes"]
+
+
+def statistics() -> dict[str, Any]:
+    """Return what every statistic finds on both devices."""
+    import second_device
+
+    found: dict[str, Any] = {}
+    for device in ("cpu", "second"):
+        nets = {family: make_net(family, initializer_range=0.2).eval().to(device) for family in ("bert", "llama")}
+        net, batches = nets["bert"], [make_batch(40, 9)]
+        with second_device.without_float64():
+            kronecker = collect_kronecker(net, batches, KIND.name, labels="exact", device=device)
+            fisher = estimate_fisher(net, batches, KIND.name, None)
+            answers = {
+                "inputs": [one.inputs() for one in kronecker.values()],
+                "gradients": [one.gradients() for one in kronecker.values()],
+                "fisher": [part for one in fisher.values() for part in (one.rows, one.columns)],
+                "mean": [one.mean for one in mean_gradients(net, batches, KIND.name, None).values()],
+            }
+            counts = {path: 1 for path in stack_lengths(net)}
+            answers["blocks"] = [torch.tensor(BlockLosses(counts).answer(net, batches, KIND, None)["loss"])]
+            for family, each in nets.items():  # projectors, as axes have signs
+                sites = len(residual_stream(each).sites)
+                axes = Axes([24] * sites).answer(each, batches, KIND, None).values()
+                answers[f"axes of {family}"] = [(u[:, :24] @ u[:, :24].mT).float() for u in axes]
+        found[device] = answers
     return found
 
 
-@pytest.mark.parametrize("name", [*LINES, *DECODER_LINES])
-def test_factorize(name, both):
-    cpu, second = both[name].values()
-    assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
-    assert second["metric"] == pytest.approx(cpu["metric"], rel=1e-5)
-    assert second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
-    assert second["calls"] > 100 > cpu["calls"] == 0
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
-    """A language model of pre-norm blocks, and what names its texts."""
-    folder = write_model(tmp_path_factory.mktemp("decoder") / "model", "llama", "plain_text", num_attention_heads=8,
-                         num_key_value_heads=4, head_dim=4)  # fmt: skip
-    texts = write_texts(tmp_path_factory.mktemp("texts"))
-    more = ["--data.max_length", "16", "--data.batch_size", "4"]
-    return folder, ["--data.task", "plain_text", "--data.path", str(texts), *more]
+def test_statistics():
+    cpu, second = processes.on_second_device(statistics).values()
+    for name, tensors in cpu.items():
+        for one, other in zip(tensors, second[name], strict=True):
+            assert torch.allclose(one, other.to(one), rtol=1e-3, atol=1e-4 * float(one.abs().max())), name
 
 
 def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str, Any]]:
@@ -128,7 +157,6 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
 
         second_device.reset()
         with second_device.without_float64():
-            ask("validate", said("validate", run, "--device", device))
             said("predict", run, "--output", out / f"{device}.jsonl", "--device", device)
             lines = [json.loads(line) for line in (out / f"{device}.jsonl").read_text().splitlines()]
             ask("predict", [(line["label"], round(line["probability"], 4)) for line in lines])
@@ -171,13 +199,11 @@ def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):
     assert said("validate", run) == said("validate", model[0])
 
 
-@pytest.mark.parametrize("command", ["fit", "factorize", "validate", "bench"])
+@pytest.mark.parametrize("command", ["fit", "bench"])
 def test_a_device_that_is_not_here(command, model, tiny_backbone, tmp_path, capsys):
     run, data = model
     words = {
         "fit": ["--model", "SVD", "--model.backbone", tiny_backbone, *data, "--run_dir", tmp_path / "out"],
-        "factorize": [run / "dense" / "net", tmp_path / "out", *data],
-        "validate": [run],
         "bench": [run],
     }
     option = "--device" if command == "bench" else "trainer.accelerator"
@@ -259,46 +285,3 @@ def batches(backbone: str, path: str) -> None:
 
 def test_batches_are_pinned(tiny_backbone, tiny_data):
     processes.on_second_device(batches, str(tiny_backbone), str(tiny_data))
-
-
-SUMS = {
-    # options, the function that sums, and how many times more bytes come to the host without room (states always do)
-    "kfac": (KFAC, "lit_compress.stages.calibration.whole", 10),
-    "block-LLMPruner": (LINES["block-LLMPruner"], "lit_compress.calibration.walk.BlockStatistics.collect", 3),
-}
-
-
-def sums(model: str, data: list[str], out: Path, line: list[str], where: str) -> dict[str, Any]:
-    """Return what a calibration copies to the host, and its notes: with room for its sums, and without."""
-    import second_device
-
-    from lit_compress.export import folder
-    from lit_compress.utils import devices
-
-    folder.check_export = lambda *_: 0.0
-    place, _, name = where.rpartition(".")
-    owner = pkgutil.resolve_name(place)
-    collect = getattr(owner, name)
-    found: dict[str, Any] = {}
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        second_device.reset()
-        factors = collect(*args, **kwargs)
-        found[case] = second_device.counts()
-        return factors
-
-    setattr(owner, name, watched)
-    for case, share in (("there", 0.8), ("not", 1e-9)):
-        devices._ENOUGH = share
-        with contextlib.redirect_stderr(io.StringIO()) as err:
-            said("factorize", model, out / case, *data, *line, "--device", "second")
-        found[f"{case} said"] = [line for line in err.getvalue().splitlines() if "do not fit" in line]
-    return found
-
-
-@pytest.mark.parametrize("case", SUMS)
-def test_sums_are_on_the_device_while_they_fit(case, model, tmp_path):
-    line, where, times = SUMS[case]
-    found = processes.on_second_device(sums, str(model[0] / "dense" / "net"), model[1], tmp_path, line, where)
-    assert found["there said"] == [] and len(found["not said"]) == 1
-    assert found["not"]["to_host_bytes"] > times * found["there"]["to_host_bytes"]

@@ -6,25 +6,6 @@ import processes
 import pytest
 import second_device
 import torch
-from tiny import make_batch, make_net
-
-
-def train(device: str) -> dict[str, torch.Tensor]:
-    """Return the weights after three steps, with dropout."""
-    net = make_net("bert", dropout=0.1).to(device).train()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    torch.manual_seed(0)
-    for seed in range(3):
-        batch = {name: column.to(device) for name, column in make_batch(seed=seed).items() if name != "index"}
-        net(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: weight.cpu() for name, weight in net.state_dict().items()}
-
-
-def test_trains_as_the_cpu_does():
-    expected, found = train("cpu"), processes.on_second_device(train, "second")
-    assert all(torch.allclose(found[name], weight, atol=1e-6) for name, weight in expected.items())
 
 
 def refusals() -> None:
@@ -47,19 +28,6 @@ def refusals() -> None:
     assert torch.equal(there.copy_(here).cpu(), here)
     with pytest.raises(TypeError, match="convert"):
         there.numpy()
-
-
-def views() -> None:
-    """Views of tensors that were made outside inference mode and inside it."""
-    outside = torch.arange(6.0, device="second")
-    with torch.inference_mode():
-        assert not outside[2:].is_inference() and (outside + 1)[2:].is_inference()
-        outside[2:].zero_()
-    assert outside.tolist() == [0, 1, 0, 0, 0, 0]
-
-
-def test_views_in_inference_mode():
-    processes.on_second_device(views)
 
 
 def test_refuses_mixed_devices():
@@ -120,12 +88,3 @@ def limits() -> None:
 
 def test_float64_memory_and_autocast():
     processes.on_second_device(limits)
-
-
-def test_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(second_device, "CACHE", tmp_path)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler" in str(second_device.missing())
-    monkeypatch.setenv("CXX", "ls")
-    monkeypatch.setattr(second_device, "_path", lambda: str(tmp_path))
-    assert "ninja" in str(second_device.missing())

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import moments
-from lit_compress.calibration.moments import Counts, Gram
+from lit_compress.calibration.moments import Gram
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.models.vocabulary import token_table
@@ -119,28 +119,6 @@ def test_types_of_tasks(kind, labels, variant):
         check(collect_kronecker(net, cut(batch, *sizes), kind, labels=labels, seed=3), expected)
 
 
-def test_exact_for_three_classes():
-    net = make(task="mnli")
-    batch = batch_of(net)
-    check(
-        collect_kronecker(net, [batch], "classification", labels="exact"), loop(net, batch, "classification", "exact")
-    )
-
-
-def test_exact_is_the_mean_of_the_draws():
-    """The same four examples a hundred times, under numbers of their own."""
-    net = make()
-    batch, name = batch_of(net), find_sites(net)[0].name
-    many = {key: column.repeat(100, *[1] * (column.ndim - 1)) for key, column in batch.items()}
-    many["index"] = torch.arange(400)
-    exact = collect_kronecker(net, [batch], "classification", [name], labels="exact")[name].gradients()
-    drawn, others = (
-        collect_kronecker(net, [many], "classification", [name], seed=seed)[name].gradients() for seed in (0, 1)
-    )
-    assert (drawn - exact).norm() < 0.35 * exact.norm()  # three standard deviations
-    assert not torch.equal(drawn, others)
-
-
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span_qa"])
 def test_drawn_labels_need_none(kind):
     net = make(kind=kind)
@@ -151,15 +129,6 @@ def test_drawn_labels_need_none(kind):
         assert torch.equal(entry.gradients(), without[name].gradients())
     with pytest.raises(UserError, match=r"labels: the data has none, only .*; drawn labels need none"):
         collect_kronecker(net, [bare], kind, labels="true")
-
-
-@pytest.mark.parametrize("kind", ["summarization", "language_modelling"])
-def test_what_is_read_as_labels_must_be_there(kind):
-    net = make("bart" if kind == "summarization" else "opt", kind)
-    batch = batch_of(net, kind)
-    del batch["labels"]
-    with pytest.raises(UserError, match=r"labels: the data has none, .*; this task's models read them"):
-        collect_kronecker(net, [batch], kind)
 
 
 @pytest.mark.parametrize("variant", ["bert", "bart", "opt", "deberta-v2"])
@@ -357,12 +326,3 @@ def test_gram(size):
     assert torch.equal(gram.whole(), gram.whole().T)
     if size == 60:
         assert gram.flat.numel() == 24 * 24 + 24 * 48 + 12 * 60
-
-
-def test_counts():
-    """The diagonal of the second moment of one-hot vectors, and a little for tokens that do not occur."""
-    counts, ids = Counts(5), torch.tensor([0, 3, 3, 1])
-    counts.add(ids[:3, None])
-    counts.add(ids[3:, None])
-    hot = torch.nn.functional.one_hot(ids, 5).double()
-    torch.testing.assert_close(counts.whole(0.25), (hot.T @ hot).diagonal() / 4 + moments.UNSEEN / 4)

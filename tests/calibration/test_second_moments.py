@@ -138,26 +138,6 @@ def test_batches_and_padding_do_not_matter():
     assert torch.equal(collect_grams(net, longer, 40, seed=3).sites, expected.sites)
 
 
-def test_ranks_share():
-    """Every rank sees a part; their sums are those of one."""
-    net = net_of("bert")
-    expected, stream = collect_grams(net, batches(), 40), [batches()[:2], batches()[2:]]
-    recorded = [[] for _ in stream]
-    lengths = torch.cat([b["attention_mask"].sum(1) for b in batches()])
-    for part, seen in zip(stream, recorded, strict=True):
-        answers = iter([torch.tensor([12]), lengths])
-
-        def reduce(t, seen=seen, answers=answers):
-            if t.dtype == torch.float64:
-                seen.append(t.clone())
-            else:
-                t.resize_(0).resize_(1).fill_(12) if t.numel() == 1 and next(answers) is not None else t.copy_(lengths)
-
-        collect_grams(net, part, 40, reduce=reduce)
-    assert torch.allclose(recorded[0][0] + recorded[1][0], expected.sites)
-    assert torch.allclose(recorded[0][1] + recorded[1][1], expected.heads)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calibrated_projections_change_nothing(family):
     net = net_of(family)

@@ -53,16 +53,6 @@ def test_it_computes_and_does_nothing_else(name):
     assert all(f"class {layer.__name__}(" in code for layer in DEPLOYED.values()) or name != "all"
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["import os", "from . import other", "import torch.utils, subprocess", "open('x')", "torch.load('x')", "eval('1')",
-     "from urllib import request", "torch.hub.list('x')", "x.__class__.__subclasses__()", "run = exec",
-     "net.save_pretrained('x')"],
-)  # fmt: skip
-def test_what_would_be_found(line):
-    assert forbidden(line)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """An export of a Llama that lost heads and neurons, as many in every layer."""
