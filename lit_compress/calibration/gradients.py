@@ -56,16 +56,16 @@ class ExampleGradients(Collector):
         self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
         self.missing = dict.fromkeys(sums, 0)
 
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Keep the inputs until the gradient comes, unless a use belongs to no example."""
-        if groups > 1 and where is not None and not belongs_to_rows(output, where):
+        if examples > 1 and where is not None and not belongs_to_rows(output, where):
             self.mixed.add(name)
             return
-        read = [x.detach().reshape(groups, -1, x.shape[-1])]
+        read = [x.detach().reshape(examples, -1, x.shape[-1])]
         self.missing[name] += 1
 
         def on_gradient(gradient: Tensor) -> None:
-            self.uses[name].append((read.pop(), gradient.reshape(groups, -1, gradient.shape[-1])))
+            self.uses[name].append((read.pop(), gradient.reshape(examples, -1, gradient.shape[-1])))
             self.missing[name] -= 1
             if not self.missing[name]:
                 self._add(name)
@@ -136,13 +136,11 @@ class DiagonalFisher(Statistic):
         shapes = [net.get_submodule(name).weight.shape for name in names]
         return ExampleGradients({n: Squares.empty(s, place) for n, s in zip(names, shapes, strict=True)})
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
-        """Return one loss, the mean over the examples of each group, summed."""
+    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
+        """Return one loss, summed over the examples."""
         if task.loss == "vectors":
-            (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
-        else:
-            total = example_losses(logits, rows["labels"], task.loss).sum()
-        return [total * (groups / len(logits))]
+            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
+        return [example_losses(logits, rows["labels"], task.loss).sum()]
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the whole batch; of a language model parts of it."""
@@ -171,12 +169,12 @@ class Squares:
         return [self.rows, self.columns]
 
     def add(self, uses: Sequence[Pair]) -> None:
-        """Add the squares of every group's gradient, which is the sum over the uses."""
-        groups, tokens = uses[0][0].shape[0], sum(x.shape[1] for x, _ in uses)
+        """Add the squares of every example's gradient, which is the sum over the uses."""
+        examples, tokens = uses[0][0].shape[0], sum(x.shape[1] for x, _ in uses)
         gram = tokens < break_even_rank(*self.shape)
         size = tokens * (tokens + max(self.shape)) if gram else self.shape.numel()
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
-        for start in range(0, groups, step):
+        for start in range(0, examples, step):
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
             if gram:
                 _add(self.columns, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
@@ -187,7 +185,7 @@ class Squares:
             _add(self.columns, squares.sum(0))
 
     def mean(self, name: str, count: float) -> Fisher:
-        """Divide by the number of groups."""
+        """Divide by the number of examples."""
         # the Gram form may round a zero to something negative
         rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
         if not (rows.isfinite().all() and columns.isfinite().all()):
@@ -234,7 +232,7 @@ class Gradients(Statistic):
         zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
         return ExampleGradients({name: GradientSums(total, self.squares) for name, total in zeros.items()})
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return one loss, summed over the examples."""
         return [example_losses(logits, rows["labels"], task.loss).sum()]
 

@@ -178,7 +178,7 @@ class Moments(Statistic):
         sites = [name for name in names if name != self.table]
         return MomentSums(net, sites, self.dtype or net.dtype, device, self.labels is not None, self.table)
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return the losses whose gradients give the Fisher information."""
         assert self.labels is not None
         return fisher_losses(
@@ -228,7 +228,7 @@ class MomentSums(Collector):
             if gradients:
                 self.outer[table] = Gram(module.embedding_dim, dtype, device)
 
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
             inputs = tokens_at(x.detach() if name != self.table else x[..., None], where)

@@ -23,6 +23,7 @@ from lit_compress.models.sites import head_width
 from lit_compress.tasks.base import inputs_of
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,7 +72,6 @@ def collect_grams(
     run: Callable[[PreTrainedModel, Batch], object] = lambda net, batch: net(**inputs_of(batch)),
     masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
     reduce: Callable[[Tensor], object] | None = None,
-    show: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> Grams:
     """Do forwards of all examples and sum the Gram matrices at the model's sites and heads.
 
@@ -84,7 +84,6 @@ def collect_grams(
         run: function that does a forward of the model on a batch, which is on its device.
         masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.
         reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
-        show: wraps the list of batches, e.g. with a progress bar.
 
     Raises:
         UserError: there are fewer tokens than dimensions, or an activation is inf or NaN.
@@ -115,7 +114,7 @@ def collect_grams(
             )
     faster = _OneDNN() if net.device.type == "cpu" and torch.backends.mkldnn.is_available() else nullcontext()
     with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
-        for batch in show(kept):
+        for batch in track(kept, "calibrate", len(kept)):
             sums.begin([_chosen(batch, mask, flag) for mask, flag in zip(masks(batch), flags, strict=False)])
             run(net, {name: value.to(net.device) for name, value in batch.items()})
     if reduce is not None:

@@ -53,7 +53,7 @@ class Collector(ABC):
     by_token: ClassVar[bool]
 
     @abstractmethod
-    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Take a use of site ``name`` by so many examples, and watch for the gradient by its output.
 
         Args:
@@ -61,7 +61,7 @@ class Collector(ABC):
             x: its inputs [b, length, in] or [b * length, in].
             output: its output.
             where: :attr:`by_token`: places of the tokens that count, int64, None for all; else their mask [b, length].
-            groups: number of examples, or 1 for all of them as one.
+            examples: how many.
         """
 
     def end(self) -> set[str]:
@@ -112,16 +112,12 @@ class Statistic(ABC):
         """Return a collector for some sites of ``net``; only shapes are read, its sums are on ``device``."""
 
     @abstractmethod
-    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return the losses whose gradients are wanted, one after the other."""
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the rows of a batch in the parts in which they go through the model in memory."""
         return row_parts(task, rows, TOKENS)
-
-    def groups(self, rows: Batch) -> int:
-        """Return over how many groups of ``rows`` gradients are summed: the examples."""
-        return len(rows["index"])
 
     def bytes(self, net: Any, names: Sequence[str]) -> int:
         """Return how many bytes the sums of some sites take; only shapes are read."""
@@ -210,7 +206,7 @@ def whole(
 
 @contextmanager
 def watched(
-    module: nn.Module, sums: Collector, sites: Mapping[str, Site], masks: Sequence[Tensor], groups: int,
+    module: nn.Module, sums: Collector, sites: Mapping[str, Site], masks: Sequence[Tensor], examples: int,
     names: Collection[str] | None = None, loose: Uses | None = None, start: str = "",
 ) -> Iterator[None]:  # fmt: skip
     """Show a collector every use of some modules in a forward, inside.
@@ -220,7 +216,7 @@ def watched(
         sums: collector.
         sites: by name in the model.
         masks: of the tokens of each stack.
-        groups: number of examples, or 1 for all of them as one.
+        examples: how many.
         names: of the modules in the model, all of which begin with ``start``; None: all ``sites``.
         loose: the uses that belong to no example.
         start: name of ``module`` in the model, with a dot.
@@ -232,7 +228,7 @@ def watched(
     def on_forward(path: str, x: Tensor, output: Tensor) -> None:
         name = start + path
         own = mask_of(sites[name], where) if name in sites else where[0]  # of a table
-        sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, groups)
+        sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, examples)
         number[name] += 1
 
     with hooked(module, [name.removeprefix(start) for name in names], on_forward):
@@ -256,25 +252,25 @@ class _Whole:
 
     def add(self, rows: Batch, names: Sequence[str]) -> None:
         """Add a part of the examples."""
-        task, sums, groups = self.task, self.sums, self.statistic.groups(rows)
-        sums.examples += groups
+        task, sums, examples = self.task, self.sums, len(rows["index"])
+        sums.examples += examples
         if self.loose is None:
             self.loose = loose_uses(self.net, task, rows, self.sites) if sums.by_token else {}
-        single = {name for name in names if groups > 1 and self.loose.get(name)}
-        single |= self._pass(rows, [name for name in names if name not in single], groups)
+        single = {name for name in names if examples > 1 and self.loose.get(name)}
+        single |= self._pass(rows, [name for name in names if name not in single])
         for row in row_parts(task, rows, 1) if single else ():
-            self._pass(row, [name for name in names if name in single], 1)
+            self._pass(row, [name for name in names if name in single])
 
-    def _pass(self, rows: Batch, names: Sequence[str], groups: int) -> set[str]:
+    def _pass(self, rows: Batch, names: Sequence[str]) -> set[str]:
         """Show the uses of the modules ``names`` to the collector; return those that it must see by single examples.
 
         The graph begins at the outputs of the first of them.
         """
-        task = self.task
-        with watched(self.net, self.sums, self.sites, task.masks(rows), groups, names, self.loose or {}):
+        task, examples = self.task, len(rows["index"])
+        with watched(self.net, self.sums, self.sites, task.masks(rows), examples, names, self.loose or {}):
             output = task.run(self.net, rows)
             if self.statistic.labels is not None:
-                losses = self.statistic.losses(task, task.logits(output, rows), rows, groups)
+                losses = self.statistic.losses(task, task.logits(output, rows), rows)
                 for i, loss in enumerate(losses):
                     if loss.requires_grad:
                         loss.backward(retain_graph=i + 1 < len(losses))

@@ -218,7 +218,7 @@ class BlockStatistics:
                 hidden = states.to(walk.net.device, torch.float32).requires_grad_()
                 ending: Any = Ending(walk.net, iter([hidden]))
                 logits = walk.task.logits(walk.task.run(ending, rows), rows)
-                losses = self.statistic.losses(walk.task, logits, rows, len(rows["index"]))
+                losses = self.statistic.losses(walk.task, logits, rows)
                 more = len(losses) > 1
                 add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))
         return count

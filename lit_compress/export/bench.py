@@ -24,7 +24,6 @@ from lit_compress.export.program import PROBES, Program, example_inputs, program
 from lit_compress.export.quantize import Feed
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import (
-    NEEDED,
     ONNX,
     ONNX_INT8,
     OPENVINO,
@@ -257,7 +256,7 @@ def bench(
         sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
         shapes, left_out = _shapes(sources, settings)
         programs = _opened(sources, settings, left_out)
-        packages = sorted({name for program in programs for name in NEEDED.get(program.runtime.name, ())})
+        packages = sorted({name for program in programs for name in program.runtime.packages})
         changed = {program.source.label for program in programs if program.far}
         judged = [program for program in programs if score_all or program.source.label in changed]
         scores = _scored(judged, score) if score else {}

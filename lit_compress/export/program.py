@@ -173,23 +173,26 @@ def _free(inputs: Inputs) -> dict[str, Any]:
     return dict.fromkeys(inputs, free)
 
 
-def _trace(module: _Logits, inputs: Inputs) -> torch.export.ExportedProgram:
-    program = torch.export.export(module, (), inputs, dynamic_shapes=_free(inputs))
-    for node in program.graph.nodes:
+def write_graph(module: nn.Module, inputs: dict[str, Any], free: dict[str, Any], path: Path, **names: Any) -> None:
+    """Write a module that is called with ``inputs`` as an ONNX graph.
+
+    ``free`` has the axes of any size as ``torch.export`` takes them, ``names`` is for ``torch.onnx.export``.
+    """
+    traced = torch.export.export(module, (), inputs, dynamic_shapes=free)
+    for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
-    return program
+    program: Any = torch.onnx.export(
+        traced, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False, **names
+    )
+    program.save(path)
 
 
 def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
-    """Write an ONNX graph."""
     axes = {name: None for name in inputs} | {"input_ids": {0: "batch", 1: "length"}}  # the others' follow
     if "decoder_input_ids" in inputs:
         axes["decoder_input_ids"] = {1: "target"}
-    program: Any = torch.onnx.export(
-        _trace(module, inputs), (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
-        input_names=list(inputs), output_names=list(module.results), dynamic_shapes=axes,
-    )  # fmt: skip
-    program.save(path)
+    names = {"input_names": list(inputs), "output_names": list(module.results), "dynamic_shapes": axes}
+    write_graph(module, inputs, _free(inputs), path, **names)
 
 
 def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:

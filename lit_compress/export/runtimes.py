@@ -228,6 +228,3 @@ RUNTIMES = {
         Runtime("openvino-int8", ("openvino", "nncf"), _openvino, OPENVINO_INT8, "int8", tolerance=0.25),
     )
 }
-# to run what is written
-NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",),
-          "openvino-int8": ("openvino",)}  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.export import writer
-from lit_compress.export.program import OPSET, TOLERANCE, Inputs
+from lit_compress.export.program import TOLERANCE, Inputs, write_graph
 from lit_compress.models.accounting import random_inputs
 from lit_compress.utils.files import write_json
 
@@ -180,16 +180,9 @@ def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: P
         else {0: batch, 1: torch.export.Dim.DYNAMIC}
         for name, value in inputs.items()
     }  # fmt: skip
-    program = torch.export.export(module, (), inputs, dynamic_shapes=free)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
-    names = [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
-    exported: Any = torch.onnx.export(
-        program, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
-        input_names=[*(name for name, value in inputs.items() if not isinstance(value, list)), *names],
-        output_names=outputs,
-    )  # fmt: skip
-    exported.save(path)
+    names = [name for name, value in inputs.items() if not isinstance(value, list)]
+    names += [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
+    write_graph(module, inputs, free, path, input_names=names, output_names=outputs)
 
 
 def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "centred": (True, "biases always take over the mean of the inputs"),
     "gradient_damping": (0.01, "it is always 0.01"),
     "input_damping": (0.001, "it is always 0.001"),
+    "estimator": ("per_example", "the Fisher information always squares every example's gradient, FWSVD's Eq. 3"),
     "stacked": (True, "matrices that read the same input always share one right factor"),
     "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
     "pivot": (False, "factors are stored as they are, which is as fast"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from in_memory import batch_of as examples
@@ -37,11 +36,11 @@ def batch_of(net, size=5):
     return examples(net, size=size)
 
 
-def loop(net, batches, sites, whole_batches=False):
-    """Mean of the squares of weight.grad, one backward per example (or per batch), by plain autograd."""
+def loop(net, batches, sites):
+    """Mean of the squares of weight.grad, one backward per example, by plain autograd."""
     net.eval()
     squares = dict.fromkeys(sites, 0.0)
-    parts = batches if whole_batches else [part for b in batches for part in cut(b, *[1] * len(b["labels"]))]
+    parts = [part for b in batches for part in cut(b, *[1] * len(b["labels"]))]
     for part in parts:
         net.zero_grad()
         logits = net(**{name: part[name] for name in INPUTS if name in part}).logits
@@ -230,28 +229,19 @@ def test_every_importance_has_the_same_sum_over_the_elements():
     assert all(not side.any() for side in silent.importance("both"))
 
 
-def test_inside_configure_model(tmp_path):
-    """Where FWSVD calls it: default dtype and device are the strategy's there. And under no_grad."""
+def test_under_no_grad_autocast_and_another_default_dtype():
+    """As where FWSVD calls it."""
     net, sites = make()
     net, batch = net.float(), batch_of(net)
     expected = estimate_fisher(net, [batch], "classification", sites)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        under = estimate_fisher(net, [batch], "classification", sites)
-
-    class Module(pl.LightningModule):
-        def configure_model(self):
-            self.found = estimate_fisher(net, [batch], "classification", sites)
-
-        def test_step(self, *_):
-            pass
-
-    module = Module()
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
-    trainer = pl.Trainer(accelerator="cpu", precision="bf16-true", default_root_dir=tmp_path, **quiet)
-    trainer.test(module, [torch.zeros(1)], verbose=False)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found = estimate_fisher(net, [batch], "classification", sites)
+    finally:
+        torch.set_default_dtype(torch.float32)
     for name, entry in expected.items():
-        for found in (module.found[name], under[name]):
-            assert torch.equal(found.rows, entry.rows) and torch.equal(found.columns, entry.columns)
+        assert torch.equal(found[name].rows, entry.rows) and torch.equal(found[name].columns, entry.columns)
 
 
 @pytest.mark.parametrize(("task", "expected"), [("wikitext2", [4, 1]), ("sst2", [4, 1]), ("xsum", [3, 2])])

@@ -43,7 +43,6 @@ from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,7 +201,6 @@ class ProjectedStage(GatedStage):
             net, batches, settings.tokens, CALIBRATION_SEED, settings.group,
             method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
-            show=lambda kept: track(kept, "calibrate", len(kept)),
         )  # fmt: skip
 
         def make() -> Bases:
