@@ -20,7 +20,6 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.ratio": ("exact", "factors and rows together always meet the density"),
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
-    "estimator": ("per_example", "the Fisher information squares every example's gradient"),
     "fidelity": ("paper", "SP3 is the paper's; benchmarks/sp3 has a result of the authors' program"),
     "prune.norm": ("rms", "the norm in the projected space is always exact"),
     "skip_sites": (0, "all sites of the hidden states have gates"),
