@@ -131,7 +131,7 @@ def test_a_broken_configuration_of_a_model_or_a_report(tmp_path, capsys):
 
 
 RECORDS = {"data.json": {"splits": [{"rows": 140}]}, "budget.json": {"asked": "params=5M", "density": 0.25},
-           "details.json": {"layers": [{"rank": 3}], "changes": None}}  # fmt: skip
+           "details.json": {"layers": [{"rank": 3}]}}  # fmt: skip
 
 
 @pytest.fixture

@@ -1,19 +1,8 @@
-"""How probable a difference is by chance: the sign test, a constant answer's score."""
+"""Scores by chance: those of a constant answer."""
 
 from __future__ import annotations
 
-from math import comb
 from typing import Any, NamedTuple
-
-
-def sign_test(wrong: int, right: int) -> float:
-    """Return how probable changes as uneven as these are, if none of the models is better (McNemar's test, exact).
-
-    >>> sign_test(9, 1) < 0.03 < sign_test(6, 4)
-    True
-    """
-    total, least = wrong + right, min(wrong, right)
-    return min(1.0, 2 * sum(comb(total, k) for k in range(least + 1)) / 2**total)
 
 
 class Constant(NamedTuple):

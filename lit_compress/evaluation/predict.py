@@ -1,14 +1,15 @@
-"""Writing a model's predictions as JSON lines: ids, the text columns, the label that was given, and the answer."""
+"""A model's answers: as JSON lines, with ids, text columns and the given label; on the dev set, next to another's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.data.batching import PaddedBatches
 from lit_compress.data.checks import KEPT
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
@@ -16,6 +17,7 @@ from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -39,6 +41,45 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
             line = {**_shown(row), **kind.answer(task, row, by_row[number])}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return len(texts)
+
+
+def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
+    """Return the first rows of the dev set: text columns, ``given`` label and the models' answers, ``answers``.
+
+    At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
+
+    Args:
+        nets: each with the data as its own tokenizer reads it; models share it only if they have the same tokens.
+    """
+    data = nets[0][1]
+    task, kind = data.record, task_type(data.record)
+    if task.wants_vectors or not kind.answered or not len(data.validation_rows[0]):
+        return []
+    rows = data.validation_rows[0]
+    rows = rows.select(range(min(kind.answered, len(rows))))
+    by_net = []
+    for net, read in nets:
+        inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
+        parts = [order[i : i + read.eval_rows] for i in range(0, len(order), read.eval_rows)]
+        pieces = pieces_by_row(net, read, (inputs[part] for part in parts), len(parts), len(rows), "answers")
+        move(net, "cpu")
+        by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
+    lines = []
+    for number, row in enumerate(rows):
+        texts = {name: row[name] for name in task.text}
+        label = kind.shown(task, row[task.label]) if task.label in row else None
+        both = [next(iter(some[number].values())) for some in by_net]
+        lines.append({"texts": texts, "given": label, "answers": both})
+    return lines
+
+
+def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
+    """Return the inputs of the first rows, and their order from the shortest to the longest."""
+    encoded: Dataset = whole.encoded
+    of = encoded["example"] if "example" in encoded.column_names else range(len(encoded))  # a row may be several
+    chosen = encoded.select([number for number, row in enumerate(of) if row < rows])
+    lengths = list(chosen["length"])
+    return PaddedBatches(chosen, whole.pad_token), sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 A run keeps for it when it ends, so that a page of 200 runs takes seconds:
 
-RUN/details.json   layers: the kept size of every matrix; curves: logged values, thinned; changes: between the answers
+RUN/details.json   layers: the kept size of every matrix; curves: logged values, thinned
 RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
 """
 
@@ -25,8 +25,8 @@ import jinja2
 
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
 from lit_compress.analysis.pictures import as_svg, curves_figure, pareto_figure, site_table, structure_figure
-from lit_compress.evaluation.answers import answers, changes
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.evaluation.predict import answers
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
@@ -45,7 +45,6 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DETAILS, ANSWERS = "details.json", "answers.jsonl"
 SOME = 60  # runs, of which curves and options are shown
 MOST_POINTS = 120  # of a curve
-MOST_TEXT = 300  # characters of a text of a changed answer
 
 Curves = dict[str, list[tuple[float, float]]]  # name -> (step, value), by step
 
@@ -205,11 +204,10 @@ def _origins(runs: Sequence[RunResult]) -> list[tuple[int, str]]:
 
 def _shown(runs: Sequence[RunResult], out: Path) -> list[dict[str, Any]]:
     """Return what the page shows of every run."""
-    flips = max(4, min(30, 600 // len(runs)))
-    return [_one(run, out, len(runs) <= SOME, flips) for run in runs]
+    return [_one(run, out, len(runs) <= SOME) for run in runs]
 
 
-def _one(run: RunResult, out: Path, some: bool, flips: int) -> dict[str, Any]:
+def _one(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
     report, details = run.report, details_of(run.folder) if run.folder else {}
     ends = report["compressed"].get("interval") if report else None
     places = (run.folder / "export", run.folder) if run.folder else ()
@@ -221,7 +219,6 @@ def _one(run: RunResult, out: Path, some: bool, flips: int) -> dict[str, Any]:
         "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
         "curves": figure and _image(figure), "layers": _image(structure_figure(layers)) if layers else None,
-        "changes": _changes(details.get("changes"), flips),
         "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
         if some and report else "",
     }  # fmt: skip
@@ -254,27 +251,6 @@ def _curves(curves: Curves, run: RunResult) -> Figure | None:
     return curves_figure(losses, f"dev {report['metric']['name']}", points, report.get("constant") or None)
 
 
-def _changes(changed: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
-    """Return the changes between two models' answers, with a few examples as short texts."""
-    return changed and {**changed, "examples": [
-        {"texts": {name: _text(value) for name, value in line["texts"].items()},
-         **{key: _text(line.get(key)) for key in ("given", "before", "after")}}
-        for line in changed["examples"][:flips]
-    ]}  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    """Return a value of a row as a short text."""
-    if value is None:
-        return ""
-    if isinstance(value, dict) and "text" in value:
-        value = value["text"]
-    if isinstance(value, list):
-        value = (" " if all(isinstance(v, str) and " " not in v for v in value) else " | ").join(map(str, value))
-    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"
-
-
 # -------------------------------------------------------------------------------------------------------- details
 
 
@@ -294,8 +270,7 @@ def keep_details(run: Run, data: DataModule) -> None:
              | dict(zip(("dense", "compressed"), line["answers"], strict=True)) for line in lines)  # fmt: skip
     run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
     run.keep(DETAILS, json.dumps({
-        "layers": site_table(small, dense), "changes": changes(lines, data.record.kind, data.record.labels),
-        "curves": read_curves(run.folder),
+        "layers": site_table(small, dense), "curves": read_curves(run.folder),
     }) + "\n")  # fmt: skip
 
 

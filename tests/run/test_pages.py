@@ -86,11 +86,6 @@ DETAIL = {
         for n in range(12) for role in ("q", "k", "v", "o", "up", "down")
     ],
     "curves": {name: [[n * 10, 1 / (n + 1)] for n in range(120)] for name in ("train/loss", "val/accuracy")},
-    "changes": {
-        "rows": 872, "changed": 40, "became_wrong": 21, "became_right": 19, "p_value": 0.87,
-        "confusion": {"labels": ["no", "yes"], "before": [[400, 28], [30, 414]], "after": [[390, 38], [31, 413]]},
-        "examples": [{"texts": {"sentence": "so so " * 20}, "given": "no", "before": "no", "after": "yes"}] * 40,
-    },
 }  # fmt: skip
 
 
@@ -125,10 +120,6 @@ def no_pictures(monkeypatch):
 def hostile(tmp_path):
     """A comparison whose every text is hostile, with runs that failed, are missing or go on."""
     detail = copy.deepcopy(DETAIL)
-    detail["changes"]["confusion"]["labels"] = [HOSTILE, "yes"]
-    detail["changes"]["examples"] = [
-        {"texts": {HOSTILE: HOSTILE, "b": "half \ud800"}, "given": HOSTILE, "before": HOSTILE, "after": ["B-<b>", "O"]}
-    ]
     detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
     folder = comparison(tmp_path / "a b", 1, 2, detail, command=HOSTILE, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
@@ -187,8 +178,6 @@ def test_a_run_has_its_curves_by_stage_and_what_is_left_of_its_layers(tmp_path):
     ))  # fmt: skip
     assert layers.count(">r 64</text>") == 11 * 6 and layers.count(">gone</text>") == 6
     assert "1,200 training steps, 1.5 minutes" in found.text and "Runs and their costs" not in found.text
-    lines = [line for line in re.findall(r"<tr>(.*?)</tr>", page.read_text()) if ">yes<" in line]
-    assert re.findall(r">(\d+)<", lines[0]) == ["444", "414", "413"]  # rows of a class, right before and after
 
 
 def test_all_methods_with_the_best_result_are_bold_and_chance_is_told(tmp_path):

@@ -1,4 +1,4 @@
-"""What changes between the answers of two nets."""
+"""The answers of two nets, next to each other."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import transformers
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.answers import answers, changes, sign_test
+from lit_compress.evaluation.predict import answers
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom
-
-
-def lines(*triples):
-    return [
-        {"texts": {"sentence": str(n)}, "given": given, "answers": [before, after]}
-        for n, (given, before, after) in enumerate(triples)
-    ]
 
 
 def test_each_net_reads_the_pieces_of_its_own_tokenizer(tiny_backbone, tmp_path):
@@ -33,31 +26,6 @@ def test_each_net_reads_the_pieces_of_its_own_tokenizer(tiny_backbone, tmp_path)
     lines = answers([(net, data), (small, own)])
     assert [line["texts"]["sentence"] for line in lines] == ["cast and but", "but story", "plot"]
     assert all(before == after for before, after in (line["answers"] for line in lines))
-
-
-def test_classes_have_a_table_and_those_that_became_wrong_come_first():
-    found = changes(lines(("a", "b", "a"), ("a", "a", "b"), ("b", "b", "b"), ("a", "a", "b")), "classification", "ab")
-    assert (found["rows"], found["changed"], found["became_wrong"], found["became_right"]) == (4, 3, 2, 1)
-    assert found["confusion"] == {"labels": ["a", "b"], "before": [[2, 1], [0, 1]], "after": [[1, 2], [0, 1]]}
-    assert [line["texts"]["sentence"] for line in found["examples"]] == ["1", "3", "0"]
-    assert found["p_value"] == pytest.approx(sign_test(2, 1))
-
-
-def test_other_answers():
-    numbers = changes(lines((1.0, 0.9, 0.8), (2.0, 2.5, 0.5)), "regression")
-    assert numbers["changed"] is None and numbers["examples"][0]["after"] == 0.5
-    tags = changes(lines((["O", "B"], ["O", "B"], ["O", "O"])), "tagging")
-    assert tags["became_wrong"] == 1 and "confusion" not in tags
-    texts = changes(lines(("a b", "a", "b"), ("c", "c", "c")), "summarization")
-    assert texts["changed"] == 1 and "p_value" not in texts
-    assert changes([], "classification") is None
-
-
-def test_the_sign_test_is_exact():
-    scipy = pytest.importorskip("scipy.stats")
-    for wrong, right in ((9, 1), (5, 5), (0, 0), (30, 12)):
-        expected = scipy.binomtest(wrong, wrong + right).pvalue if wrong + right else 1.0
-        assert sign_test(wrong, right) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
