@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 5  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 6  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,11 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     )  # fmt: skip
     folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
-    facts = json.loads((folder / "facts.json").read_text())
-    for column, (count, first) in facts["empty"].items():
-        note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
     if source.part is not None:
         whole, rows = len(rows), _part(rows, source, lists_in(task, rows))
         note(f"{source.where}: {len(rows)} of {whole} rows are its {source.split} split")
     if labelled and not optional and task.label and task.label not in rows.column_names:
-        names = facts["names"]
+        names = json.loads((folder / "facts.json").read_text())["names"]
         missing = f"no labels (all are {UNLABELLED})"
         if absent := _absent(task, names):
             missing = f"no column '{absent[0]}' ({nearest(absent[0], names)})"
@@ -115,7 +112,7 @@ def _part(rows: Dataset, source: Source, lists: Sequence[str] | None) -> Dataset
 
 
 def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
-    """Check a split row by row and write it in chunks: ``rows.arrow``, and ``facts.json`` (columns, empty texts)."""
+    """Check a split row by row and write it in chunks: ``rows.arrow``, and ``facts.json``, the names of its columns."""
     import pyarrow as pa
 
     kind, table = task_type(task), source.read()
@@ -140,23 +137,19 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
         fields.append((KEPT, pa.string()))
     schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
-    empty: dict[str, list[int]] = {}  # text column -> number of rows without text, the first such row
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
             chunk: list[dict[str, Any]] = []
             while number and len(chunk) < CHUNK:
                 where = f"{source.where} row {number}"
                 chunk.append(_row(task, where, row, has_labels, labelled))
-                for name in task.text:
-                    if not (kind.words or is_plain or chunk[-1][name].strip()):
-                        empty.setdefault(name, [0, number])[0] += 1
                 if has_ids:
                     chunk[-1]["id"] = _id(where, row.get("id"), ids, number)
                 if keeps:
                     chunk[-1][KEPT] = _kept(task, row, chunk[-1])
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
-    (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
+    (folder / "facts.json").write_text(json.dumps({"names": list(names)}))
 
 
 def no_rows(where: str, names: Sequence[str] | None) -> UserError:

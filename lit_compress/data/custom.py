@@ -15,7 +15,6 @@ from lit_compress.tasks.classification import fraction_line, label_name, whole_n
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.progress import note
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
 FORMAT = 3  # raise it when labels are read in another way, so that old caches are not read
@@ -110,16 +109,7 @@ def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
 
     file = build_once(cache_folder() / f"labels-{key}", fill) / "labels.json"
     labels, numbered = json.loads(file.read_text(encoding="utf-8"))
-    _note_case(source.where, labels)
     return tuple(labels), numbered
-
-
-def _note_case(where: str, labels: list[str]) -> None:
-    """Note two labels that may be meant to be one."""
-    seen: dict[str, str] = {}
-    for label in labels:
-        if (other := seen.setdefault(label.casefold(), label)) != label:
-            note(f"{where}: labels '{other:.60}' and '{label:.60}' differ only in case; they are two classes")
 
 
 def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:

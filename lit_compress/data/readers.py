@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
 SEPARATORS = ";\t|,"
-START = 2**16  # bytes that show an encoding
 
 Row = dict[str, Any]
 
@@ -242,20 +241,7 @@ def _checked(where: str, file: Path, form: Form) -> str:
         first = lines.readline(2**20)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
-    with _unpacked(file) as stream:
-        if form.encoding and _is_utf8(stream.read(START), form.encoding):
-            raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
     return first
-
-
-def _is_utf8(start: bytes, encoding: str) -> bool:
-    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
-    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
-    except UnicodeDecodeError:
-        return False
-    return one_byte and not text.isascii()
 
 
 def _separator(header: str, usual: str) -> str:
@@ -353,17 +339,10 @@ def _rows_in(task: Task, where: str, value: Any) -> list[Any]:
     """Return the rows of a JSON file's only value: a list, the list in an object, or one row."""
     if not isinstance(value, dict):
         return value if isinstance(value, list) else [value]
-    columns = [value[name] for name in task.text if name in value]
-    if columns and all(isinstance(c, dict) or (isinstance(c, list) and not task_type(task).words) for c in columns):
-        raise UserError(f"{where} holds columns; write one object per row, e.g. df.to_json(orient='records')")
-    lists = [name for name, items in value.items() if isinstance(items, list) and items and isinstance(items[0], dict)]
-    if columns or not lists:
+    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], dict)]
+    if len(lists) != 1 or value.keys() & {*task.text}:
         return [value]
-    if len(lists) > 1:
-        raise UserError(
-            f"{where} holds the lists {', '.join(lists)}; save each as a file of its own, e.g. {lists[0]}.json"
-        )
-    return list(task_type(task).nested_rows(task, where, value[lists[0]]))
+    return list(task_type(task).nested_rows(task, where, lists[0]))
 
 
 READERS: dict[str, Reader] = {

@@ -187,11 +187,6 @@ def test_minus_one_is_a_label_in_files_of_ones_own(tmp_path, kind):
     assert _labels(task, tmp_path) == ([0, 2, 1] if kind == "classification" else [-1.0, 1.0, 0.0])
 
 
-def test_labels_that_differ_only_in_case_are_noted(tmp_path, capsys):
-    assert _made(_csv(tmp_path, "train", "Yes", "yes", "no")).labels == ("Yes", "no", "yes")
-    assert "labels 'Yes' and 'yes' differ only in case" in capsys.readouterr().err
-
-
 def test_fractions_in_a_table_are_no_classes(tmp_path):
     pq.write_table(pa.table({"text": ["good"] * 4, "label": [1.0, 2.0, 3.75, 3.25]}), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=r"row 3: label .*3\.75.* fraction.*kind regression.*data\.custom\.labels"):

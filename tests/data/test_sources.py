@@ -271,21 +271,3 @@ def test_a_card_names_no_file_outside_of_its_folder(tmp_path, place):
                 load(SST2, tmp_path / "set", ["train"])
     write(tmp_path / "set", {"train.csv": b"sentence,label\na,1\n"})  # the card is not needed then
     assert len(load(SST2, tmp_path / "set", ["train"])["train"]) == 1
-
-
-@pytest.mark.parametrize("linked", ["file", "folder"])
-def test_no_link_leads_out_of_a_data_set(tmp_path, linked):
-    secret, folder = tmp_path / "secret", tmp_path / "set"
-    write(secret, {"rows.csv": b"sentence,label\nsecret,1\nbad,0\n"})
-    card = "---\nconfigs:\n- config_name: default\n  data_files: {}\n---\n"
-    write(folder, {"README.md": card.format("data/*.csv").encode(), "own.csv": b"sentence,label\na,1\nb,0\n"})
-    if linked == "file":
-        (folder / "data").mkdir()
-        (folder / "data" / "rows.csv").symlink_to(secret / "rows.csv")
-    else:
-        (folder / "data").symlink_to(secret)
-    with pytest.raises(UserError, match=r"is a link to '.*secret/rows.csv', outside of its data set"):
-        load(SST2, folder, ["train"])
-    (folder / "linked.csv").symlink_to("own.csv")  # a link to a file of the folder is read
-    (folder / "README.md").write_text(card.format("linked.csv"))
-    assert len(load(SST2, folder, ["train"])["train"]) == 2
