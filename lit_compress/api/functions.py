@@ -15,6 +15,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -22,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.columns import Columns
 from lit_compress.api.compressed import with_export
-from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
+from lit_compress.api.inputs import brought, check_alone, check_model, check_tokenizer, write_tokenizer
 from lit_compress.cli.compare import OWN, plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
@@ -88,13 +89,13 @@ def factorize(
     columns = _columns(options)
     with undisturbed():
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
-        with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
-            inputs = Inputs(model, tokenizer, data, columns, Path(brought))
+        with tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
+            source, given = brought(model, tokenizer, data, columns, Path(written))
             own = {"density": density, "rank": rank, "budget": budget}
-            line = _line("factorize", inputs.data | own | options)
+            line = _line("factorize", given | own | options)
             by_block = line.own.pop("by_block", None)
             recovery = Recovery(*(line.own.get(name) for name in ("refine", "distil", "distil_texts", "distil_rate")))
-            report = run_factorize(inputs.model, f"{place.name}/export", line, recovery, by_block)
+            report = run_factorize(source, f"{place.name}/export", line, recovery, by_block)
         if report is None:
             raise UserError("factorize: several processes were started; the command factorize is for them")
         warn_missed(report)
@@ -136,10 +137,11 @@ def compress(
     columns = _columns(options)
     with undisturbed():
         place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
-        inputs = Inputs(model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned)
-        teacher = inputs.model if fine_tuned else None
+        source, given = brought(
+            model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned
+        )
         run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
-        given = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **options}
+        given = {"model.backbone": source, "model.teacher": source if fine_tuned else None, **given, **options}
         given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
         _, report = run_fit(_line("fit", given))
         if report is None:
@@ -182,22 +184,23 @@ def evaluate(
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
     columns = _columns(options)
     command: Literal["validate", "test"] = "test" if split == "test" else "validate"
-    with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
-        target = _target(model, tokenizer, Path(brought))
+    with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
+        target = _target(model, tokenizer, Path(written))
         stored, given = (target.config or {}).get("data", {}).get("task"), {}
         settled = stored is not None and columns == Columns()
         if data is not None or not settled:
-            columns = Columns(stored) if settled else columns
-            inputs = Inputs(str(target.folder), None, data, columns, Path(brought), split, settled=settled)
-            given = inputs.data
+            columns, trained = (Columns(stored), None) if settled else (columns, True)
+            _, given = brought(str(target.folder), None, data, columns, Path(written), split, trained)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
-            return _plain(evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True), command)
-        check_head(target.what, model.config, parts.data.record)
-        with _as_it_was(model):
-            set_padding(model.config, str(target.folder), parts.data.record, "model")
-            task_type(parts.data.record).configure(model, parts.data.record)
-            return _plain(evaluate_net(model, parts.data, command, sure=True), command)
+            values = evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True)
+        else:
+            check_head(target.what, model.config, parts.data.record)
+            with _as_it_was(model):
+                set_padding(model.config, str(target.folder), parts.data.record, "model")
+                task_type(parts.data.record).configure(model, parts.data.record)
+                values = evaluate_net(model, parts.data, command, sure=True)
+    return {name.removeprefix("test/" if split == "test" else "val/"): value for name, value in values.items()}
 
 
 def compare(
@@ -235,8 +238,8 @@ def compare(
     with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
-            inputs = Inputs(model, tokenizer, data, columns, None, trained=False)
-            given = {"model.backbone": inputs.model, **inputs.data}
+            source, given = brought(model, tokenizer, data, columns, None, trained=False)
+            given = {"model.backbone": source, **given}
         elif tokenizer is not None or data is not None or columns != Columns():
             raise UserError("model: it is missing, and data and columns need it; give the model")
         if isinstance(config, Mapping):
@@ -322,11 +325,10 @@ def _as_option(value: Any) -> Any:
     return asdict(value) if hasattr(value, "__dict__") else value
 
 
-def _target(model: Any, tokenizer: Any, brought: Path) -> Target:
-    """Return what is evaluated; of a model in memory the configuration and the tokenizer are written to ``brought``."""
+def _target(model: Any, tokenizer: Any, written: Path) -> Target:
+    """Return what is evaluated; of a model in memory the configuration and the tokenizer are written."""
     if isinstance(model, str | Path):
-        if tokenizer is not None:
-            raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
+        check_alone(model, tokenizer)
         return find_target(str(model), "evaluate")
     check_model(model)
     what = f"model: a {type(model).__name__}"
@@ -337,7 +339,7 @@ def _target(model: Any, tokenizer: Any, brought: Path) -> Target:
         stored = config and checked_config(f"{what}: its report", copy.deepcopy(config))
         return Target(what, folder, stored)
     check_tokenizer(tokenizer)
-    folder = brought / "model"
+    folder = written / "model"
     folder.mkdir()
     config = copy.deepcopy(model.config)
     config.__dict__.pop("quantization_config", None)  # the model is there, and no weights are read
@@ -346,17 +348,16 @@ def _target(model: Any, tokenizer: Any, brought: Path) -> Target:
     return Target(what, folder, None)
 
 
-_SEED = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
-
-
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were."""
-    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    levels = {logger: logger.level for logger in known}
-    shown, seeds = warnings.formatwarning, {name: os.environ.get(name) for name in _SEED}
+    names = logging.root.manager.loggerDict
+    levels = {name: logging.getLogger(name).level for name in list(names)}
     bars = transformers_logging.is_progress_bar_enabled()
-    with torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings():
+    with (
+        torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings(),
+        patch.object(warnings, "formatwarning", warnings.formatwarning), patch.dict(os.environ),
+    ):  # fmt: skip
         silence_libraries()
         transformers_logging.disable_progress_bar()  # of its files, which are parts of the work
         try:
@@ -366,35 +367,19 @@ def undisturbed() -> Iterator[None]:
                 raise
             raise line from None  # parsers wrap it in a long text
         finally:
-            warnings.formatwarning = shown
             if bars:
                 transformers_logging.enable_progress_bar()
-            for logger in logging.root.manager.loggerDict.values():
-                if isinstance(logger, logging.Logger):
-                    logger.setLevel(levels.get(logger, logging.NOTSET))
-            for name, value in seeds.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+            for name in list(names):
+                logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
 
 
-class _as_it_was:
+@contextmanager
+def _as_it_was(net: Any) -> Iterator[None]:
     """Put a model back on its device, into its mode, with its padding token and its settings of generation."""
-
-    def __init__(self, net: Any) -> None:
-        self.net, self.device, self.training = net, next(net.parameters()).device, net.training
-        self.padding = getattr(net.config, "pad_token_id", None)
-        self.generation = copy.deepcopy(getattr(net, "generation_config", None))
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self.net.to(self.device).train(self.training)
-        self.net.generation_config = self.generation
-        self.net.config.pad_token_id = self.padding
-
-
-def _plain(values: dict[str, float], command: str) -> dict[str, float]:
-    """Return metrics without the name of the first split."""
-    return {name.removeprefix("test/" if command == "test" else "val/"): value for name, value in values.items()}
+    device, training, padding = next(net.parameters()).device, net.training, getattr(net.config, "pad_token_id", None)
+    generation = copy.deepcopy(getattr(net, "generation_config", None))
+    try:
+        yield
+    finally:
+        net.to(device).train(training)
+        net.generation_config, net.config.pad_token_id = generation, padding

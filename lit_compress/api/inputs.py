@@ -35,8 +35,16 @@ if TYPE_CHECKING:
 SPLITS = {"dev": "validation", "val": "validation", "valid": "validation", "eval": "validation"}  # other names
 
 
-class Inputs:
-    """A model and data as options of the commands.
+def brought(
+    model: Model,
+    tokenizer: Tokenizer,
+    data: Data,
+    columns: Columns,
+    temporary: Path | None,
+    whole: str | None = None,
+    trained: bool | None = True,
+) -> tuple[str, dict[str, Any]]:
+    """Return a model as a folder or a name, and the options of the data.
 
     Args:
         model: a transformers model, a folder or a name on the hub.
@@ -45,95 +53,69 @@ class Inputs:
         columns: the user's options for the task and the columns.
         temporary: where to write; None: the cache.
         whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
-        trained: the head of the model is trained, so its labels must be the data's.
-        settled: a stored config has the columns already.
-
-    Attributes:
-        model: folder or name.
-        data: options of the data, by name.
+        trained: the head of the model is trained, so its labels must be the data's. None: a stored config has the
+            columns already.
 
     Raises:
         UserError: something is of a type that is not known here, or does not fit.
     """
+    written = model if isinstance(model, str | Path) else None
+    if written is not None:
+        check_alone(written, tokenizer)
+    else:
+        written = _write_model(model, tokenizer, temporary)
+    options = {"data.task": columns.task or CUSTOM}
+    if data is None and columns.task is None:
+        raise UserError(
+            "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
+            "the hub, e.g. task='sst2'"
+        )
+    if data is None or isinstance(data, str | Path):
+        return str(written), options | ({} if data is None else {"data.path": str(data)}) | columns.options()
+    splits = splits_of(data, whole)
+    if trained is not None and columns.task in (None, CUSTOM):
+        config = read_config(str(written)) if isinstance(model, str | Path) else model.config
+        columns = choose_columns(columns, splits, config, trained)
 
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        data: Data,
-        columns: Columns,
-        temporary: Path | None,
-        whole: str | None = None,
-        trained: bool = True,
-        settled: bool = False,
-    ) -> None:
-        self._temporary = temporary
-        self.model = self._model(model, tokenizer)
-        config = None if isinstance(model, str | Path) else model.config
-        self.data = self._data(data, columns, config, whole, None if settled else trained)
+    def fill(folder: Path) -> None:
+        from datasets import DatasetDict
 
-    def _placed(self, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
-        """Let ``fill`` write a folder: ``name`` in the temporary one, or that of the hash ``key`` in the cache."""
-        if self._temporary is None:
-            return build_once(cache_folder() / f"brought-{key()}" / name, fill)
-        folder = self._temporary / name
-        folder.mkdir(parents=True)
-        fill(folder)
-        return folder
+        DatasetDict(splits).save_to_disk(folder)
 
-    # -------------------------------------------------------------------------------------- the model
+    def key() -> str:
+        return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
 
-    def _model(self, model: Model, tokenizer: Tokenizer) -> str:
-        """Return the folder or name of a model."""
-        if isinstance(model, str | Path):
-            if tokenizer is not None:
-                raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
-            return str(model)
-        check_model(model)
-        check_tokenizer(tokenizer)
-        if hasattr(model.config, "structure"):
-            raise UserError("model: it is compressed already; give the model it was made from")
-        if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
-            raise UserError(f"model: it has a PEFT adapter, which is no part of its weights; {MERGE}")
-        if settings := getattr(model.config, "quantization_config", None):
-            raise UserError(f"model: it is quantized ({quantization_method(settings)}); {FLOAT}")
+    return str(written), options | {"data.path": str(_placed(temporary, "data", key, fill))} | columns.options()
 
-        def fill(folder: Path) -> None:
-            model.save_pretrained(folder)
-            write_tokenizer(model.config, tokenizer, folder)
 
-        return str(self._placed(name_of(model), lambda: model_key(model, tokenizer), fill))
+def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
+    """Let ``fill`` write a folder: ``name`` in a temporary one, or that of the hash ``key`` in the cache."""
+    if temporary is None:
+        return build_once(cache_folder() / f"brought-{key()}" / name, fill)
+    folder = temporary / name
+    folder.mkdir(parents=True)
+    fill(folder)
+    return folder
 
-    # --------------------------------------------------------------------------------------- the data
 
-    def _data(
-        self, data: Data, columns: Columns, config: PreTrainedConfig | None, whole: str | None, trained: bool | None
-    ) -> dict[str, Any]:
-        """Return the options of the data."""
-        if data is None and columns.task is None:
-            raise UserError(
-                "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
-                "the hub, e.g. task='sst2'"
-            )
-        task = {"data.task": columns.task or CUSTOM}
-        if data is None:
-            return task | columns.options()
-        if isinstance(data, str | Path):
-            return task | {"data.path": str(data)} | columns.options()
-        splits = splits_of(data, whole)
-        chosen = columns
-        if trained is not None and columns.task in (None, CUSTOM):
-            chosen = choose_columns(columns, splits, config or read_config(self.model), trained)
+def _write_model(model: PreTrainedModel, tokenizer: Tokenizer, temporary: Path | None) -> Path:
+    check_model(model)
+    check_tokenizer(tokenizer)
+    if hasattr(model.config, "structure"):
+        raise UserError("model: it is compressed already; give the model it was made from")
+    if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
+        raise UserError(f"model: it has a PEFT adapter, which is no part of its weights; {MERGE}")
+    if settings := getattr(model.config, "quantization_config", None):
+        raise UserError(f"model: it is quantized ({quantization_method(settings)}); {FLOAT}")
 
-        def fill(folder: Path) -> None:
-            from datasets import DatasetDict
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder)
+        write_tokenizer(model.config, tokenizer, folder)
 
-            DatasetDict(splits).save_to_disk(folder)
-
-        def key() -> str:
-            return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
-
-        return task | {"data.path": str(self._placed("data", key, fill))} | chosen.options()
+    # called as the last part of where it came from, or as its class
+    name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
+    name = re.sub(r"[^\w.-]", "-", name) or type(model).__name__
+    return _placed(temporary, name, lambda: model_key(model, tokenizer), fill)
 
 
 def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
@@ -180,6 +162,16 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_alone(model: str | Path, tokenizer: Any) -> None:
+    """Refuse a tokenizer next to a folder or a name.
+
+    Raises:
+        UserError: there is one.
+    """
+    if tokenizer is not None:
+        raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Refuse an object that is not a fast tokenizer of transformers.
 
@@ -203,12 +195,6 @@ def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> N
     name, path = str(getattr(config, "_name_or_path", "") or ""), folder / "config.json"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():
         path.write_text(json.dumps(json.loads(path.read_text()) | {"_name_or_path": name}, indent=2) + "\n")
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """Return how the folder of a model is called: the last part of where it came from, or its class."""
-    name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
-    return re.sub(r"[^\w.-]", "-", name) or type(model).__name__
 
 
 def model_key(model: PreTrainedModel, tokenizer: Any) -> str:
