@@ -1,4 +1,4 @@
-"""The user's own files: columns by name, labels found, one file split; and whole runs on every kind of task."""
+"""The user's own files: columns by name, labels found, one file split."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import Place, load_split_files
@@ -179,14 +178,6 @@ def test_a_label_that_only_another_file_has_is_one_line(tmp_path, train, other):
         _labels(task, tmp_path, "validation")
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_minus_one_is_a_label_in_files_of_ones_own(tmp_path, kind):
-    task = _made(_csv(tmp_path, "train", -1, 1, 0), kind=kind)
-    assert task.labels == (("-1", "0", "1") if kind == "classification" else ())
-    _csv(tmp_path, "validation", -1)
-    assert _labels(task, tmp_path) == ([0, 2, 1] if kind == "classification" else [-1.0, 1.0, 0.0])
-
-
 def test_fractions_in_a_table_are_no_classes(tmp_path):
     pq.write_table(pa.table({"text": ["good"] * 4, "label": [1.0, 2.0, 3.75, 3.25]}), tmp_path / "train.parquet")
     with pytest.raises(UserError, match=r"row 3: label .*3\.75.* fraction.*kind regression.*data\.custom\.labels"):
@@ -215,29 +206,3 @@ def test_numbers_are_classes_where_a_table_says_which(tmp_path):
 def test_numbers_of_the_shipped_tasks_are_the_hubs():
     assert class_number(get_task("sst2"), "", "1") == class_number(get_task("sst2"), "", 1.0) == 1
     assert class_number(get_task("sst2"), "", "1.0") == class_number(get_task("sst2"), "", "positive ") == 1
-
-
-# ---------------------------------------------------------------- whole runs on real rows
-
-
-@pytest.mark.slow
-def test_fit_validate_predict_on_a_csv_of_ones_own(tiny_backbone, tmp_path, capsys):
-    """One file; its labels are in the export, and later commands use those whatever their data holds."""
-    names = ["great", "bad"]
-    lines = ["review,stars", *(f"{name} {name} {name},{name}" for name in names * 30)]
-    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
-    run, data = tmp_path / "run", ["--data.path", str(tmp_path / "mine.csv")]
-    main(["fit", "--model", "SVD", "--model.density", "0.5", "--model.backbone", str(tiny_backbone), "--data.task",
-          "custom", "--data.custom.text", "[review]", "--data.custom.label", "stars", *data, "--data.batch_size", "8",
-          "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--model.dense.epochs", "8",
-          "--model.dense.learning_rate", "3e-3", "--model.retrain.epochs", "1", "--run_dir", str(run)])  # fmt: skip
-    config = json.loads((run / "export" / "config.json").read_text())
-    assert config["id2label"] == {"0": "bad", "1": "great"}
-    assert json.loads((run / "report.json").read_text())["compressed"]["metric"] > 0.9
-    (tmp_path / "new.csv").write_text("review\ngreat great great\nbad bad bad\n")
-    main(["predict", str(run / "export"), "--data.path", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p")])
-    found = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
-    assert [line["label"] for line in found] == ["great", "bad"]
-    capsys.readouterr()
-    main(["validate", str(run)])
-    assert float(dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())["val/accuracy"]) > 0.9

@@ -1,10 +1,10 @@
-"""Batches as a user's files give them, alone and under a real Trainer."""
+"""Batches as a user's files give them."""
 
 from itertools import chain
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lit_compress.data.batching import held_out
 from lit_compress.data.datamodule import DataModule
@@ -176,40 +176,16 @@ def test_length_limits(make):
     assert max(batch["input_ids"].shape[1] for batch in make(max_length=6).train_dataloader()) == 6
 
 
-class _Net(LightningModule):
-    """Nothing is trained."""
-
-    def validation_step(self, batch, _):
-        assert batch["index"].min() >= 0
-
-    def predict_step(self, batch, _):
-        return batch["index"]
-
-
-def _trainer(folder, **options):
-    return Trainer(
-        accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder, enable_checkpointing=False, **options,
-    )  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_trainer_validates_and_predicts(make, tmp_path):
-    trainer = _trainer(tmp_path)
-    trainer.validate(_Net(), datamodule=make(), verbose=False)
-    indices = trainer.predict(_Net(), datamodule=make(eval_batch_size=4))
-    assert sorted(torch.cat(indices).tolist()) == list(range(11))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_overfit_batches_is_refused(make, tmp_path):
-    with pytest.raises(UserError, match=r"trainer.overfit_batches: 2 .* data.train_examples"):
-        _trainer(tmp_path, overfit_batches=2).validate(_Net(), datamodule=make())
-
-
 def _on_rank(dm, rank, world_size=2):
     dm.trainer = type("Trainer", (), {"global_rank": rank, "world_size": world_size, "overfit_batches": 0})()
     return dm
+
+
+def test_overfit_batches_is_refused(make):
+    dm = _on_rank(make(), 0)
+    dm.trainer.overfit_batches = 2
+    with pytest.raises(UserError, match=r"trainer.overfit_batches: 2 .* data.train_examples"):
+        dm.val_dataloader()
 
 
 def test_two_ranks_share_the_rows(make):
