@@ -19,6 +19,7 @@ import torch
 from lit_compress.api.columns import Columns, choose_columns
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, tokenizer_key
+from lit_compress.data.sources import DEV
 from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     Model: TypeAlias = PreTrainedModel | str | Path
     Tokenizer: TypeAlias = PreTrainedTokenizerBase | None
     Data: TypeAlias = Dataset | DatasetDict | Mapping[str, Dataset] | str | Path | None
-
-SPLITS = {"dev": "validation", "val": "validation", "valid": "validation", "eval": "validation"}  # other names
 
 
 def brought(
@@ -134,12 +133,11 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
         )
     by_split: dict[str, datasets.Dataset] = {}
     for name, rows in given.items():
-        split = SPLITS.get(str(name), str(name))
-        if split in by_split:
-            raise UserError(f"data: the split '{name}' is '{split}', which is there already; leave one")
         if not len(rows):
             raise UserError(f"data: the split '{name}' has no rows")
-        by_split[split] = rows
+        by_split[DEV.get(str(name), str(name))] = rows
+    if len(by_split) < len(given):
+        raise UserError(f"data: two of the splits {', '.join(map(str, given))} are the same; leave one")
     if not by_split.keys() & {"train", "validation", "test", "validation_matched"}:
         hint = nearest(next(iter(by_split), ""), ("train", "validation", "test"))
         raise UserError(f"data: no split of '{', '.join(by_split)}' is known; {hint}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_compress.data.checks import Source, no_rows
 from lit_compress.data.sources import Place, sources_at
-from lit_compress.tasks import KINDS, TaskType
+from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import fraction_line, label_name, whole_number
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
@@ -46,7 +46,13 @@ def custom_task(settings: Custom, place: Place) -> Task:
     label = settings.label or (text[0] if kind.label in kind.columns else kind.label)  # plain text is its own label
     columns: tuple[str, ...] = ()
     if isinstance(label, list):
-        columns, label = checked_columns(kind, label), kind.label
+        shown, columns, label = f"data.custom.label: [{', '.join(label)}]", tuple(label), kind.label
+        if not kind.own_columns:
+            raise UserError(
+                f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind {_OWN_COLUMNS}"
+            )
+        if len({name.strip() for name in columns}) < max(2, len(columns)):
+            raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")
     draft = Task(
         "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label,
         configuration=settings.configuration, label_columns=columns,
@@ -70,28 +76,6 @@ def custom_task(settings: Custom, place: Place) -> Task:
     numbered = numbered if settings.numbered is None else settings.numbered
     whole = replace(draft, labels=labels, numbered=numbered)
     return replace(whole, metrics=kind.metrics_of(whole))
-
-
-# ---------------------------------------------------------------- labels in columns of 0 and 1, as Jigsaw has them
-
-
-def checked_columns(kind: TaskType, names: list[str]) -> tuple[str, ...]:
-    """Return the columns of 0 and 1, one for each label, that the user names.
-
-    Raises:
-        UserError: labels of this type are in one column, or there are not two, or one is named twice.
-    """
-    shown = f"data.custom.label: [{', '.join(names)}]"
-    if not kind.own_columns:
-        raise UserError(
-            f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind {_OWN_COLUMNS}"
-        )
-    if len({name.strip() for name in names}) < max(2, len(names)):
-        raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")
-    return tuple(names)
-
-
-# ---------------------------------------------------------------- labels in one column
 
 
 def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:

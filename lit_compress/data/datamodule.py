@@ -211,12 +211,9 @@ class DataModule(Splits):
         elif stage == "test":
             self._read(["test"], labelled=True)
         elif not self.predicted:
-            split = next(s for s in (ALL, "test", validation[0]) if s == validation[0] or self._has(s))
-            self._read([split], labelled=False)
-            self.predicted = split
-
-    def _has(self, split: str) -> bool:
-        return has_split(self.record, self.place, split)
+            known = (split for split in (ALL, "test") if has_split(self.record, self.place, split))
+            self.predicted = next(known, validation[0])
+            self._read([self.predicted], labelled=False)
 
     def label_by(self, net: Any) -> None:
         """Label the dev texts with the vectors that ``net`` gives them, batch by batch as :meth:`val_dataloader`."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CUSTOM = "custom"  # the task whose record data/custom.py makes
 ALL = "all"  # name of a split with every row of a single file
-_DEV = {"dev": "validation", "valid": "validation", "val": "validation"}  # other names of the dev split
+DEV = dict.fromkeys(("dev", "valid", "val", "eval"), "validation")  # other names of the dev split
 
 Sources = dict[str, Source]  # by split
 
@@ -191,10 +191,7 @@ def _there(folder: Path) -> str:
 
 def _check_suffix(place: Place) -> None:
     """Refuse a file that has no reader."""
-    suffix = suffix_of(place.folder)
-    if suffix in (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".tar", ".tgz"):
-        raise UserError(f"{place.where} is packed ({suffix}); unpack it, and give one of {SUFFIXES}")
-    if suffix not in READERS:
+    if (suffix := suffix_of(place.folder)) not in READERS:
         raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
 
 
@@ -270,7 +267,7 @@ def files_by_split(folder: Path) -> dict[str, list[Path]]:
         part = re.fullmatch(r"(.+?)-\d+-of-\d+", stem)
         if suffix in READERS and (part or (path.parent != folder and "=" not in parent)):
             split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
-            found.setdefault(suffix, {}).setdefault(_DEV.get(split, split), []).append(path)
+            found.setdefault(suffix, {}).setdefault(split, []).append(path)
     return next((found[suffix] for suffix in READERS if suffix in found), {})
 
 
@@ -284,7 +281,7 @@ def _with_card(task: Task, folder: Path, where: str, known: Mapping[str, Any], c
     except Exception as error:  # broken or missing files: datasets raises many classes
         reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
         raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error
-    return _tables(task, where, {_DEV.get(str(split), str(split)): rows for split, rows in tables.items()})
+    return _tables(task, where, dict(tables))
 
 
 def _saved(task: Task, folder: Path) -> Sources:
@@ -298,7 +295,7 @@ def _saved(task: Task, folder: Path) -> Sources:
     except Exception as error:  # missing or broken files: datasets raises many classes
         raise UserError(f"data.path: '{folder}' is no readable dataset: {str(error).splitlines()[0][:160]}") from error
     splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    return _tables(task, f"data.path: '{folder}'", {str(split): rows for split, rows in splits.items()})
+    return _tables(task, f"data.path: '{folder}'", dict(splits))
 
 
 def _embedded(task: Task) -> Sources:
@@ -341,19 +338,20 @@ def _refuse_pointer(file: Path) -> None:
         raise UserError(f"data.path: '{file}' is {POINTER}")
 
 
-def _tables(task: Task, where: str, splits: Mapping[str, Dataset]) -> Sources:
+def _tables(task: Task, where: str, splits: Mapping[Any, Dataset]) -> Sources:
     """Return the sources of splits that the library datasets has read; error messages begin with ``where``."""
     sources: Sources = {}
     for split, rows in splits.items():
         here: Any = f"{where} split '{split}'"
         table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
-        sources[split] = Source(here, partial(content_key, rows), partial(from_table, task, here, table))
+        sources[str(split)] = Source(here, partial(content_key, rows), partial(from_table, task, here, table))
     return _as_named(task, sources)
 
 
 def _as_named(task: Task, sources: Sources) -> Sources:
     """Return splits by the task's names: MNLI's test split is ``test_matched``, its first dev split may be plain."""
     own, first = _first_test(task), task.validation[0]
+    sources = {DEV.get(split, split): source for split, source in sources.items()}
     sources = {"test": sources[own], **sources} if own in sources and own != "test" else sources
     return {first: sources["validation"], **sources} if "validation" in sources and first not in sources else sources
 

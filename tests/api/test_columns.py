@@ -86,7 +86,7 @@ def test_splits_have_the_names_of_the_package():
     assert list(splits_of({"train": rows, "dev": rows}, None)) == ["train", "validation"]
     for data, line in (
         ([{"text": "a"}], "data: a list is no Dataset or DatasetDict"),
-        ({"dev": rows, "validation": rows}, "the split 'validation' is 'validation', which is there already"),
+        ({"dev": rows, "validation": rows}, "two of the splits dev, validation are the same"),
         ({"trian": rows}, "did you mean 'train'"),
         (rows.select([]), "the split 'train' has no rows"),
     ):
