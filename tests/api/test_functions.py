@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from datasets import Dataset, DatasetDict, Value, load_from_disk
+from datasets import Dataset, DatasetDict, load_from_disk
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -193,12 +193,6 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
             call(SimpleNamespace(merge_and_unload=None), tokenizer, data)
     found = lc.evaluate(quantized, tokenizer, data["validation"], task="sst2")  # its own answers need no file
     assert found == lc.evaluate(net, tokenizer, data["validation"], task="sst2")
-
-
-def test_whole_numbers_as_floats_are_classes(net, tokenizer, data):
-    rows = data["validation"]
-    floats = rows.cast_column("label", Value("float64"))
-    assert lc.evaluate(net, tokenizer, floats) == lc.evaluate(net, tokenizer, rows)
 
 
 @pytest.mark.parametrize(

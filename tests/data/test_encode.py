@@ -25,18 +25,6 @@ def rows():
     return Dataset.from_dict({"sentence": ["the film was good .", "bad"], "label": [1, 0]})
 
 
-def test_columns(rows, tokenizer):
-    encoded = encode(rows, tokenizer, SST2, 32)
-    expected = tokenizer(rows["sentence"][:])
-    assert encoded.to_dict() == {
-        "input_ids": expected["input_ids"],
-        "token_type_ids": expected["token_type_ids"],
-        "length": [7, 3],
-        "truncated": [False, False],
-        "labels": [1, 0],
-    }
-
-
 def test_the_tokenizer_is_as_it_was(rows, tokenizer):
     """Its file is part of every export, and would differ where the tokens are read from the cache."""
     before = tokenizer.backend_tokenizer.to_str()

@@ -1,9 +1,7 @@
 """The facts of the data against plain counts."""
 
 import datasets
-import pytest
 
-from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import data_facts
 from lit_compress.tasks.records import get_task
 
@@ -50,18 +48,3 @@ def test_lines_of_one_text_are_not_compared():
     assert [(s.empty, s.repeated, s.in_train) for s in data_facts(get_task("wikitext2"), splits, 8).splits] == [
         (0, 0, 0)
     ] * 2
-
-
-@pytest.mark.parametrize("drawn", [None, 9])
-def test_a_data_module_tells_what_it_has_read(sst2, backbone, drawn, monkeypatch):
-    dm = DataModule("sst2", backbone, str(sst2), max_length=12, train_examples=drawn)
-    dm.setup("fit")
-    monkeypatch.setattr("lit_compress.data.splits.encode", None)  # nothing is tokenised again
-    facts = dm.facts()
-    assert facts.max_length == 12 and [s.split for s in facts.splits] == ["train", "validation"]
-    train = facts.splits[0]
-    assert (train.rows, train.available) == (drawn or 37, 37)
-    texts = dm._split("train").rows["sentence"][:]
-    assert train.repeated == len(texts) - len(set(texts)) and train.longest == 12
-    assert facts.splits[1].in_train == sum(t in texts for t in dm._split("validation").rows["sentence"][:])
-    assert train.cut == sum(len(t.split()) + 2 > 12 for t in texts)

@@ -1,13 +1,11 @@
 """Intervals of scores against their definitions and naive loops."""
 
 import math
-import random
 
 import pytest
 import torch
-from torchmetrics.functional.classification import binary_f1_score, multiclass_f1_score, multiclass_matthews_corrcoef
 
-from lit_compress.evaluation.intervals import bootstrap, bootstrap_table, intervals, wilson
+from lit_compress.evaluation.intervals import bootstrap, intervals, wilson
 from lit_compress.evaluation.metrics import CONFUSION_SCORES, build_metrics
 from lit_compress.tasks.records import TASKS
 
@@ -28,26 +26,6 @@ def test_bootstrap_of_a_mean_is_near_its_standard_error():
     assert low == pytest.approx(float(values.mean()) - 1.96 * error, abs=0.3 * error)
     assert high == pytest.approx(float(values.mean()) + 1.96 * error, abs=0.3 * error)
     assert found == again  # the same draws every time
-
-
-@pytest.mark.parametrize("name", ["f1", "macro_f1", "matthews", "accuracy"])
-def test_scores_of_a_table_are_those_of_the_rows(name):
-    """With one draw for all rows the bootstrap is the score itself."""
-    rng, classes = random.Random(0), 2 if name == "f1" else 4
-    truth = torch.tensor([rng.randrange(classes) for _ in range(60)])
-    found = torch.tensor([t if rng.random() < 0.6 else rng.randrange(max(2, classes - 1)) for t in truth.tolist()])
-    table = torch.zeros(classes, classes, dtype=torch.float64)
-    for t, f in zip(truth.tolist(), found.tolist(), strict=True):
-        table[t, f] += 1
-    wanted = {
-        "f1": lambda: binary_f1_score(found, truth),
-        "macro_f1": lambda: multiclass_f1_score(found, truth, classes, average="macro"),
-        "matthews": lambda: multiclass_matthews_corrcoef(found, truth, classes),
-        "accuracy": lambda: (found == truth).float().mean(),
-    }[name]()
-    assert float(CONFUSION_SCORES[name](table[None])[0]) == pytest.approx(float(wanted), abs=1e-6)
-    low, high = bootstrap_table(CONFUSION_SCORES[name], table)
-    assert low < float(wanted) < high
 
 
 def test_scores_of_a_table_with_an_absent_class_and_without_any_variation():

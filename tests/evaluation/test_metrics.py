@@ -11,7 +11,7 @@ from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
-ALL_BINARY = replace(get_task("mrpc"), metrics=("accuracy", "f1", "matthews"))
+ALL_BINARY = replace(get_task("mrpc"), metrics=("accuracy", "f1", "macro_f1", "matthews"))
 
 
 def _fed(task, logits, labels, batch=7, prefix=""):
@@ -29,6 +29,7 @@ def test_binary_scores_are_those_of_sklearn():
         {
             "val/accuracy": reference.accuracy_score(labels, predicted),
             "val/f1": reference.f1_score(labels, predicted),
+            "val/macro_f1": reference.f1_score(labels, predicted, average="macro"),
             "val/matthews": reference.matthews_corrcoef(labels, predicted),
         },
         abs=1e-6,
