@@ -186,7 +186,7 @@ def evaluate(
     command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
         target = _target(model, tokenizer, Path(written))
-        stored, given = (target.config or {}).get("data", {}).get("task"), {}
+        stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
         settled = stored is not None and columns == Columns()
         if data is not None or not settled:
             columns, trained = (Columns(stored), None) if settled else (columns, True)

@@ -58,11 +58,11 @@ def brought(
     Raises:
         UserError: something is of a type that is not known here, or does not fit.
     """
-    written = model if isinstance(model, str | Path) else None
-    if written is not None:
-        check_alone(written, tokenizer)
+    if isinstance(model, str | Path):
+        check_alone(model, tokenizer)
+        written, config = str(model), None
     else:
-        written = _write_model(model, tokenizer, temporary)
+        written, config = str(_write_model(model, tokenizer, temporary)), model.config
     options = {"data.task": columns.task or CUSTOM}
     if data is None and columns.task is None:
         raise UserError(
@@ -70,11 +70,10 @@ def brought(
             "the hub, e.g. task='sst2'"
         )
     if data is None or isinstance(data, str | Path):
-        return str(written), options | ({} if data is None else {"data.path": str(data)}) | columns.options()
+        return written, options | ({} if data is None else {"data.path": str(data)}) | columns.options()
     splits = splits_of(data, whole)
     if trained is not None and columns.task in (None, CUSTOM):
-        config = read_config(str(written)) if isinstance(model, str | Path) else model.config
-        columns = choose_columns(columns, splits, config, trained)
+        columns = choose_columns(columns, splits, config or read_config(written), trained)
 
     def fill(folder: Path) -> None:
         from datasets import DatasetDict
@@ -84,7 +83,7 @@ def brought(
     def key() -> str:
         return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
 
-    return str(written), options | {"data.path": str(_placed(temporary, "data", key, fill))} | columns.options()
+    return written, options | {"data.path": str(_placed(temporary, "data", key, fill))} | columns.options()
 
 
 def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
