@@ -162,7 +162,7 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
             )
     claim.enter_context(run.claim())
     if facts is not None:
-        run.begin(config, facts.as_dict(), {"asked": asked.asked, "density": job.method.density} if asked else None)
+        run.begin(config, facts, {"asked": asked.asked, "density": job.method.density} if asked else None)
     made.append(job)
     return {"config": config, "density": job.method.given["density"] if asked else None}
 

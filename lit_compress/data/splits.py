@@ -6,14 +6,14 @@ import copy
 import functools
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lightning.pytorch import LightningDataModule
 
 from lit_compress.data.batching import VALIDATION_SEED, drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.data.facts import DataFacts, data_facts
+from lit_compress.data.facts import data_facts
 from lit_compress.data.sources import ALL, Place, load_split_files
 from lit_compress.data.targets import add_targets
 from lit_compress.models.backbones import load_tokenizer
@@ -134,7 +134,7 @@ class Splits(LightningDataModule):
         self.setup("test")
         return self._split("test").rows
 
-    def facts(self) -> DataFacts:
+    def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
         self.setup("fit")
         splits = {name: self._splits[name, True] for name in self._of_fit()}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from transformers import PreTrainedModel
 
-    from lit_compress.data.facts import DataFacts
     from lit_compress.methods.base import Method
 
 MOST_CLASSES = 8  # that are listed with their counts
@@ -138,33 +137,33 @@ def layer_notes(outline: Outline) -> Iterator[str]:
 _COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")
 
 
-def facts_table(task: str, facts: DataFacts) -> Table:
+def facts_table(task: str, facts: dict[str, Any]) -> Table:
     """Return a table with a row per split; columns in which all is 0 are left out."""
-    names = [n for n in _COLUMNS if n in ("rows", "longest", "cut") or any(getattr(s, n) for s in facts.splits)]
-    if all(split.inputs == split.rows for split in facts.splits):
+    names = [n for n in _COLUMNS if n in ("rows", "longest", "cut") or any(s[n] for s in facts["splits"])]
+    if all(split["inputs"] == split["rows"] for split in facts["splits"]):
         names.remove("inputs")
     body = []
-    for split in facts.splits:
-        cells = {name: f"{getattr(split, name):,}" for name in names}
-        if split.rows < split.available and split.inputs >= split.rows:
-            cells["rows"] += f" of {split.available:,}"
-        body.append([split.split, *cells.values()])
+    for split in facts["splits"]:
+        cells = {name: f"{split[name]:,}" for name in names}
+        if split["rows"] < split["available"] and split["inputs"] >= split["rows"]:
+            cells["rows"] += f" of {split['available']:,}"
+        body.append([split["split"], *cells.values()])
     return screen_table([f"data of {task}", *(name.replace("_", " ") for name in names)], body)
 
 
-def facts_lines(facts: DataFacts) -> Iterator[str]:
+def facts_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the classes of every split with their counts, and the meaning of the table's columns."""
-    for split in facts.splits:
-        if split.classes:
-            ordered = sorted(split.classes, key=lambda c: -c["count"])
+    for split in facts["splits"]:
+        if split["classes"]:
+            ordered = sorted(split["classes"], key=lambda c: -c["count"])
             shown = [f"{c['name']}: {c['count']:,}" for c in ordered]
             if len(shown) > MOST_CLASSES:
                 shown[MOST_CLASSES - 1 : -1] = [f"{len(shown) - MOST_CLASSES} more"]
-            yield f"rows of each class in {split.split}: {', '.join(shown)}"
-    yield f"longest: tokens of the longest input; cut: inputs of more than {facts.max_length} tokens"
+            yield f"rows of each class in {split['split']}: {', '.join(shown)}"
+    yield f"longest: tokens of the longest input; cut: inputs of more than {facts['max_length']} tokens"
 
 
-def show_plan(task: str, facts: DataFacts, lines: Iterable[str]) -> None:
+def show_plan(task: str, facts: dict[str, Any], lines: Iterable[str]) -> None:
     """Print the facts of the data and the lines of the plan."""
     show(facts_table(task, facts))
     for line in (*facts_lines(facts), *lines):

@@ -9,16 +9,19 @@ from tiny import make_net
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.data.facts import DataFacts, SplitFacts
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.run.plan import facts_lines, facts_table, plan_lines, target_density
 
 
 def split(name="train", **values):
-    return SplitFacts(
-        **{"split": name, "rows": 64, "available": 872, "inputs": 64, "longest": 12, "cut": 3, "empty": 0,
-           "repeated": 0, "in_train": 0, "classes": []} | values
-    )  # fmt: skip
+    return {
+        "split": name, "rows": 64, "available": 872, "inputs": 64, "longest": 12, "cut": 3, "empty": 0, "repeated": 0,
+        "in_train": 0, "classes": [], **values,
+    }  # fmt: skip
+
+
+def facts(*splits):
+    return {"max_length": 128, "splits": splits}
 
 
 def text(table, width=100):
@@ -28,17 +31,17 @@ def text(table, width=100):
 
 
 def test_the_table_has_a_row_per_split_and_no_empty_column():
-    said = text(facts_table("sst2", DataFacts(128, [split(), split("validation", rows=872, inputs=872, in_train=5)])))
+    said = text(facts_table("sst2", facts(split(), split("validation", rows=872, inputs=872, in_train=5))))
     assert "data of sst2" in said and "64 of 872" in said and "in train" in said
     assert "empty" not in said and "inputs" not in said and "repeated" not in said
     assert max(map(len, said.splitlines())) <= 80
-    assert "inputs" in text(facts_table("squad", DataFacts(128, [split(inputs=90)])))
+    assert "inputs" in text(facts_table("squad", facts(split(inputs=90))))
 
 
 def test_classes_are_listed_with_their_counts_most_frequent_first():
     few = [{"name": "bad", "count": 2}, {"name": "good", "count": 1062}]
     many = [{"name": f"c{i}", "count": i} for i in range(20)]
-    first, second, last = facts_lines(DataFacts(128, [split(classes=few), split("validation", classes=many)]))
+    first, second, last = facts_lines(facts(split(classes=few), split("validation", classes=many)))
     assert first == "rows of each class in train: good: 1,062, bad: 2"
     counts = ", ".join(f"c{i}: {i}" for i in range(19, 12, -1))
     assert second == f"rows of each class in validation: {counts}, 12 more, c0: 0"
