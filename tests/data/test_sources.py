@@ -217,14 +217,6 @@ def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_back
         DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst"))
 
 
-def test_the_converted_tables_of_a_script(hub):
-    hub.add("nyu-mll/glue", {"glue.py": b"", "README.md": b"# x"}, kind="datasets")
-    tables = {"sst2/train/0000.parquet": parquet(**ROWS), "sst2/validation/0000.parquet": parquet(**ROWS),
-              "cola/train/0000.parquet": parquet(a=[1])}  # fmt: skip
-    hub.add("nyu-mll/glue", tables, kind="datasets", revision="refs/convert/parquet")
-    assert len(load_split_files(SST2, Place())["train"]) == 40 and not hub.asked("cola/train")
-
-
 @pytest.mark.parametrize("layout", ["{}.jsonl", "{}-00000-of-00001.jsonl", "mnli/{}/0000.jsonl"])
 def test_the_test_split_of_mnli(layout, tmp_path, capsys):
     splits = ("train", "validation_matched", "validation_mismatched", "test_matched")
