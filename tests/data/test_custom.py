@@ -152,7 +152,7 @@ READ = {
     "names that are fractions": (["1.0", "2.5"], ["2.5"], {"labels": ["1.0", "2.5"]}, ["1.0", "2.5"], [0, 1], [1]),
     # pandas writes integers so if one of the rows had none
     "whole numbers with a point": (["1.0", "3.0", "1.0"], ["3", "1.0"], {}, ["1", "3"], [0, 1, 0], [1, 0]),
-    "numbers by value": (["10", "9", "-1"], ["9"], {}, ["-1", "9", "10"], [2, 1, 0], [1]),
+    "numbers by value": (["-1", "10", "9"], ["-1"], {}, ["-1", "9", "10"], [0, 2, 1], [0]),  # -1 is a label
     "numbers of given classes": (["0", "1"], ["b", "0"], {"labels": ["b", "a"]}, ["b", "a"], [0, 1], [0, 0]),
     "numbers that are said to be": (["0"], ["b"], {"labels": ["b", "a"], "numbered": True}, ["b", "a"], [0], [0]),
 }  # fmt: skip
