@@ -95,11 +95,7 @@ def choose_columns(
 
 
 def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:
-    """Return the columns of the texts: usual names, or the only column of texts.
-
-    Raises:
-        UserError: none or several could be meant.
-    """
+    """Return the columns of the texts: usual names, or the only column of texts."""
     texts = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _STRINGS]
     labels = [label] if label is None or isinstance(label, str) else label
     texts = [name for name in texts if name not in (*labels, "id", "idx")]

@@ -119,12 +119,6 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
     A model whose weights were changed since is written without the report, the card and the programs, which are not
     its.
-
-    Args:
-        save_directory: an earlier export there is replaced.
-
-    Raises:
-        UserError: it holds something else, or cannot be written; the export was damaged meanwhile.
     """
     out = Path(save_directory).expanduser()
     check_out(out)
@@ -157,11 +151,7 @@ def _is_as_exported(net: Compressed) -> bool:
 
 
 def _push(net: Compressed, repo_id: str, private: bool = False) -> str:
-    """Upload what ``save_pretrained`` writes to the Hugging Face hub, and return the address.
-
-    Raises:
-        UserError: the hub cannot be reached, there is no token, or the hub refuses it.
-    """
+    """Upload what ``save_pretrained`` writes to the Hugging Face hub, and return the address."""
     with tempfile.TemporaryDirectory() as work:
         net.save_pretrained(Path(work) / "export")
         return push(Path(work) / "export", repo_id, private, kept="save_pretrained(FOLDER) writes it on this machine")

@@ -290,11 +290,7 @@ def _line(command: str, given: dict[str, Any]) -> Line:
 
 
 def _of_method(method: Any) -> dict[str, Any]:
-    """Return the options that make a method as it was made.
-
-    Raises:
-        UserError: it is no method.
-    """
+    """Return the options that make a method as it was made."""
     if isinstance(method, str):
         return {"model": method}
     kind = method if isinstance(method, type) else type(method)

@@ -136,11 +136,7 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
 
 
 def _without_fractions(where: str, values: dict[str, int]) -> list[str]:
-    """Return the labels, ``3`` for ``3.0`` if all are numbers.
-
-    Raises:
-        UserError: all are numbers, and one has a fraction; ``values`` has the first row of each.
-    """
+    """Return the labels, ``3`` for ``3.0`` if all are numbers."""
     if not all(_NUMBER.fullmatch(name) for name in values):
         return list(values)
     names = [whole_number(name) for name in values]

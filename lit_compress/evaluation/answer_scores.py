@@ -6,11 +6,10 @@ Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250 (v1.1), Rajpurkar et al.
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +26,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 class Answers(KeptRows):
     """Exact match and F1 of answer spans as in SQuAD's evaluation, in [0, 1]; takes logits and windows of contexts.
 
-    If questions may have no answer, there are also both metrics for questions with and without an answer, and the best
-    values over all thresholds of "no answer" (``best_...``, with that threshold).
+    If questions may have no answer, there are also both metrics for questions with and without an answer.
 
     Attributes:
         rows: the rows of the split, with texts and true answers; to be set before :meth:`compute`.
@@ -60,28 +58,22 @@ class Answers(KeptRows):
 def answer_scores(task: Task, rows: Any, windows: dict[int, list[Piece]]) -> dict[str, float]:
     """Return the metrics of :class:`Answers`; ``windows`` has the answers in every window, by number of the row."""
     threshold = task.spans.null_threshold
-    # per question: has it an answer; null score - span score; (exact match, F1) as answered, of the best span, of none
-    questions = []
+    questions: list[tuple[bool, dict[str, float]]] = []  # has it an answer; its scores
     for number, pieces in windows.items():
         row = rows[number]
         null, spans = merge(pieces, 1)
         truths = [text for text in row[task.label]["text"] if threshold is None or normalize(text)]
         text = row[task.text[1]][spans[0][1] : spans[0][2]] if spans else ""
-        margin = null - spans[0][0] if spans else math.inf
-        given = "" if threshold is not None and margin > threshold else text
-        of_given, of_text, of_none = (
-            (exact_match(answer, truths), token_f1(answer, truths)) for answer in (given, text, "")
+        if threshold is not None and spans and null - spans[0][0] > threshold:
+            text = ""
+        questions.append(
+            (bool(truths), {"exact_match": exact_match(text, truths), "answer_f1": token_f1(text, truths)})
         )
-        questions.append((bool(truths), margin, of_given, of_text, of_none))
     values = {}
-    for i, name in enumerate(("exact_match", "answer_f1")):
-        values[name] = _mean([given[i] for _, _, given, *_ in questions])
-        if threshold is None:
-            continue
-        for group, wanted in (("answerable", True), ("unanswerable", False)):
-            values[f"{name}_{group}"] = _mean([given[i] for has, _, given, *_ in questions if has is wanted])
-        margins = [(margin, best[i], none[i]) for _, margin, _, best, none in questions]
-        values[f"best_{name}"], values[f"best_{name}_threshold"] = best_threshold(margins)
+    for name in ("exact_match", "answer_f1"):
+        values[name] = _mean([scores[name] for _, scores in questions])
+        for group, wanted in (("answerable", True), ("unanswerable", False)) if threshold is not None else ():
+            values[f"{name}_{group}"] = _mean([scores[name] for has, scores in questions if has is wanted])
     return values
 
 
@@ -111,21 +103,3 @@ def _word_f1(given: list[str], true: list[str]) -> float:
         return float(given == true)
     same = sum((Counter(given) & Counter(true)).values())
     return 2 * same / (len(given) + len(true))
-
-
-def best_threshold(scores: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the highest mean metric over all thresholds below which an answer is given, and that threshold.
-
-    Args:
-        scores: per question: score of "no answer" minus the best span's; the metric of that span; the metric of giving
-            no answer.
-    """
-    ordered = sorted(scores)
-    after = [margin for margin, *_ in ordered[1:]] + [None]
-    total = best = sum(none for *_, none in ordered)
-    threshold = 0.0
-    for (margin, answered, none), following in zip(ordered, after, strict=True):
-        total += answered - none
-        if total > best and margin != following:  # a threshold gives all answers of one margin, or none
-            best, threshold = total, margin
-    return best / max(1, len(ordered)), threshold

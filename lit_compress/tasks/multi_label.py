@@ -115,11 +115,7 @@ def flag(value: Any) -> bool | None:
 
 
 def _is_on(where: str, name: str, flags: dict[str, Any]) -> bool:
-    """Return whether a row has the label ``name``, if it has a 0 or 1 for each.
-
-    Raises:
-        UserError: there is none for this label, or another value.
-    """
+    """Return whether a row has the label ``name``, if it has a 0 or 1 for each."""
     if name not in flags:
         raise UserError(f"{where} has no '{name}'; {nearest(name, flags)}")
     if (on := flag(flags[name])) is None:
@@ -134,17 +130,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _listed(where: str, label: Any, sign: str | None = None, known: Sequence[str] = ()) -> list[Any]:
-    """Return the labels of a list; of a text written like a list, or with a sign between its labels.
-
-    Args:
-        where: the start of the message.
-        label: of a row.
-        sign: between the labels of a text, see :meth:`MultiLabel.sign_in`.
-        known: all labels, which decide the sign: the first of ``|``, ``;`` and ``,`` between labels that are known.
-
-    Raises:
-        UserError: the label is null, or a list that cannot be read.
-    """
+    """Return the labels of a list; of a text written like a list, or with a sign between its labels."""
     if is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     if not isinstance(label, str):
@@ -166,11 +152,7 @@ def _are_flags(labels: list[Any]) -> bool:
 
 
 def _flags(where: str, labels: list[Any], count: int) -> list[bool] | None:
-    """Return whether a row has each of ``count`` labels, if it is written so: [1, 0, 1]; None if labels are listed.
-
-    Raises:
-        UserError: the flags are of another number than the labels, or the row can be read both ways.
-    """
+    """Return whether a row has each of ``count`` labels, if it is written so: [1, 0, 1]; None if labels are listed."""
     if not labels or not _are_flags(labels):
         return None
     certain = any(isinstance(value, bool | float) for value in labels) or len(set(labels)) < len(labels)

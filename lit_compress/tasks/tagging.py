@@ -171,11 +171,6 @@ def _numbers(sentences: list[list[str]], sources: list[int], offsets: list[list[
     """Return for every token of every input the number of its word, counted from 1; 0 for special tokens.
 
     A token may begin with the space before its word, so the word is found by the token's last character.
-
-    Args:
-        sentences: the words of each row, which were joined by spaces.
-        sources: number of the row of every input.
-        offsets: first and last character of every token in the joined text; equal for special tokens.
     """
     starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0)) for words in sentences]
     return [
@@ -185,12 +180,7 @@ def _numbers(sentences: list[list[str]], sources: list[int], offsets: list[list[
 
 
 def _first_pieces(sources: list[int], words: list[list[int]]) -> list[list[int]]:
-    """Return for every token of every input the number of the word whose first token it is, else 0.
-
-    Args:
-        sources: number of the row of every input; inputs of one row follow each other.
-        words: number of every token's word, counted from 1; 0 for special tokens.
-    """
+    """Return for every token of every input the number of the word whose first token it is, else 0."""
     seen = dict.fromkeys(sources, 0)
     firsts: list[list[int]] = []
     for source, numbers in zip(sources, words, strict=True):

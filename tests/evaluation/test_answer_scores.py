@@ -1,11 +1,11 @@
-"""Scores of answers against torchmetrics, the best threshold against a loop."""
+"""Scores of answers against torchmetrics."""
 
 import random
 
 import pytest
 from torchmetrics.functional.text import squad
 
-from lit_compress.evaluation.answer_scores import best_threshold, exact_match, token_f1
+from lit_compress.evaluation.answer_scores import exact_match, token_f1
 
 WORDS = ["the", "The", "a", "an", "cat", "Cat's", "dog", "dogs,", "dog", "10.5", "U.S.", "naïve", "  ", "-", "theatre"]
 
@@ -33,20 +33,3 @@ def test_no_answer():
     assert exact_match("", []) == token_f1("", []) == 1.0
     assert exact_match("cat", []) == token_f1("cat", []) == 0.0
     assert exact_match("", ["cat"]) == token_f1("", ["cat"]) == 0.0
-
-
-def test_best_threshold_is_that_of_a_loop():
-    rng = random.Random(1)
-    scores = [(rng.choice([-2.0, -1.0, 0.5, 1.5, 3.0]) + rng.random(), rng.random(), 0.0) for _ in range(30)]
-    scores += [(rng.gauss(1, 2), 0.0, 1.0) for _ in range(20)]
-    means = {t: sum(a if m <= t else n for m, a, n in scores) / 50 for t, *_ in scores}
-    best, threshold = best_threshold(scores)
-    assert best == pytest.approx(max(means.values())) and best == pytest.approx(means[threshold])
-    assert best_threshold([(1.0, 0.0, 1.0)]) == (1.0, 0.0)
-
-
-def test_answers_of_one_margin_are_given_together():
-    scores = [(0.5, 1.0, 0.0), (0.5, 0.0, 1.0), (0.5, 0.0, 1.0), (2.0, 1.0, 0.0)]
-    means = {t: sum(a if m <= t else n for m, a, n in scores) / 4 for t in (-1.0, 0.5, 2.0)}
-    assert best_threshold(scores) == (max(means.values()), 0.0) == (0.5, 0.0)
-    assert best_threshold(scores * 3) == best_threshold(scores)
