@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
-from in_memory import estimate_fisher
 from tiny import ALL, DECODERS, make_batch, make_net
 from unplaced import unplaced
 
@@ -21,7 +20,6 @@ from lit_compress.models.storage import load_net, save_net, tied
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.tasks import KINDS
 
 WRITERS = {
     **{name: "xsum" for name in ("bart", "bart-uneven", "t5", "t5-gated")},
@@ -43,6 +41,11 @@ def make_writer(variant, **more):
 
 def compressed(net):
     return factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r))
+
+
+def mixed(net):
+    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
+    return as_deployed(net)
 
 
 def cut(net):
@@ -158,33 +161,15 @@ def test_flops_of_a_writer(variant):
     assert budget.flops(make_writer(variant), length) == 2 * expected
 
 
-@pytest.mark.parametrize("variant", ["bart", "t5-gated", "opt", "llama-one-key", "qwen3"])
-def test_fisher_of_a_writer(variant):
-    """Sums over single examples, of the mean over an example's own tokens."""
-    net, sites = make_writer(variant).double(), None
-    sites = [site.name for site in find_sites(net)]
-    batch = make_batch()
-    labels = torch.randint(5, 100, batch["input_ids"].shape, generator=torch.Generator().manual_seed(2))
-    batch["labels"] = labels.masked_fill(batch["attention_mask"] == 0, -100)
-    kind = KINDS["summarization" if net.config.is_encoder_decoder else "language_modelling"]
-    found = estimate_fisher(net, [batch], kind.name, sites)
-    squares = dict.fromkeys(sites, 0.0)
-    for i in range(4):
-        row = {name: value[i : i + 1] for name, value in batch.items()}
-        net.zero_grad()
-        logits = net(**kind.inputs(net, row)).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), row["labels"].flatten()).backward()
-        for name in sites:
-            squares[name] = squares[name] + net.get_submodule(name).weight.grad ** 2 / 4
-    for name in sites:
-        torch.testing.assert_close(found[name].columns, squares[name].sum(0), rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["bart", "opt", "llama-one-key", "qwen3", "qwen3-sliding"])
-def test_turned_exports_write_elsewhere(variant, tmp_path):
-    fused = turned(make_writer(variant))
-    assert not fused.config.tie_word_embeddings and not tied(fused)
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [*((v, turned) for v in ("bart", "opt", "llama-one-key", "qwen3", "qwen3-sliding")),
+     *((v, mixed) for v in ("bart-uneven", "t5-gated", "opt-350m", "llama-one-key", "qwen3-sliding"))],
+)  # fmt: skip
+def test_exports_write_elsewhere(variant, change, tmp_path):
+    fused = change(make_writer(variant))
+    assert change is mixed or (not fused.config.tie_word_embeddings and not tied(fused))
     write_model(fused, tmp_path)
     assert check_export(fused, tmp_path) <= 1e-5
 
@@ -201,15 +186,3 @@ def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
     assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "config.json").read_text()
     assert check_export(fused, tmp_path) <= 1e-5
     assert torch.equal(write(load_net(tmp_path), make_batch())[0], write(fused, make_batch())[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "variant", ["bart-uneven", "t5-gated", "opt-350m", "llama-one-key", "qwen3-sliding"]
-)  # the others: whole runs
-def test_exports_write_elsewhere(variant, tmp_path):
-    net = make_writer(variant)
-    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
-    fused = as_deployed(net)
-    write_model(fused, tmp_path)
-    assert check_export(fused, tmp_path) <= 1e-5

@@ -41,28 +41,9 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
     assert report["export_difference"] <= 1e-5
 
 
-@pytest.mark.slow
-def test_mnli_runs_on_both_of_its_dev_sets(shared, tiny_backbone, tmp_path):
-    """The files of the other tasks are read in :func:`test_every_glue_task_is_read`."""
-    folder = tmp_path / "run"
-    main(
-        [
-            "fit", "--config", "svd_mnli.yaml", "--model.backbone", str(tiny_backbone), "--model.density", "0.5",
-            "--data.path", part_of(shared / "data" / "glue" / "mnli", tmp_path / "data", 64),
-            "--data.max_length", "24",
-            "--model.dense.epochs", "1", "--model.retrain.epochs", "1",
-            "--trainer.enable_progress_bar", "false", "--run_dir", str(folder),
-        ]
-    )  # fmt: skip
-    report = json.loads((folder / "report.json").read_text())
-    metric = json.loads((folder / "stages.json").read_text())[-1]["metric"]
-    assert report["compressed"]["metric"] == pytest.approx(metric["val/accuracy"], abs=1e-5)
-    assert "val_mismatched/accuracy" in metric
-
-
-@pytest.mark.parametrize("task", ["cola", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"])
+@pytest.mark.parametrize("task", ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"])
 def test_every_glue_task_is_read(task, shared, tiny_backbone):
     data = DataModule(task, str(tiny_backbone), str(shared / "data" / "glue" / task), train_examples=64, max_length=24)
     batches = [next(iter(loader)) for loader in (data.train_dataloader(), *data.val_dataloader())]
     labels = torch.cat([batch["labels"] for batch in batches])
-    assert labels.min() >= 0 and labels.max() <= (5 if task == "stsb" else 1)
+    assert labels.min() >= 0 and labels.max() <= {"stsb": 5, "mnli": 2}.get(task, 1)

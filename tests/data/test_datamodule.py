@@ -57,12 +57,6 @@ def test_both_validation_splits_of_mnli(tmp_path, backbone):
     assert len(DataModule("mnli", backbone, str(tmp_path)).val_dataloader()) == 1
 
 
-def test_workers_change_nothing(make):
-    alone, helped = list(make().train_dataloader()), list(make(num_workers=2).train_dataloader())
-    assert len(alone) == len(helped)
-    assert all(torch.equal(a[name], b[name]) for a, b in zip(alone, helped, strict=True) for name in a)
-
-
 def test_drawn_examples_are_seeded_and_nested(make):
     def texts(**options):
         dm = make(**options)

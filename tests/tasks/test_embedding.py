@@ -17,7 +17,7 @@ from lit_compress.data.facts import changed_inputs, token_counts
 from lit_compress.data.sources import Place
 from lit_compress.data.targets import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
-from lit_compress.models.backbones import load_config, load_finetuned
+from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
@@ -173,13 +173,7 @@ def test_a_model_with_another_head_gives_states(tiny_backbone):
     assert frozen == ["pooler.dense.weight", "pooler.dense.bias"]
 
 
-def test_what_gives_no_vectors_is_refused(tmp_path):
-    make_net("bart", "xsum").save_pretrained(tmp_path / "bart")
-    with pytest.raises(UserError, match="architecture bart, which has no head for embedding"):
-        load_config(str(tmp_path / "bart"), get_task("stsb_embedding"))
-    make_net("bert", "conll2003").save_pretrained(tmp_path / "tagger")
-    with pytest.raises(UserError, match="is for tagging, task 'stsb_embedding' is embedding"):
-        load_finetuned(str(tmp_path / "tagger"), get_task("stsb_embedding"))
+def test_a_score_is_of_two_texts(tmp_path):
     with pytest.raises(UserError, match="label: 'score' is a score of two texts, data"):
         custom_task(Custom(kind="embedding", label="score"), Place(str(tmp_path)))
 

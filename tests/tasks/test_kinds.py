@@ -12,7 +12,7 @@ from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import example_losses, logits_losses
-from lit_compress.tasks import KINDS, inputs_of, task_type, task_type_of_net
+from lit_compress.tasks import KINDS, task_type, task_type_of_net
 from lit_compress.tasks.records import TASKS, Writing, get_task
 from lit_compress.utils.errors import UserError
 
@@ -61,16 +61,21 @@ def test_no_forward_keeps_the_keys_and_values_of_all_blocks(kind, family, monkey
     of.run(net, _batch(kind))
 
 
-def test_a_family_without_the_head_is_refused(tmp_path):
-    save_net(make_net("opt"), tmp_path)
-    with pytest.raises(UserError, match="architecture opt, which has no head for tagging; task 'conll2003' needs"):
-        load_config(str(tmp_path), get_task("conll2003"))
+@pytest.mark.parametrize(("family", "kind"), [("opt", "tagging"), ("opt", "summarization"), ("bart", "embedding")])
+def test_a_family_without_the_head_is_refused(family, kind, tmp_path):
+    save_net(make_net(family, "sst2"), tmp_path)
+    task = OF_KIND[kind]
+    with pytest.raises(
+        UserError, match=f"architecture {family}, which has no head for {kind}; task '{task.name}' needs"
+    ):
+        load_config(str(tmp_path), task)
 
 
-def test_a_teacher_of_another_kind_is_refused(tmp_path):
+@pytest.mark.parametrize("kind", ["classification", "embedding"])
+def test_a_teacher_of_another_kind_is_refused(kind, tmp_path):
     save_net(make_net("bert", "conll2003"), tmp_path)
-    with pytest.raises(UserError, match="is for tagging, task 'sst2' is classification"):
-        load_finetuned(str(tmp_path), get_task("sst2"))
+    with pytest.raises(UserError, match=f"is for tagging, task '{OF_KIND[kind].name}' is {kind}"):
+        load_finetuned(str(tmp_path), OF_KIND[kind])
 
 
 def _batch(kind):
@@ -81,6 +86,8 @@ def _batch(kind):
     mask = (torch.arange(9) < lengths[:, None]).long()
     ids[mask == 0] = 0
     batch = {"input_ids": ids, "attention_mask": mask, "index": torch.arange(5)}
+    if kind in WRITERS:
+        return {**batch, "labels": ids.masked_fill(mask == 0, -100)}
     if kind == "tagging":
         labels = torch.randint(0, 9, (5, 9), generator=generator).masked_fill(mask == 0, -100)
         labels[:, 0] = labels[0, 4:] = -100
@@ -88,19 +95,22 @@ def _batch(kind):
     return {**batch, "labels": torch.stack([torch.zeros(5).long(), lengths - 1], dim=1)}
 
 
-@pytest.mark.parametrize("kind", ["tagging", "span_qa"])
-def test_fisher_of_a_batch_is_that_of_single_rows(kind):
-    net = make_net("bert", OF_KIND[kind].name, dropout=0.0).double().eval()
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [("tagging", "bert"), ("span_qa", "bert"), *((kind, family) for kind in WRITERS for family in WRITERS[kind])],
+)
+def test_fisher_of_a_batch_is_that_of_single_rows(kind, family):
+    net = make_net(family, OF_KIND[kind].name, dropout=0.0).double().eval()
     batch, sites = _batch(kind), [site.name for site in find_sites(net)]
     found = estimate_fisher(net, [batch], kind, sites)
     sums = dict.fromkeys(sites, 0.0)
     for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
         part = {name: value[row : row + 1] for name, value in batch.items()}
         part |= {name: part[name][:, :length] for name in ("input_ids", "attention_mask")}
-        if kind == "tagging":
+        if kind != "span_qa":
             part["labels"] = part["labels"][:, :length]
         net.zero_grad()
-        logits = KINDS[kind].logits(net(**inputs_of(part)), part)
+        logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, part)), part)
         example_losses(logits, part["labels"], KINDS[kind].loss).mean().backward()
         sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 5 for name, value in sums.items()}
     for name, value in sums.items():
