@@ -183,8 +183,6 @@ def _missing(task: Task, place: Place, split: str, sources: Collection[str]) -> 
 
 def _there(folder: Path) -> str:
     """Return what a folder without known files holds, as the end of an error message."""
-    if part := next((path for path in sorted(folder.glob("*=*/*")) if suffix_of(path) in READERS), None):
-        return f"it is a table in parts by value ({part.parent.name}); write it as one file"
     names = sorted(path.name for path in folder.iterdir())
     return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 

@@ -94,7 +94,6 @@ def test_a_single_file_of_a_task_with_two_validation_splits(tmp_path):
 WRONG = {
     "another name": ({"trian.csv": b""}, "has no file for the split 'train', e.g. train.csv; it holds trian"),
     "nothing": ({}, "has no file for the split 'train', e.g. train.csv; it is empty"),
-    "parts by value": ({"label=a/0.csv": b"text\na\n"}, r"by value \(label=a\); write it as one file"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
     "no dev split": ({"train.jsonl": sst2(1)}, "no file for the split 'validation', e.g. .*; it holds train.jsonl"),
 }  # fmt: skip
