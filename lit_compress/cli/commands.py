@@ -156,7 +156,8 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     path = Path(output).expanduser() if output else place / "predictions.jsonl"
     check_folder("--output", path, file=True)
     parts = open_target(found, line)
-    task_type(parts.data.record).check_answers()
+    if not task_type(parts.data.record).answered:
+        raise UserError("predict: a language model has no answer for a row; `test` gives its perplexity")
     if path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(found, parts, "predict")

@@ -78,7 +78,8 @@ class TaskType:
         pools: True if the outputs are vectors, made of the states of tokens as ``task.pooling`` says.
         reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
         over_vocabulary: True if the classes are the tokens of a vocabulary; their logits are then computed in chunks.
-        answered: largest number of rows whose answers are shown in reports: a text is written word by word.
+        answered: largest number of rows whose answers are shown in reports: a text is written word by word; 0: a row
+            has no answer.
         length, max_length: usual and largest length of inputs in tokens, for the user's own task.
     """
 
@@ -323,13 +324,6 @@ class TaskType:
         counted = self.counted(batch)
         mean = float(distillation_loss(ours, theirs, self.loss, temperature=1.0, counted=counted))
         return mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
-
-    def check_answers(self) -> None:
-        """Refuse to predict, before a model is loaded, if a row has no answer.
-
-        Raises:
-            UserError: it has none.
-        """
 
     def constants(self, task: Task) -> list[Tensor]:
         """Return the outputs [1, ...] of all constant answers, e.g. of each class; [] if they make no sense."""

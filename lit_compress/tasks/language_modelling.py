@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lit_compress.numerics.losses import token_losses
 from lit_compress.tasks.base import Columns, TaskType
-from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -75,10 +74,6 @@ class LanguageModelling(TaskType):
     def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return the mean over the counted tokens."""
         return outputs[self.counted(batch)].mean()
-
-    def check_answers(self) -> None:
-        """Refuse: a language model gives a perplexity."""
-        raise UserError("predict: a language model has no answer for a row; `test` gives its perplexity")
 
     def example(self, task: Task) -> str:
         """Return the beginning of a text."""

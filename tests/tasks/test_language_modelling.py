@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from mistakes import fails
 from tiny import WORDS, write_backbone
 
 from lit_compress.data import datamodule
@@ -117,6 +118,6 @@ def test_rows_end_with_a_line_end():
     assert KIND.encode({"text": ["a"]}, [0], Letters(), TASK, 3)["labels"] == [[10]]
 
 
-def test_a_row_has_no_answer():
-    with pytest.raises(UserError, match="predict: a language model has no answer for a row"):
-        KIND.check_answers()
+def test_a_row_has_no_answer(backbone, texts, capsys):
+    line = fails(capsys, "predict", backbone, "--data.task", "plain_text", "--data.path", texts)
+    assert "predict: a language model has no answer for a row" in line
