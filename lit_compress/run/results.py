@@ -243,7 +243,8 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     """
     name, _, value = budget.rpartition("=")
     try:
-        number = float(value) if name.startswith("rank") else parse_budget(budget).value
+        read = None if name.startswith("rank") else parse_budget(budget)
+        number = read.value if read else float(value)
     except (UserError, ValueError):
         number = math.inf
     return name, number if name == "speedup" else -number, budget

@@ -50,7 +50,7 @@ VALUES = {
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("merge", "slower"): "large stores a matrix dense if more than 70 % of it is left; `bench` measures the models",
     ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
-    ("weighting", "scores_abs"): "scores are absolute by default: scores",
+    ("weighting", "scores_abs"): "scores leaves negative ones out, scores_raw is the paper to the letter",
     ("weighting", "scores_all"): "scores counts those of kept weights",
     ("weighting", "scores_shifted"): "scores counts positive ones alone, scores_raw all",
     ("removes", "both"): "auto tries structures and components, which are as good",

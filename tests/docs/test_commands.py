@@ -87,8 +87,9 @@ def check(item: Item) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
             main(words)
     else:
-        command, *rest = [*OLD.get(words[0], words[:1]), *words[1:]]
-        line = read_line(command, rest)
+        given: list[str] = OLD.get(words[0], words[:1]) + words[1:]
+        command = given[0]
+        line = read_line(command, given[1:])
         if command in ("fit", "plan"):
             CommandLine(line, command)
         elif command == "factorize":
