@@ -38,7 +38,7 @@ quickstart: $(READY)
 
 # all tests; with FAST=1 without whole runs, several processes and other devices (marked slow)
 test: $(TESTED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(FAST),-m "not slow")
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 1 $(if $(FAST),-m "not slow")
 
 lint: $(TESTED)
 	$(BIN)/ruff check .

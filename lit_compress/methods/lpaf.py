@@ -38,7 +38,7 @@ from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.compression import CompressedStage, Measured
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
@@ -150,10 +150,9 @@ class SparseFactors(Factors):
         rows = load_row_importance(self.folder, self.settings.weighting)
         return WeightedDecomposer(rows, axis="out", power=self.settings.power)
 
-    def fill(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured | None) -> None:
-        """Put factors next to the sparse matrices; in shapes alone in their places, as in the export."""
-        self.layer = LowRankLinear if net.device.type == "meta" else MixedRankLinear
-        super().fill(net, plan, measured)
+    def layer(self, net: PreTrainedModel) -> type[LowRankLinear]:
+        """Return factors next to the sparse matrices; in shapes alone those in their places, as in the export."""
+        return LowRankLinear if net.device.type == "meta" else MixedRankLinear
 
     def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
         """Put empty factors next to the sparse matrices."""

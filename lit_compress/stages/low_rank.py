@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.calibration.moments import KroneckerFactors
-from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.layers import LowRankLinear
 from lit_compress.models.accounting import stored_density, whole_density
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, weighted_svd
@@ -133,13 +133,9 @@ class Factors(ByRule):
     Args:
         rule: for the ranks.
         decomposer: how matrices are factorized; None: :meth:`decomposer` makes it of statistics.
-
-    Attributes:
-        layer: class of the layer that replaces a Linear.
     """
 
     name = "factors"
-    layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear
 
     def __init__(self, rule: RankRule, decomposer: Decomposer | None = None) -> None:
         super().__init__(rule)
@@ -201,12 +197,16 @@ class Factors(ByRule):
         """Return the ranks."""
         return {"ranks": plan}
 
+    def layer(self, net: PreTrainedModel) -> type[LowRankLinear]:
+        """Return the class of the layers that replace Linears."""
+        return LowRankLinear
+
     def fill(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured | None) -> None:
         """Put factors in the places of matrices, and change biases."""
         stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in plan}
         if measured is None:
             with next(net.parameters()).device:
-                factorize(net, plan, None, self.layer, stacks=stacks)
+                factorize(net, plan, None, self.layer(net), stacks=stacks)
             return
 
         def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -214,4 +214,4 @@ class Factors(ByRule):
             # rows of `right` are contiguous as they are: a view would keep all that are not wanted
             return left[:, :rank].contiguous().to(weight.device), right[:rank].clone().to(weight.device)
 
-        factorize(net, plan, factors, self.layer, lambda name: measured.get(f"{name}.mean"), stacks)
+        factorize(net, plan, factors, self.layer(net), lambda name: measured.get(f"{name}.mean"), stacks)

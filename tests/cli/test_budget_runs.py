@@ -122,6 +122,3 @@ def test_a_budget_beside_another_knob(tiny_backbone, tiny_data, capsys):
         line = fails(capsys, "fit", "--model", "FWSVD", "--model.budget", "params=9k", f"--model.{option}", value,
                      "--model.backbone", tiny_backbone, "--data.task", "sst2", "--data.path", tiny_data)  # fmt: skip
         assert f"model.budget params=9k, model.{option} {value}: only one of them" in line
-    line = fails(capsys, "fit", "--model", "SecondOrder", "--model.budget", "density=0.3", "--model.price", "flops",
-                 "--model.backbone", tiny_backbone, "--data.task", "sst2", "--data.path", tiny_data)  # fmt: skip
-    assert "counts parameters, model.price is 'flops'" in line
