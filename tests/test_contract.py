@@ -280,6 +280,7 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
         assert difference(folder, killed) == 0
 
 
+# over 10 s: a process for every kill and its continuation
 @pytest.mark.slow
 @pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):

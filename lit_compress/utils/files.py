@@ -204,7 +204,8 @@ def yaml_of(path: Path) -> Any:
         ValueError: it is not YAML.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as stream:
+            return yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # C is ten times as fast
     except (yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
         raise ValueError(str(error)) from error
 

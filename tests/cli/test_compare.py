@@ -107,6 +107,7 @@ def result(out):
     return found["cells"]
 
 
+# over 10 s: two comparisons, one of them killed and continued
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_path, capsys):
     main(command("whole"))

@@ -156,6 +156,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     assert not (tmp_path / "out").exists() and (tmp_path / "mine" / "thesis.txt").exists()
 
 
+# over 10 s: four programs are written, each checked in another process
 def test_export_takes_an_export(words, tmp_path, capsys):
     """Its folder with a program beside the same weights; another program takes the place of the first."""
     onnxruntime = pytest.importorskip("onnxruntime")

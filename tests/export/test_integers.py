@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 
+# over 10 s: a process of its own for libraries that leave it broken
 @pytest.mark.slow
 def test_programs_of_integers():
     pytest.importorskip("nncf")

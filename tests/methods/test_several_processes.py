@@ -73,6 +73,7 @@ def options(case: tuple[str, list[str]], texts: Path, batch_size: int) -> list[s
     ]  # fmt: skip
 
 
+# over 10 s: a fit by one process, and one by two for each strategy
 @pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
@@ -96,6 +97,7 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
         check_budget(case[0], tmp_path / strategy)
 
 
+# over 10 s: two fits by two processes, and one by one
 @pytest.mark.slow
 def test_a_net_that_writes_on_two_processes(tmp_path, monkeypatch):
     """Its output layer runs chunk by chunk outside the wrapped forward, and again in the backward."""

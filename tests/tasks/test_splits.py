@@ -197,6 +197,7 @@ def rank_steps(rank, folder):
             torch.save(found, place / "found.pt")
 
 
+# over 10 s: fits of every kind with rows in parts, by one process and by two
 @pytest.mark.slow
 def test_two_processes_make_the_step_of_one(tmp_path):
     """Every dev example is scored once, whatever the number of inputs of a row, though ranks fill up batches."""
