@@ -225,8 +225,11 @@ def _told(where: str, form: Form) -> Iterator[None]:
 
 
 def _other_encoding(where: str, form: Form, found: str) -> UserError:
-    encoding = form.encoding or "UTF-8"
-    return UserError(f"{where} is no text in {encoding} ({found}); if it is text, give --data.encoding, e.g. cp1252")
+    encoding, usual = (
+        form.encoding or "UTF-8",
+        "utf-16" if found in ("byte 0xff", "byte 0xfe", "it has NUL") else "cp1252",
+    )
+    return UserError(f"{where} is no text in {encoding} ({found}); if it is text, give --data.encoding, e.g. {usual}")
 
 
 def _checked(where: str, file: Path, form: Form) -> str:
@@ -253,7 +256,7 @@ def _separator(header: str, usual: str) -> str:
 def _read_separated(usual: str) -> Reader:
     """Return the reader of a table of text, whose fields stay text; one without a value is None.
 
-    In tables with tabs, GLUE's among them, quotes are ordinary characters.
+    In tables with tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
     """
 
     def read(task: Task, where: str, file: Path, form: Form) -> Rows:
@@ -261,9 +264,12 @@ def _read_separated(usual: str) -> Reader:
         from pandas.errors import EmptyDataError
 
         first = _checked(where, file, form)
+        excel = re.fullmatch(r'"?sep=(.)"?\s*', first)  # a line for Excel alone
+        found = excel[1] if excel else _separator(first, usual)
+        plain = (usual if form.separator else found) == "\t"
         options: dict[str, Any] = dict(
-            sep=form.separator or _separator(first, usual), header=None, dtype=object, na_filter=False, chunksize=CHUNK,
-            encoding=form.codec, quoting=csv.QUOTE_NONE if usual == "\t" else csv.QUOTE_MINIMAL,
+            sep=form.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK,
+            skiprows=int(bool(excel)), encoding=form.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
             compression="gzip" if _is_packed(file) else None, engine="c",
         )  # fmt: skip
 
