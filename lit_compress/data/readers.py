@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
@@ -225,10 +226,8 @@ def _told(where: str, form: Form) -> Iterator[None]:
 
 
 def _other_encoding(where: str, form: Form, found: str) -> UserError:
-    encoding, usual = (
-        form.encoding or "UTF-8",
-        "utf-16" if found in ("byte 0xff", "byte 0xfe", "it has NUL") else "cp1252",
-    )
+    encoding = form.encoding or "UTF-8"
+    usual = "utf-16" if found in ("byte 0xff", "byte 0xfe", "it has NUL") else "cp1252"
     return UserError(f"{where} is no text in {encoding} ({found}); if it is text, give --data.encoding, e.g. {usual}")
 
 
@@ -244,7 +243,20 @@ def _checked(where: str, file: Path, form: Form) -> str:
         first = lines.readline(2**20)
     if "\0" in first:
         raise _other_encoding(where, form, "it has NUL")
+    with _unpacked(file) as stream:
+        if form.encoding and _is_utf8(stream.read(START), form.encoding):
+            raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
     return first
+
+
+def _is_utf8(start: bytes, encoding: str) -> bool:
+    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
+    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
+    except UnicodeDecodeError:
+        return False
+    return one_byte and not text.isascii()
 
 
 def _separator(header: str, usual: str) -> str:
