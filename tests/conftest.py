@@ -41,6 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["LIT_COMPRESS_METHOD"] = method
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of whole commands, and those across rooms, as slow."""
+    for item in items:
+        folder, file = item.path.parent, item.path.name
+        if (
+            folder.name in ("cli", "api")
+            or file == "test_commands.py"
+            or (folder == Path(__file__).parent and file not in ("test_house.py", "test_project.py"))
+        ):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["LIT_COMPRESS_CACHE"] = str(tmp_path_factory.mktemp("cache"))

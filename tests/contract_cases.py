@@ -57,7 +57,7 @@ VARIANTS = {
     },
 }
 CASES = [
-    pytest.param((method, variant), id=f"{method}-{variant}".strip("-"), marks=[pytest.mark.slow] if variant else [])
+    pytest.param((method, variant), id=f"{method}-{variant}".strip("-"))
     for method in METHODS
     for variant in VARIANTS.get(method, {"": []})
 ]

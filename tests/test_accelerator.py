@@ -45,7 +45,6 @@ def compare(method: str, words: list[str]) -> list[dict[str, Any]]:
         return contract(method, "second", size, Path(work), *words)["rows"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", CASES)
 def test_16_bits_equal_those_of_the_cpu(method):
     """Products of Linears are in bfloat16; CPU and device round in other places, as their lists of autocast differ."""
@@ -64,7 +63,6 @@ def script(results: Path) -> None:
     accelerator.main()
 
 
-@pytest.mark.slow
 def test_the_script_measures_what_the_page_shows(tmp_path, monkeypatch):
     processes.on_second_device(script, tmp_path)
     found = {result["part"]: result for result in common.load(tmp_path)}

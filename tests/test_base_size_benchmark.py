@@ -50,7 +50,6 @@ def test_models_come_back(tmp_path: Path) -> None:
     assert coding.pack(tmp_path / "none", {"near": near}, base, limit=1, most=0.001) == []
 
 
-@pytest.mark.slow
 def test_the_whole_way(tmp_path: Path, tiny_backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time nothing is made; the same command continues, a failure stops no other run, and nothing is timed."""
     monkeypatch.setattr(workers, "start_process", workers.start_process)

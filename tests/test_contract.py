@@ -254,7 +254,6 @@ def difference(first: Path, second: Path) -> float:
     return float((one - other).abs().max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_second_device_equals_the_cpu(run, short_run, tmp_path):
     """All stages, the export and the report, on a device that refuses CPU tensors and float64; SP3 after a kill, too.
@@ -281,7 +280,6 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
 
 
 # over 10 s: a process for every kill and its continuation
-@pytest.mark.slow
 @pytest.mark.parametrize("run", OF_CLASSES, indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     """kill -9 in mid-epoch, between stages, and at an event drawn by the method's name: a file, a step, a
@@ -325,7 +323,6 @@ def check_budget(method: str, folder: Path) -> None:
         assert report["stages"]["prune"]["density"] == pytest.approx(0.5, rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "strategy"), [(name, ("ddp", "fsdp2")[i % 2]) for i, name in enumerate(ON_TWO)])
 def test_two_processes(method, strategy, teacher, short_run, tmp_path):
     """DDP and FSDP2 on two processes, as torchrun starts them, or Slurm: the whole job, budget met exactly."""
@@ -336,7 +333,6 @@ def test_two_processes(method, strategy, teacher, short_run, tmp_path):
     check_budget(method, tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(GIVEN is not None, reason="one method of another package is given")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_processes_listen_to_the_layers(strategy, teacher, short_run, tmp_path):

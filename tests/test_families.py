@@ -44,7 +44,6 @@ def backbone(tiny_backbone, tmp_path_factory):
     return build
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "method"), PAIRS)
 def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run, tmp_path):
     density, run = DENSITY.get((method, family), 0.5), tmp_path / "run"

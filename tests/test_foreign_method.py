@@ -52,7 +52,6 @@ def contract(environment: dict[str, str], folder: Path) -> None:
     sys.exit(int(pytest.main(["tests/test_contract.py", *words])))
 
 
-@pytest.mark.slow
 def test_a_method_of_another_package_goes_through_the_contract(tmp_path):
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "__init__.py").write_text(PACKAGE)

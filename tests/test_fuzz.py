@@ -184,7 +184,6 @@ def damaged(good: bytes, kind: str, rng: random.Random) -> bytes:
     return bytes(bad)
 
 
-@pytest.mark.slow
 def test_no_damage_changes_an_answer(whole):
     """120 cuts, flipped bits, signs and exponents, other bytes and zeros, in all files: one line, or no change."""
     expected, seen, findings = answers(whole), {"line": 0, "same": 0}, []

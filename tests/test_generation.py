@@ -161,7 +161,6 @@ def test_flops_of_a_writer(variant):
     assert budget.flops(make_writer(variant), length) == 2 * expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "change"),
     [*((v, turned) for v in ("bart", "opt", "llama-one-key", "qwen3", "qwen3-sliding")),
@@ -174,7 +173,6 @@ def test_exports_write_elsewhere(variant, change, tmp_path):
     assert check_export(fused, tmp_path) <= 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3-sliding"])
 def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
     """Where all its blocks share one basis, nothing of ours goes with it."""

@@ -22,7 +22,6 @@ def exports():
         yield made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group, names in groups().items() for name in names if group != "contract"]
 )
@@ -32,7 +31,6 @@ def test_exports_are_as_they_were(group, name, exports):
     assert make.difference(GOLDEN[group]["cases"][name], record, make.is_exact(GOLDEN[group], name)) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_by_block_is_as_in_memory(name, exports):
     whole, blocks = (exports.make(group, name) for group in ("factorize", "by_block"))

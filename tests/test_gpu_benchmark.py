@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import processes
-import pytest
 import torch
 
 from benchmarks import timing
@@ -36,7 +35,6 @@ def measure(results: Path, *words: str) -> None:
     gpu.main()
 
 
-@pytest.mark.slow
 def test_the_whole_path_on_the_second_device(tmp_path):
     processes.on_second_device(measure, tmp_path, "--only", "answers", "mixed", "training")
     (file,) = tmp_path.iterdir()

@@ -41,7 +41,6 @@ def online(monkeypatch):
     return offline.ASKED
 
 
-@pytest.mark.slow
 def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, online, tiny_data):
     run, dense, data = str(tmp_path / "run"), str(tmp_path / "run/dense/net"), ["--data.path", str(tiny_data)]
     for words in (
@@ -57,7 +56,6 @@ def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, 
     assert not online
 
 
-@pytest.mark.slow
 def test_a_hub_name_does_ask(online, capsys, short_run, monkeypatch):
     """So that the test above would notice."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits between five tries

@@ -76,7 +76,6 @@ def test_a_config_of_version_0_2_loads(tmp_path):
     assert changed(FROZEN["methods"]["SecondOrder"], now) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", sorted({*FROZEN["recipes"], *shipped()}))
 def test_a_recipe_has_its_values_and_makes_its_run(recipe, hub, tiny_backbone):
     line, intended = CommandLine(["--config", recipe], "fit"), options.OF_RECIPES.get(recipe, {})

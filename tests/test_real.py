@@ -21,7 +21,6 @@ def part_of(folder, out, rows):
 
 
 # over 10 s: a real model of 22M parameters
-@pytest.mark.slow
 def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
     folder = tmp_path / "run"
     main(

@@ -64,7 +64,6 @@ def test_any_model_and_any_baseline(tiny_backbone, run, tmp_path, capsys):
     assert not (tiny_backbone / "bench.json").exists() and not capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(RUNTIMES, "twin", Runtime("twin", ("torch",), RUNTIMES["eager"].load, "model.onnx"))
     monkeypatch.setattr(module.BenchedNet, "file", lambda self, name: self.folder)

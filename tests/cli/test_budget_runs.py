@@ -26,7 +26,6 @@ def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "asked", "options"),
     [
@@ -52,7 +51,6 @@ def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, cap
         assert "model.budget was size=32kB, now size=50kB" in line
 
 
-@pytest.mark.slow
 def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbone, tmp_path, capsys):
     """And again; the dense model counts in that dtype as well, and a note says so. A program is of float32."""
     shutil.copytree(tiny_backbone, tmp_path / "half")

@@ -108,7 +108,6 @@ def result(out):
 
 
 # over 10 s: two comparisons, one of them killed and continued
-@pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_path, capsys):
     main(command("whole"))
     said = capsys.readouterr().out

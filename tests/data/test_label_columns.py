@@ -143,6 +143,7 @@ def place(tiny_backbone, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_it_needs(place, tmp_path, capsys):
     """The columns bring the names, so that the order of the model's labels does not matter to them."""
     main(["validate", str(place / "model"), *KIND, *COLUMNS, "--data.path", str(place / "data")])

@@ -110,7 +110,6 @@ def test_every_command_of_a_page_is_valid(page):
             check(item)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_a_page_runs_from_its_first_command_to_its_last(name, base, tmp_path, monkeypatch):
     for path in base[0].iterdir():
@@ -139,7 +138,6 @@ def run_alone(item: Item) -> None:
     assert labels and set(labels) <= set(known), f"{item.where}: {done.stdout}{done.stderr}"
 
 
-@pytest.mark.slow
 def test_pages_show_what_the_quickstart_says(base):
     said = {skeleton(line, (str(base[0]),)) for line in base[1][QUICKSTART[0]].splitlines()}
     shown = [(item.where, line) for path in PAGES for item in items(path) if "quickstart" in item.text
@@ -158,7 +156,6 @@ def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
     return set(value).union(*below)
 
 
-@pytest.mark.slow
 def test_outputs_names_every_field_and_file(base):
     words = set(re.findall(r"[\w.]+", named("files").read_text(encoding="utf-8")))
     run, out = base[0] / "runs" / "lpaf-sst2", base[0] / "small_onnx"
@@ -175,7 +172,6 @@ def test_outputs_names_every_field_and_file(base):
             assert name in words or path.is_dir(), f"docs/reference/files.md does not name {path.relative_to(folder)}"
 
 
-@pytest.mark.slow
 def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkeypatch):
     """Its file, its test, and a whole run of it."""
     method, test, _ = python_blocks("add_a_method")
@@ -191,7 +187,6 @@ def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkey
     assert os.path.exists(tmp_path / "run" / "export" / "model.safetensors")
 
 
-@pytest.mark.slow
 def test_the_one_shot_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkeypatch, capsys):
     """From one file, in memory, by block and with training: the same units; a method that has to train is refused."""
     *_, method = python_blocks("add_a_method")

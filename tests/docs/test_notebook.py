@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from notebook import PATH, run, texts
 from pages import skeleton
 
 
+@pytest.mark.slow
 def test_its_cells_say_what_stands_below_them(tmp_path, monkeypatch):
     """But for measured numbers."""
     monkeypatch.chdir(tmp_path)

@@ -87,6 +87,7 @@ def test_code_of_a_stranger_is_not_run(tmp_path):
     assert not ran.exists()
 
 
+@pytest.mark.slow
 def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     """It is what int8 means; one of float32 is written for the measurement."""
     folder, work = tmp_path / "export", tmp_path / "work"

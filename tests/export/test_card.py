@@ -33,6 +33,7 @@ def blocks(card: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", card, re.S)
 
 
+@pytest.mark.slow
 def test_the_hub_reads_what_was_measured(run):
     text, report = (run / "export" / "README.md").read_text(), json.loads((run / "report.json").read_text())
     data = ModelCard(text).data
@@ -48,6 +49,7 @@ def test_the_hub_reads_what_was_measured(run):
     assert f'"transformers>={LEAST}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
     main(["export", str(run), str(tmp_path / "small"), "--format", "onnx"])
     monkeypatch.chdir(tmp_path / "small")

@@ -77,6 +77,7 @@ def test_other_logits_than_before_the_export_are_refused(tmp_path):
         check_export(net, tmp_path, before)
 
 
+@pytest.mark.slow
 def test_a_file_that_needs_the_package_is_refused(tmp_path, monkeypatch):
     """In a process that is started anew, as on a user's machine, not in a fork (reloads.py)."""
     monkeypatch.setattr("lit_compress.export.check.subprocess", subprocess)
@@ -87,6 +88,7 @@ def test_a_file_that_needs_the_package_is_refused(tmp_path, monkeypatch):
         check_export(net, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*TINY, "t5-gated"])
 def test_no_class_but_its_own_loads_it(family, tmp_path):
     """Another would draw the matrices that it does not find at random; so would one that loads it saved again."""

@@ -67,6 +67,7 @@ def small(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_the_librarys_own_class_loads_it(small):
     """No code of the folder runs. The export was loaded in a process without this package."""
     own, ids = AutoModelForCausalLM.from_pretrained(small).eval(), torch.arange(5, 25)[None]

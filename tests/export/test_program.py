@@ -94,6 +94,7 @@ def one_text(names):
     return {name: inputs[name] for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c == "narrow" else pytest.mark.slow) for c in CASES])
 def test_onnx(case, tmp_path):
     """On one text that it never saw."""

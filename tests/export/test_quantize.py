@@ -179,6 +179,7 @@ def feeds(batches=4, vocabulary=100):
     return [dict(zip(NAMES, (each, np.ones_like(each), each % 2), strict=True)) for each in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", "openvino"])
 def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
     """Alone, in a batch of 3, padded to 256; one of its tokens is unknown (1). No matrix stays in float."""
@@ -206,6 +207,7 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
         assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
 
 
+@pytest.mark.slow
 def test_factors_whose_ranges_differ(tmp_path):
     """Between two factors ranges may differ by 50 times, as after training; of two ways to smooth them the better is
     taken, whichever is tried first."""

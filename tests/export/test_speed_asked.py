@@ -103,6 +103,7 @@ def test_random_values_leave_a_net_that_has_some():
         net.config))).classifier.weight for _ in range(2)))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["eager", "onnx"])
 def test_programs_take_turns(runtime, dense, monkeypatch):
     monkeypatch.setattr(speed, "ROUNDS", 3)
@@ -140,6 +141,7 @@ def on_an_accelerator() -> dict:
             "dtype": str(net.dtype)}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_accelerator_is_timed_in_16_bits_and_the_export_stays_where_it_is():
     told = processes.on_second_device(on_an_accelerator)
     assert told["place"] == ("eager", "second") and told["text"] == "eager on second, 2 x 8 tokens"

@@ -128,6 +128,7 @@ def test_lists_that_say_what_each_block_is_are_cut():
     assert [block.self_attn.layer_idx for block in net.model.layers] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma3_text", "deberta-v2", "bart", "t5", "modernbert"])
 def test_the_divergence_without_a_block_is_that_of_the_model_without_it(name):
     net, kind = four_blocks(name).double(), task_type("classification")

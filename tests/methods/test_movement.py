@@ -57,6 +57,7 @@ def test_hard_masks_follow_the_schedule(fit, dense):
     assert method.stage.status(method.net, len(seen)) == {"target": 0.3, "density": seen[-1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2", "opt"])
 def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
     """Removed rows are not stored; dead neurons and heads go with the columns they fed; the logits stay."""

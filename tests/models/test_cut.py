@@ -80,6 +80,7 @@ CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in S
         *((*case, SETS[i % 3 + 1]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "settings", "gates"),
     CUTS,

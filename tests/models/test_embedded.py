@@ -24,6 +24,7 @@ def folder() -> Path:
     return embedded.build_backbone(TASK)
 
 
+@pytest.mark.slow
 def test_sizes_and_balance(splits):
     assert len(splits["train"]) >= 4000 and len(splits["validation"]) >= 400 and len(splits["test"]) >= 400
     counts = Counter(row["label"] for row in splits["validation"])

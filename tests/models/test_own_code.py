@@ -118,6 +118,7 @@ def test_an_export_has_the_code_and_computes_what_it_computes(own, ran, tiny_dat
     assert "trust_remote_code=True" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_code_and_no_permission(own, ran, hub, short_run, tmp_path, capsys, monkeypatch):
     """By name: the code is the commit's, and a run needs no hub again. The option is each command's own."""
     files = {path.name: path.read_bytes() for path in own.iterdir()}

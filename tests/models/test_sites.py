@@ -104,6 +104,7 @@ def test_the_pattern_finds_linears_of_the_base_model(unknown):
     assert params.total - params.non_embedding == net.get_input_embeddings().weight.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [MixedRankLinear, MaskedLinear])
 def test_training_form_is_fused_is_exported_is_reloaded(unknown, layer, tmp_path):
     """At full rank the dense net; below, the file has what is counted."""

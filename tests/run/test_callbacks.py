@@ -24,6 +24,7 @@ def args(short_run, folder, *extra):
     return ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder), *extra]
 
 
+@pytest.mark.slow
 def test_last_is_never_written_after_the_last_batch(short_run, tmp_path, monkeypatch):
     seen = []
     save = Checkpoints._save
@@ -43,6 +44,7 @@ def test_last_is_never_written_after_the_last_batch(short_run, tmp_path, monkeyp
     assert best and all(end for _, _, end in best)  # after a validation, which ends an epoch
 
 
+@pytest.mark.slow
 def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -72,6 +74,7 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_where_no_epoch_is_at_budget_the_last_is_kept(short_run, tmp_path, monkeypatch):
     """Of gates that have not arrived: the epoch nearest to the target, not the first."""
     monkeypatch.setattr(Stage, "at_budget", lambda self, step: False)
@@ -128,6 +131,7 @@ def test_gradual_pruning_is_not_at_budget_before_a_step(kind):
     assert not kind.at_budget(stage, 0)
 
 
+@pytest.mark.slow
 def test_a_fit_that_max_steps_ends_in_mid_epoch_leaves_its_net(short_run, tmp_path):
     """13 batches an epoch: 18 steps end in the second; it is validated, the best is there."""
     main(args(short_run, tmp_path / "run", "--trainer.max_steps", "18", "--checkpoint_every", "3"))

@@ -73,6 +73,7 @@ def test_fit_and_plan_refuse_before_the_work(short_run, tmp_path, capsys, free):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_factorize_by_block_and_validate(tiny_backbone, tiny_data, tmp_path, capsys, free):
     from transformers import AutoTokenizer
 

@@ -33,6 +33,7 @@ def arguments(short_run):
             "--trainer.callbacks", "ModelSummary"]  # fmt: skip  # one callback, not a list of them
 
 
+@pytest.mark.slow
 def test_a_csv_logger_has_one_file_with_all_stages_and_after_a_stop_another(arguments, tmp_path, monkeypatch, capsys):
     """Stopped in the middle of the last stage, after a checkpoint and after rows that are logged again."""
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)

@@ -180,6 +180,7 @@ def test_a_run_has_its_curves_by_stage_and_what_is_left_of_its_layers(tmp_path):
     assert "1,200 training steps, 1.5 minutes" in found.text and "Runs and their costs" not in found.text
 
 
+@pytest.mark.slow
 def test_all_methods_with_the_best_result_are_bold_and_chance_is_told(tmp_path):
     folder = comparison(tmp_path / "c", 3, 1, DETAIL)
     for label, metric in enumerate((0.9, 0.9, 0.55)):

@@ -91,6 +91,7 @@ def test_the_target_of_a_rank_and_of_a_number_of_weights():
     assert 0.95 * count < left <= count
 
 
+@pytest.mark.slow
 def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, tiny_data):
     """Before anything is trained, and once."""
     rows = [json.loads(line) for line in (tiny_data / "train.jsonl").read_text().splitlines()]

@@ -119,6 +119,7 @@ def _hold(folder, ready, done):
         done.wait(30)
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_work_on_one_run(tmp_path):
     ready, done = processes._CONTEXT.Event(), processes._CONTEXT.Event()
     holder = processes._CONTEXT.Process(target=_hold, args=(tmp_path / "run", ready, done))

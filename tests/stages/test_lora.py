@@ -157,6 +157,7 @@ def test_mistakes_are_one_line():
         LoRA(rank=0)
 
 
+@pytest.mark.slow
 def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(
     short_run, tiny_backbone, tmp_path, monkeypatch
 ):

@@ -13,6 +13,7 @@ from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.recompute import activations, most_kept, surely_few
 
 
+@pytest.mark.slow
 def test_blocks_recompute_above_a_limit_only(short_run, tmp_path, monkeypatch):
     notes = []
     monkeypatch.setattr("lit_compress.methods.base.note", notes.append)

@@ -164,6 +164,7 @@ def _alone(folder, texts):
         return [net(**tokenizer(text, return_tensors="pt")).logits[0].sigmoid().tolist() for text in texts]
 
 
+@pytest.mark.slow
 def test_factorize_in_a_command_and_in_python(place, tmp_path, monkeypatch):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset

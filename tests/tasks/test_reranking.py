@@ -116,6 +116,7 @@ def export(place):
     return place / "small"
 
 
+@pytest.mark.slow
 def test_an_export_puts_documents_in_order(export, place):
     report = json.loads((export / "report.json").read_text())
     assert report["metric"]["name"] == "ndcg_at_10" and 0 < report["compressed"]["metric"] < 1

@@ -98,6 +98,7 @@ def _theirs(folder, texts, what="encode"):
 LEFT = ("cls", "max", "weighted", "last", "joined")  # where the side of the padding could matter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base, name", [*(("bert", name) for name in MODELS), *(("qwen3", name) for name in LEFT)])
 def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name):
     """Read from the folder of the library, and read by the library from files that an export has."""
@@ -123,6 +124,7 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
 
 
+@pytest.mark.slow
 def test_programs_give_the_vectors(place, tmp_path):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
     pytest.importorskip("onnxruntime")
