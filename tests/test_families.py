@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from functools import cache
 
 import pytest
 import torch
 from contract_cases import options
 from safetensors.torch import load_file
-from tiny import make_net
+from tiny import write_bert
 
 from lit_compress import methods
 from lit_compress.__main__ import main
@@ -30,16 +29,13 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny_backbone, tmp_path_factory):
+def backbone(tmp_path_factory):
     """Return the folder with a tiny net of a family, which is built once, and a tokenizer, whose padding is 0."""
 
     @cache
     def build(family):
-        folder = tmp_path_factory.mktemp(family) / "backbone"
-        shutil.copytree(tiny_backbone, folder)
         ends = {"eos_token_id": 3, "decoder_start_token_id": 0} if family == "t5" else {}
-        make_net(family, dropout=0.1, pad_token_id=0, **ends).save_pretrained(folder)
-        return folder
+        return write_bert(tmp_path_factory.mktemp(family), family=family, pad_token_id=0, **ends)
 
     return build
 

@@ -131,13 +131,20 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
     }
 
 
-def write_bert(folder: Path) -> Path:
-    """Write a BERT of two layers and a WordPiece tokenizer of a few words into ``folder``; return the folder."""
+def make_inputs(**size: int) -> dict[str, torch.Tensor]:
+    """Build what a net reads of a batch."""
+    batch = make_batch(**size)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def write_bert(folder: Path, task: str = "sst2", family: str = "bert", **settings) -> Path:
+    """Write a tiny net, a BERT by default, and a WordPiece tokenizer of a few words into ``folder``; return it."""
     from transformers import BertTokenizer
 
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    make_net("bert", dropout=0.1).save_pretrained(folder)
+    make_net(family, task, **{"dropout": 0.1} | settings).save_pretrained(folder)
     return folder
 
 
@@ -182,18 +189,28 @@ def write_model(folder, family: str, task: str, **settings):
     return folder
 
 
+def write_rows(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+    """Write the rows of every split as a file of JSON lines into ``folder``; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def write_sentences(folder: Path, train: int = 100, validation: int = 40) -> Path:
     """Write SST-2-shaped files, half of whose sentences are positive, into ``folder``; return the folder."""
-    rng = random.Random(0)
-    for split, rows in (("train", train), ("validation", validation)):
-        lines = []
-        for i in range(rows):
-            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(
-                ["great", "warm"] if i % 2 else ["bad", "dull"], k=2
-            )
-            lines.append(json.dumps({"sentence": " ".join(words), "label": i % 2}))
-        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+    rng, ends = random.Random(0), (["bad", "dull"], ["great", "warm"])
+
+    def row(i: int) -> dict[str, Any]:
+        words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(ends[i % 2], k=2)
+        return {"sentence": " ".join(words), "label": i % 2}
+
+    return write_rows(folder, train=[row(i) for i in range(train)], validation=[row(i) for i in range(validation)])
 
 
 def write_texts(folder: Path, shortest: int = 1) -> Path:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import random
-import shutil
 
 import pytest
 from datasets import Dataset
-from mistakes import fails
-from tiny import WORDS, make_net
+from mistakes import fails, predicted
+from tiny import WORDS, write_bert
 
 import lit_compress as lc
 from lit_compress.__main__ import main
@@ -130,32 +129,21 @@ def test_one_object_of_0_and_1_a_row_is_the_same(tmp_path):
     assert sorted(task.labels) == sorted(NAMES) and list(map(sorted, found)) == list(map(sorted, expected(rows)))
 
 
-@pytest.fixture(scope="module")
-def place(tiny_backbone, tmp_path_factory):
-    """Comments as Jigsaw's, and a model that was fine-tuned on them, with its labels in another order."""
-    folder = tmp_path_factory.mktemp("columns")
-    (folder / "data").mkdir()
-    write_csv(folder / "data" / "train.csv", rows_of(48))
-    write_csv(folder / "data" / "validation.csv", rows_of(24, 1))
-    task = custom_task(settings(labels=[*reversed(NAMES)]), Place(str(folder / "data")))
-    model = shutil.copytree(tiny_backbone, folder / "model")
-    make_net("bert", task_name(task), dropout=0.0, initializer_range=0.3).save_pretrained(model)
-    return folder
-
-
-@pytest.mark.slow
-def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_it_needs(place, tmp_path, capsys):
+def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_it_needs(tmp_path, capsys):
     """The columns bring the names, so that the order of the model's labels does not matter to them."""
-    main(["validate", str(place / "model"), *KIND, *COLUMNS, "--data.path", str(place / "data")])
+    (data := tmp_path / "data").mkdir()
+    write_csv(data / "train.csv", rows_of(48))
+    write_csv(data / "validation.csv", rows_of(24, 1))
+    task = custom_task(settings(labels=[*reversed(NAMES)]), Place(str(data)))
+    model = write_bert(tmp_path / "model", task_name(task), dropout=0.0, initializer_range=0.3)
+    main(["validate", str(model), *KIND, *COLUMNS, "--data.path", str(data)])
     found = capsys.readouterr().out.split(" (")[0]
-    scores = lc.evaluate(str(place / "model"), data=Dataset.from_list(rows_of(24, 1)))
+    scores = lc.evaluate(str(model), data=Dataset.from_list(rows_of(24, 1)))
     assert f"micro_f1 {scores['micro_f1']:.6f}" in " ".join(found.split())
     unscored = [row | dict.fromkeys(NAMES, -1) for row in rows_of(5)]  # as the test set of the competition
-    write_csv(tmp_path / "test.csv", unscored)
-    main(["predict", str(place / "model"), *KIND, "--data.path", str(tmp_path / "test.csv"),
-          "--output", str(tmp_path / "p")])  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    test = write_csv(tmp_path / "test.csv", unscored)
+    lines = predicted(model, tmp_path / "p", *KIND, "--data.path", test)
     assert len(lines) == 5 and lines[0]["id"] == "0000" and list(lines[0]["probabilities"]) == [*reversed(NAMES)]
-    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *KIND, *COLUMNS, "--data.path", place / "data")
+    line = fails(capsys, "factorize", model, tmp_path / "out", *KIND, *COLUMNS, "--data.path", data)
     option = json.dumps([*reversed(NAMES)])
     assert f"--data.custom.labels '{option}' uses the head unchanged" in line and not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Losses of logits in chunks equal those of whole logits, with their gradients, and make no tensor of that size."""
+"""Losses of logits in chunks equal those of whole logits, with their gradients. test_output_layer.py has their size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import weakref
 
 import pytest
 import torch
-from largest import largest_tensor
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -145,23 +144,6 @@ def test_the_gradient_of_the_layer_under_autocast(monkeypatch):
         assert loss.dtype == torch.float32
         errors.append(float((torch.autograd.grad(loss, own.weight)[0] - exact).norm() / exact.norm()))
     assert errors[0] > 1e-4 and errors[1] < 2 * errors[0]
-
-
-def test_no_tensor_is_as_large_as_the_logits(monkeypatch):
-    """Forward and backward, with a teacher, and draws."""
-    monkeypatch.setattr(chunked_logits, "ELEMENTS", 5 * 2000)
-    own = nn.Linear(WIDTH, 2000)
-    x = torch.randn(2, 300, WIDTH, requires_grad=True)
-    logits, labels = ChunkedLogits(x, own, 2000), torch.randint(2000, (2, 300))
-    with largest_tensor() as largest:
-        sum(logits_losses(logits, labels, teacher=logits).values()).backward()
-    assert 2 * 2000 <= largest() <= 12000  # the layer's own gradient
-    with largest_tensor() as largest:
-        draw_labels(logits, torch.arange(2))
-    assert largest() == 64 * 2000
-    with largest_tensor() as largest:
-        task_loss(own(x), labels, "classification").backward()
-    assert largest() == 600 * 2000
 
 
 def test_no_logits_are_kept_for_the_backward(monkeypatch):

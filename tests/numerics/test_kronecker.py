@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from decompositions import weighted_error
+from decompositions import SHAPES, weighted_error
 from moments import draw, estimated_loss, moment
 from torch import Tensor
 
@@ -22,8 +22,6 @@ from lit_compress.numerics.kronecker import (
     kronecker_svd,
 )
 from lit_compress.utils.errors import UserError
-
-SHAPES = [(6, 9), (9, 6), (7, 7)]
 
 
 @pytest.fixture(autouse=True)

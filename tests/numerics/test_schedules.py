@@ -18,25 +18,16 @@ def naive_cubic(t: int, T: int, t_i: int, t_f: int, v_f: float) -> float:
     return v_f
 
 
-def platon_cubic(t: int, T: int, t_i: int, t_f: int, v_f: float) -> float:
-    if t <= t_i:
-        return 1.0
-    if t > T - t_f:
-        return v_f
-    return v_f + (1 - v_f) * (1 - (t - t_i) / (T - t_i - t_f)) ** 3
-
-
 @pytest.mark.parametrize(("total", "start", "end"), [(100, 10, 30), (7, 2, 3), (5, 0, 0), (1, 0, 0)])
 @pytest.mark.parametrize("final", [0.0, 0.1, 0.5, 1.0])
 def test_cubic_is_the_formula(total: int, start: int, end: int, final: float) -> None:
-    """Invariant 19: ends, monotone, and equal to Eq. 5 and to PLATON's form of it."""
+    """Invariant 19: ends, monotone, and equal to Eq. 5."""
     values = [cubic(t, total, start, end, final) for t in range(total + 1)]
     assert values[0] == values[start] == 1.0 or total == 1
     assert values[total - end] == values[total] == final
     assert all(a >= b for a, b in itertools.pairwise(values))
     for t, value in enumerate(values):
         assert value == pytest.approx(naive_cubic(t, total, start, end, final), abs=1e-15)
-        assert value == pytest.approx(platon_cubic(t, total, start, end, final), abs=1e-12)
 
 
 @pytest.mark.parametrize(

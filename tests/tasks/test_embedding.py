@@ -1,4 +1,4 @@
-"""Vectors of texts: pooling, losses and metrics against loops, and a net that is compressed by texts alone."""
+"""Vectors of texts: drawn targets and metrics against loops, and a net that is compressed by texts alone."""
 
 import json
 import math
@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 from in_memory import collect_kronecker
-from tiny import WORDS, make_net
+from mistakes import factorized, predicted
+from tiny import WORDS, make_net, read_rows, write_bert, write_rows
 from torch.nn.functional import normalize
 
-from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import changed_inputs, token_counts
@@ -19,7 +19,6 @@ from lit_compress.data.targets import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
-from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
 from lit_compress.stages.weighting import Weighted
 from lit_compress.tasks import KINDS
@@ -36,46 +35,6 @@ def _vectors(*shape, seed=0):
     return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=-1)
 
 
-# ------------------------------------------------------------------------------------------------ losses
-
-
-def test_the_distance_from_a_teacher_is_that_of_loops():
-    ours, theirs = _vectors(5, 1, 7), _vectors(5, 1, 7, seed=1)
-    pairs = [(i, j) for i in range(5) for j in range(5)]
-    expected = sum(1 - float(ours[i, 0] @ theirs[i, 0]) for i in range(5)) / 5
-    expected += sum(float(ours[i, 0] @ ours[j, 0] - theirs[i, 0] @ theirs[j, 0]) ** 2 for i, j in pairs) / 25
-    assert float(distillation_loss(ours, theirs, "vectors")) == pytest.approx(expected, abs=1e-12)
-    assert float(task_loss(ours, theirs.flatten(1), "vectors")) == pytest.approx(expected, abs=1e-12)
-    assert float(distillation_loss(theirs, theirs, "vectors")) == pytest.approx(0, abs=1e-12)
-    cosines = [1 - float(ours[i, 0] @ theirs[i, 0]) for i in range(5)]
-    assert float(consistency_loss(ours, theirs, "vectors")) == pytest.approx(sum(cosines) / 5, abs=1e-12)
-
-
-def test_scored_pairs_are_ordered():
-    vectors, scores = _vectors(4, 2, 6), torch.tensor([1.0, 3.0, 1.0, 2.0])
-    cosines = [float(a @ b) for a, b in vectors]
-    wrong = [20 * (cosines[j] - cosines[i]) for i in range(4) for j in range(4) if scores[i] > scores[j]]
-    expected = math.log(1 + sum(map(math.exp, wrong)))
-    assert float(task_loss(vectors, scores, "vectors")) == pytest.approx(expected, rel=1e-9)
-    assert float(task_loss(vectors, torch.ones(4), "vectors")) == 0  # nothing to be ordered
-
-
-@pytest.mark.parametrize("texts", [2, 3])
-def test_a_query_finds_its_document(texts):
-    """An equal document of another row is none of its wrong ones."""
-    vectors = _vectors(4, texts, 6)
-    numbers = torch.arange(4 * texts).view(4, texts)
-    numbers[2, 1] = numbers[0, 1]
-    losses = []
-    for i in range(4):
-        found = [(i == row and k == 1, 20 * float(vectors[i, 0] @ vectors[row, k]))
-                 for row in range(4) for k in range(1, texts)
-                 if (row, k) == (i, 1) or numbers[row, k] != numbers[i, 1]]  # fmt: skip
-        own = next(value for right, value in found if right)
-        losses.append(math.log(sum(math.exp(value) for _, value in found)) - own)
-    assert float(task_loss(vectors, numbers, "vectors")) == pytest.approx(sum(losses) / 4, rel=1e-9)
-
-
 def test_targets_are_drawn_around_each_vector():
     """E[g g^T] of the drawn losses is the identity; a draw hangs on seed and example, not on the batch."""
     logits = torch.zeros(3000, 1, 3, dtype=torch.float64, requires_grad=True)
@@ -89,9 +48,6 @@ def test_targets_are_drawn_around_each_vector():
             fisher_losses(logits, "vectors", choice)
         with pytest.raises(UserError, match=f"retrain.labels: '{choice}' is not for vectors.*nearest: drawn"):
             Weighted(weighting="kfac", labels=choice).check_labels(KIND)
-
-
-# ------------------------------------------------------------------------------------------------ metrics
 
 
 def _ndcg(query, documents, right):
@@ -122,9 +78,6 @@ def test_retrieval_is_that_of_loops_however_rows_are_batched(tmp_path):
         assert list(found) == ["ndcg_at_10", "recall_at_10"]
         for name, values in zip(found, zip(*scores, strict=True), strict=True):
             assert float(found[name]) == pytest.approx(sum(values) / len(values), abs=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------ nets and data
 
 
 def _batch(first, second=None):
@@ -178,28 +131,16 @@ def test_a_score_is_of_two_texts(tmp_path):
         custom_task(Custom(kind="embedding", label="score"), Place(str(tmp_path)))
 
 
-def _write(folder, rows):
-    folder.mkdir()
-    for split, some in rows.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A sentence model, and texts in rows of one and of two."""
-    from transformers import BertTokenizer
-
     folder, rng = tmp_path_factory.mktemp("embedding"), random.Random(0)
-    model = folder / "model"
-    make_net("bert", "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
-    (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
+    write_bert(folder / "model", "stsb_embedding", dropout=0.0, initializer_range=0.3)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(2, 9))) for _ in range(40)]
     rows = [{"text": text} for text in texts]
-    _write(folder / "texts", {"train": rows[:28], "validation": rows[28:]})
+    write_rows(folder / "texts", train=rows[:28], validation=rows[28:])
     pairs = [{"query": a, "document": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
-    _write(folder / "pairs", {"train": pairs[:12], "validation": pairs[12:]})
+    write_rows(folder / "pairs", train=pairs[:12], validation=pairs[12:])
     return folder
 
 
@@ -215,27 +156,19 @@ def test_labels_of_texts_are_the_vectors_of_the_teacher(place):
 
 def test_tokens_of_all_texts_of_a_row_count(place):
     data = DataModule("custom", str(place / "model"), str(place / "pairs"), custom=DOCUMENTS)
-    rows = [json.loads(line) for line in (place / "pairs" / "train.jsonl").read_text().splitlines()]
+    rows = read_rows(place / "pairs" / "train.jsonl")
     words = sum(len(f"{row['query']} {row['document']}".split()) for row in rows)
     counts = token_counts(data.train_tokens(), 100)
     assert int(counts[5:].sum()) == words and int(counts[:5].sum()) == 4 * len(rows)  # [CLS] and [SEP] of every text
     assert changed_inputs(data.train_tokens(), data.train_tokens(), range(100)) == 0
 
 
-@pytest.fixture(scope="module")
-def export(place):
-    """The model, compressed by texts alone; the export is not reloaded elsewhere, as tests of exports do that."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
-        main(["factorize", str(place / "model"), str(place / "small"), "--data.task", "custom", "--data.custom.kind",
-              "embedding", "--data.path", str(place / "texts"), "--density", "0.5"])  # fmt: skip
-    return place / "small"
-
-
-def test_an_export_says_how_vectors_are_made(export, place, capsys):
+def test_an_export_says_how_vectors_are_made(place):
+    """The model is compressed by texts alone."""
     from transformers import AutoModel, AutoTokenizer
 
-    report = json.loads((export / "report.json").read_text())
+    export, asked = place / "small", ["--data.task", "custom", "--data.custom.kind", "embedding"]
+    report = factorized(place / "model", export, *asked, "--data.path", place / "texts")
     assert report["metric"]["name"] == "teacher_cosine" and report["dense"]["metric"] == pytest.approx(1)
     assert report["dense"]["interval"] == pytest.approx([1, 1]) and report["compressed"]["interval"][0] < 1
     assert report["calibration"]["measured_loss"] == pytest.approx(1 - report["compressed"]["metric"], abs=1e-5)
@@ -243,8 +176,7 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
     assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]
     assert json.loads((export / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
     assert pooling_of(str(export)) == Pooling(max_length=64)
-    main(["predict", str(export), "--output", str(place / "predictions.jsonl")])
-    lines = [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
+    lines = predicted(export, place / "predictions.jsonl")
     net = AutoModel.from_pretrained(export, trust_remote_code=True).eval()
     tokens = AutoTokenizer.from_pretrained(export)([line["text"] for line in lines], return_tensors="pt", padding=True)
     with torch.no_grad():

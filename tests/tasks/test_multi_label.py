@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from mistakes import fails
-from tiny import WORDS, make_batch, make_net
+from mistakes import factorized, fails, predicted
+from tiny import WORDS, make_batch, make_net, write_bert
 
 import lit_compress as lc
-from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
 from lit_compress.data.sources import Place
 from lit_compress.evaluation.intervals import intervals
@@ -27,7 +24,6 @@ from lit_compress.utils.errors import UserError
 NAMES = ("toxic", "insult", "threat")
 KIND = KINDS["multi_label"]
 TASK = Task("custom", "multi_label", ("text",), NAMES, KIND.scores, None, label="labels")
-ASKED = ["--data.task", "custom", "--data.custom.kind", "multi_label"]
 
 
 def _row(label, task=TASK):
@@ -133,23 +129,16 @@ def test_scores_are_those_of_loops():
 
 
 @pytest.fixture(scope="module")
-def place(tiny_backbone, tmp_path_factory):
+def place(tmp_path_factory):
     """A model that was fine-tuned for several labels, and texts whose words give them."""
     folder, rng = tmp_path_factory.mktemp("multi_label"), random.Random(0)
-    model = shutil.copytree(tiny_backbone, folder / "model")
-    make_net("bert", task_name(TASK), dropout=0.0, initializer_range=0.3).save_pretrained(model)
-    assert json.loads((model / "config.json").read_text())["problem_type"] == "multi_label_classification"
-    for split, count in (("train", 48), ("validation", 24)):
-        with (folder / f"{split}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["text", "labels"])
-            for _ in range(count):
-                words = rng.choices(WORDS, k=rng.randint(2, 9))
-                on = [name for i, name in enumerate(NAMES) if WORDS[i] in words or WORDS[i + 3] in words]
-                writer.writerow([" ".join(words), "|".join(on) or "[]"])
+    write_bert(folder / "model", task_name(TASK), dropout=0.0, initializer_range=0.3)
     (folder / "data").mkdir()
-    for split in ("train", "validation"):
-        (folder / f"{split}.csv").rename(folder / "data" / f"{split}.csv")
+    for split, count in (("train", 48), ("validation", 24)):
+        texts = [rng.choices(WORDS, k=rng.randint(2, 9)) for _ in range(count)]
+        on = [[name for i, name in enumerate(NAMES) if {WORDS[i], WORDS[i + 3]} & {*words}] for words in texts]
+        lines = [f"{' '.join(words)},{'|'.join(names) or '[]'}\n" for words, names in zip(texts, on, strict=True)]
+        (folder / "data" / f"{split}.csv").write_text("text,labels\n" + "".join(lines))
     return folder
 
 
@@ -164,31 +153,24 @@ def _alone(folder, texts):
         return [net(**tokenizer(text, return_tensors="pt")).logits[0].sigmoid().tolist() for text in texts]
 
 
-@pytest.mark.slow
-def test_factorize_in_a_command_and_in_python(place, tmp_path, monkeypatch):
+def test_factorize_in_a_command_and_in_python(place, tmp_path):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset
 
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)  # as other tests do it
-
-    main(["factorize", str(place / "model"), str(tmp_path / "small"), *ASKED, "--data.path", str(place / "data"),
-          "--data.custom.labels", json.dumps(NAMES), "--density", "0.5"])  # fmt: skip
-    report = json.loads((tmp_path / "small" / "report.json").read_text())
+    asked = ["--data.task", "custom", "--data.custom.kind", "multi_label", "--data.custom.labels", json.dumps(NAMES)]
+    report = factorized(place / "model", tmp_path / "small", *asked, "--data.path", place / "data")
     assert report["metric"]["name"] == "micro_f1" and 0 < report["calibration"]["measured_loss"] < 1
-    main(["predict", str(tmp_path / "small"), "--data.path", str(place / "data" / "validation.csv"), "--output",
-          str(tmp_path / "p")])  # fmt: skip
-    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    dev = place / "data" / "validation.csv"
+    lines = predicted(tmp_path / "small", tmp_path / "p", "--data.path", dev)
     assert len(lines) == 24 and {"labels", "probabilities", "given"} <= lines[0].keys()
     expected = _alone(tmp_path / "small", [line["text"] for line in lines])
     for line, chances in zip(lines, expected, strict=True):
         assert list(line["probabilities"].values()) == pytest.approx(chances, abs=1e-5)
         assert line["labels"] == [name for name, chance in zip(NAMES, chances, strict=True) if chance > 0.5]
     assert "One logit per label; its probability is sigmoid(logit)" in (tmp_path / "small" / "README.md").read_text()
-    rows = list(csv.DictReader((place / "data" / "validation.csv").open()))
-    data = Dataset.from_list(
-        [{"text": row["text"], "labels": [float(name in row["labels"].split("|")) for name in NAMES]} for row in rows]
-    )
-    scores = lc.evaluate(str(place / "model"), data=data)
+    rows = [line.split(",") for line in dev.read_text().splitlines()[1:]]
+    on = [[float(name in labels.split("|")) for name in NAMES] for _, labels in rows]
+    scores = lc.evaluate(str(place / "model"), data=Dataset.from_dict({"text": [row[0] for row in rows], "labels": on}))
     assert scores.keys() >= {"micro_f1", "macro_f1", "subset_accuracy"}
     assert scores["micro_f1"] == pytest.approx(report["dense"]["metric"], abs=1e-6)
 

@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 import torch
-from tiny import WORDS, make_net
+from mistakes import factorized, predicted
+from tiny import WORDS, read_rows, write_bert, write_rows
 
-from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
@@ -21,8 +21,6 @@ from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
-
-ASKED = ["--data.task", "custom", "--data.custom.kind", "reranking"]
 
 
 def test_relevance_is_learned_by_its_cross_entropy():
@@ -81,71 +79,45 @@ def test_the_order_is_scored_as_loops_do(shift):
     assert not any(build_metrics(get_task("wiki_qa")).compute().values())
 
 
-def _write(folder, splits):
-    folder.mkdir()
-    for split, rows in splits.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 @pytest.fixture(scope="module")
-def place(tiny_backbone, tmp_path_factory):
+def place(tmp_path_factory):
     """A cross-encoder with an activation of its own; pairs of which only the dev rows have labels."""
     from sentence_transformers import CrossEncoder
 
     folder, rng = tmp_path_factory.mktemp("reranking"), random.Random(0)
-    model = shutil.copytree(tiny_backbone, folder / "model")
-    make_net("bert", "wiki_qa", dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    model = write_bert(folder / "model", "wiki_qa", dropout=0.0, initializer_range=0.3)
     CrossEncoder(str(model), activation_fn=torch.nn.Tanh(), device="cpu").save(str(model))
 
     def row(number):
         return {"query": WORDS[number // 6], "document": " ".join(rng.choices(WORDS, k=rng.randint(2, 9)))}
 
     labelled = [row(i) | {"label": float(i % 6 == 0)} for i in range(24)]
-    _write(folder / "pairs", {"train": [row(i) for i in range(40)], "validation": labelled})
+    write_rows(folder / "pairs", train=[row(i) for i in range(40)], validation=labelled)
     return folder
 
 
-@pytest.fixture(scope="module")
-def export(place):
-    """The cross-encoder, compressed without a label; it is not reloaded elsewhere, as tests of exports do that."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
-        main(["factorize", str(place / "model"), str(place / "small"), *ASKED, "--data.path", str(place / "pairs"),
-              "--density", "0.5"])  # fmt: skip
-    return place / "small"
+def test_an_export_puts_documents_in_order_as_sentence_transformers_does(place):
+    """The cross-encoder is compressed without a label."""
+    import sentence_transformers as library
 
-
-@pytest.mark.slow
-def test_an_export_puts_documents_in_order(export, place):
-    report = json.loads((export / "report.json").read_text())
+    export, asked = place / "small", ["--data.task", "custom", "--data.custom.kind", "reranking"]
+    report = factorized(place / "model", export, *asked, "--data.path", place / "pairs")
     assert report["metric"]["name"] == "ndcg_at_10" and 0 < report["compressed"]["metric"] < 1
     assert report["dense"]["interval"][0] < report["dense"]["metric"] < report["dense"]["interval"][1]
     card = (export / "README.md").read_text()
     assert "pipeline_tag: text-ranking" in card and "CrossEncoder(folder" in card
-    main(["predict", str(export), "--output", str(place / "predictions.jsonl")])
-    lines = [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
+    lines, rows = predicted(export, place / "predictions.jsonl"), read_rows(place / "pairs" / "validation.jsonl")
     assert {"query", "document", "score"} <= set(lines[0])
     metrics = build_metrics(DataModule("custom", str(export), str(place / "pairs"), custom=Custom("reranking")).record)
-    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()]
     metrics.update(
         torch.tensor([line["score"] for line in lines]), torch.tensor([row["label"] for row in rows]),
         torch.tensor([WORDS.index(row["query"]) for row in rows]), index=torch.arange(len(rows)),
     )  # fmt: skip
     assert float(metrics.compute()["ndcg_at_10"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
-
-
-def test_sentence_transformers_gives_the_same_order(export, place):
-    import sentence_transformers as library
-
-    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()][:6]
     net = library.CrossEncoder(str(export), trust_remote_code=True, device="cpu")
-    found = net.predict([(row["query"], row["document"]) for row in rows], activation_fn=torch.nn.Identity())
-    main(["predict", str(export), "--output", str(place / "same.jsonl")])
-    expected = [json.loads(line)["score"] for line in (place / "same.jsonl").read_text().splitlines()][:6]
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
-    scores = net.predict([(row["query"], row["document"]) for row in rows])
-    assert scores.tolist() == pytest.approx([math.tanh(logit) for logit in expected], abs=1e-5)
+    pairs, expected = [(row["query"], row["document"]) for row in rows], [line["score"] for line in lines]
+    assert net.predict(pairs, activation_fn=torch.nn.Identity()).tolist() == pytest.approx(expected, abs=1e-5)
+    assert net.predict(pairs).tolist() == pytest.approx([math.tanh(logit) for logit in expected], abs=1e-5)
 
 
 def test_a_cross_encoder_that_does_more_is_refused(place, tmp_path):
@@ -184,8 +156,8 @@ def test_a_file_is_split_between_queries(single, place):
 
 def test_rows_are_drawn_query_by_query(single, place, tmp_path):
     """Held-out and dev rows; the last query may be cut, the others are whole."""
-    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()]
-    data = _write(tmp_path / "rows", {"train": rows, "validation": rows})
+    rows = read_rows(place / "pairs" / "validation.jsonl")
+    data = write_rows(tmp_path / "rows", train=rows, validation=rows)
     module = DataModule(
         "custom", str(place / "model"), str(data), custom=Custom("reranking"), hold_out=14, validation_examples=13
     )

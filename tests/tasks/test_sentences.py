@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from tiny import WORDS, make_net
+from tiny import WORDS, read_rows, write_bert, write_rows
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
@@ -18,8 +18,6 @@ from lit_compress.tasks.records import Custom
 from lit_compress.tasks.sentences import read_pooling
 from lit_compress.utils.errors import UserError
 
-TEXTS = Custom(kind="embedding")
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -29,21 +27,25 @@ def place(tmp_path_factory):
 
     folder, rng = tmp_path_factory.mktemp("sentences"), random.Random(0)
     for name, side in (("bert", "right"), ("qwen3", "left")):
-        model = folder / name
-        make_net(name, "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
-        (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+        model = write_bert(folder / name, "stsb_embedding", name, dropout=0.0, initializer_range=0.3)
         tokenizer = BertTokenizer(str(model / "vocab.txt"), padding_side=side, do_lower_case=False)
         if name == "qwen3":
-            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-                single="$A [SEP]", special_tokens=[("[SEP]", 3)]
-            )
+            end = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 3)])
+            tokenizer.backend_tokenizer.post_processor = end
         tokenizer.save_pretrained(model)
-    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(24)]
-    texts[3] = texts[3].upper()
-    (folder / "texts").mkdir()
-    for split, some in (("train", texts[:16]), ("validation", texts[16:] + texts[3:4])):
-        (folder / "texts" / f"{split}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in some))
+    rows = [{"text": " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))} for _ in range(24)]
+    rows[3]["text"] = rows[3]["text"].upper()
+    write_rows(folder / "texts", train=rows[:16], validation=[*rows[16:], rows[3]])
     return folder
+
+
+@pytest.fixture(scope="module")
+def texts(place):
+    return [row["text"] for row in read_rows(place / "texts" / "validation.jsonl")]
+
+
+def data_of(place, model):
+    return DataModule("custom", str(model), str(place / "texts"), custom=Custom(kind="embedding"))
 
 
 def _save(folder, net, mode="mean", modules=(), settings=None, own=None, **options):
@@ -100,11 +102,10 @@ LEFT = ("cls", "max", "weighted", "last", "joined")  # where the side of the pad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base, name", [*(("bert", name) for name in MODELS), *(("qwen3", name) for name in LEFT)])
-def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name):
+def test_vectors_are_those_of_sentence_transformers(place, texts, tmp_path, base, name):
     """Read from the folder of the library, and read by the library from files that an export has."""
     model = _save(tmp_path / "model", place / base, **MODELS[name])
-    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
-    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    data = data_of(place, model)
     expected = _theirs(model, texts)
     net, kind = load_finetuned(str(model), data.record), task_type(data.record)
     [batch] = list(data.predict_dataloader())
@@ -124,13 +125,11 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
 
 
-@pytest.mark.slow
-def test_programs_give_the_vectors(place, tmp_path):
+def test_programs_give_the_vectors(place, texts, tmp_path):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
     pytest.importorskip("onnxruntime")
     model = _save(tmp_path / "model", place / "qwen3", mode=("mean", "cls", "max"), modules=[_dense(96, 12)])
-    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
-    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    data = data_of(place, model)
     net = load_finetuned(str(model), data.record)
     made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
     assert made["outputs"] == ["last_hidden_state", "sentence_embedding"]
@@ -143,7 +142,7 @@ def test_programs_give_the_vectors(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
+def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
     """Its teacher's way, not its backbone's; it is evaluated and exports the same when both are gone."""
     import sentence_transformers
 
@@ -153,7 +152,6 @@ def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
           str(teacher), "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
           "--model.retrain.epochs", "0", "--trainer.logger", "false", "--trainer.accelerator", "cpu",
           "--trainer.enable_progress_bar", "false", "--run_dir", str(tmp_path / "run")])  # fmt: skip
-    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
     expected = _theirs(teacher, texts)
     shutil.rmtree(teacher), shutil.rmtree(backbone)
     for target in ("run", "run/retrain/net"):
@@ -178,13 +176,13 @@ def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
 def test_other_ways_to_make_vectors_are_refused(place, tmp_path, made, line):
     model = _save(tmp_path / "model", place / "bert", **made)
     with pytest.raises(UserError, match=f"^model.backbone: '.*{line}"):
-        DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+        data_of(place, model)
 
 
 def test_broken_files_are_named(place, tmp_path):
     model = _save(tmp_path / "model", place / "bert", modules=[_dense(32, 12)])
     (model / "2_Dense" / "model.safetensors").write_text("no tensors")
-    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    data = data_of(place, model)
     with pytest.raises(UserError, match=r"Dense module '.*2_Dense' cannot be read"):
         data.setup("fit")
     modules = (model / "modules.json").read_text()
@@ -192,11 +190,11 @@ def test_broken_files_are_named(place, tmp_path):
     for path in ("../elsewhere", str(tmp_path / "elsewhere"), "2_Dense"):  # the last is a link
         (model / "modules.json").write_text(modules.replace("2_Dense", path))
         with pytest.raises(UserError, match=r"names a module outside of its folder, '.*' \(modules.json\)"):
-            DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+            data_of(place, model)
         if path != "2_Dense" and not (model / "2_Dense").exists():
             (model / "2_Dense").symlink_to(tmp_path / "elsewhere")
     (model / "modules.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"model.backbone: '.*': its modules.json is broken"):
-        DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+        data_of(place, model)
     with pytest.raises(UserError, match=r"data.pooling: unknown 'clss'; did you mean 'cls'"):
-        DataModule("custom", str(place / "bert"), str(place / "texts"), custom=TEXTS, pooling="mean+clss")
+        DataModule("custom", str(place / "bert"), str(place / "texts"), custom=Custom("embedding"), pooling="mean+clss")
