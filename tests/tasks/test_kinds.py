@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from in_memory import estimate_fisher
+from in_memory import batch_of, cut, estimate_fisher
 from tiny import make_batch, make_net
 
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned
@@ -58,7 +58,7 @@ def test_no_forward_keeps_the_keys_and_values_of_all_blocks(kind, family, monkey
     task = OF_KIND[kind]
     net, of = make_net(family, task.name).eval(), task_type(task)
     monkeypatch.setattr("transformers.cache_utils.Cache.__init__", lambda *_, **__: pytest.fail("a cache was made"))
-    of.run(net, _batch(kind))
+    of.run(net, batch_of(net, kind))
 
 
 @pytest.mark.parametrize(("family", "kind"), [("opt", "tagging"), ("opt", "summarization"), ("bart", "embedding")])
@@ -78,41 +78,19 @@ def test_a_teacher_of_another_kind_is_refused(kind, tmp_path):
         load_finetuned(str(tmp_path), OF_KIND[kind])
 
 
-def _batch(kind):
-    """Rows of different lengths with what the kind wants besides."""
-    generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(5, 100, (5, 9), generator=generator)
-    lengths = torch.tensor([9, 4, 6, 3, 9])
-    mask = (torch.arange(9) < lengths[:, None]).long()
-    ids[mask == 0] = 0
-    batch = {"input_ids": ids, "attention_mask": mask, "index": torch.arange(5)}
-    if kind in WRITERS:
-        return {**batch, "labels": ids.masked_fill(mask == 0, -100)}
-    if kind == "tagging":
-        labels = torch.randint(0, 9, (5, 9), generator=generator).masked_fill(mask == 0, -100)
-        labels[:, 0] = labels[0, 4:] = -100
-        return {**batch, "labels": labels}
-    return {**batch, "labels": torch.stack([torch.zeros(5).long(), lengths - 1], dim=1)}
-
-
 @pytest.mark.parametrize(
     ("kind", "family"),
     [("tagging", "bert"), ("span_qa", "bert"), *((kind, family) for kind in WRITERS for family in WRITERS[kind])],
 )
 def test_fisher_of_a_batch_is_that_of_single_rows(kind, family):
     net = make_net(family, OF_KIND[kind].name, dropout=0.0).double().eval()
-    batch, sites = _batch(kind), [site.name for site in find_sites(net)]
-    found = estimate_fisher(net, [batch], kind, sites)
-    sums = dict.fromkeys(sites, 0.0)
-    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-        part = {name: value[row : row + 1] for name, value in batch.items()}
-        part |= {name: part[name][:, :length] for name in ("input_ids", "attention_mask")}
-        if kind != "span_qa":
-            part["labels"] = part["labels"][:, :length]
+    batch, sites = batch_of(net, kind), [site.name for site in find_sites(net)]
+    found, sums = estimate_fisher(net, [batch], kind, sites), dict.fromkeys(sites, 0.0)
+    for part in cut(batch, 1, 1, 1, 1):
         net.zero_grad()
         logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, part)), part)
         example_losses(logits, part["labels"], KINDS[kind].loss).mean().backward()
-        sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 5 for name, value in sums.items()}
+        sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 4 for name, value in sums.items()}
     for name, value in sums.items():
         assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14)
         assert value.sum() > 0

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mistakes import predicted
 from rouge_score.rouge_scorer import RougeScorer
-from tiny import WORDS, make_net, write_backbone
+from tiny import WORDS, make_net, read_rows, write_backbone, write_rows
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
@@ -32,14 +33,14 @@ def backbone(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Documents of which the summary is the first words."""
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for split, rows in (("train", 40), ("validation", 10), ("test", 6)):
-        lines = []
-        for _ in range(rows):
-            words = rng.choices(WORDS, k=rng.randint(5, 20))
-            lines.append(json.dumps({"document": " ".join(words), "summary": " ".join(words[:3]) + " ."}))
-        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+    rng = random.Random(0)
+
+    def row():
+        words = rng.choices(WORDS, k=rng.randint(5, 20))
+        return {"document": " ".join(words), "summary": " ".join(words[:3]) + " ."}
+
+    splits = {split: [row() for _ in range(rows)] for split, rows in (("train", 40), ("validation", 10), ("test", 6))}
+    return write_rows(tmp_path_factory.mktemp("texts"), **splits)
 
 
 def test_text_survives_as_bytes():
@@ -54,7 +55,7 @@ def test_batches_hold_labels_and_true_texts(backbone, texts):
     data = DataModule("xsum", backbone, str(texts), eval_batch_size=10)
     data.setup("validate")
     (batch,) = data.val_dataloader()[0]
-    rows = [json.loads(line) for line in (texts / "validation.jsonl").read_text().splitlines()]
+    rows = read_rows(texts / "validation.jsonl")
     order = batch["index"].tolist()
     assert as_texts(batch["reference"]) == [rows[i]["summary"] for i in order]
     for ids, i in zip(batch["labels"].tolist(), order, strict=True):
@@ -91,7 +92,7 @@ def test_true_texts_are_scored_whole(backbone, texts, monkeypatch):
     assert (net.generation_config.num_beams, net.generation_config.max_new_tokens) == (2, 3)
     found = evaluate(net, data)
     scorer = RougeScorer(["rouge1", "rougeLsum"], use_stemmer=True)
-    rows = [json.loads(line) for line in (texts / "validation.jsonl").read_text().splitlines()]
+    rows = read_rows(texts / "validation.jsonl")
     written = []
     for row in rows:
         ids = net.generate(**data.tokenizer(row["document"], return_tensors="pt", return_token_type_ids=False))
@@ -165,7 +166,6 @@ def test_a_run_on_summaries(texts, tmp_path):
     low, high = report["dense"]["interval"]
     assert low <= report["dense"]["metric"] <= high and len(report["compressed"]["interval"]) == 2
     assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
-    main(["predict", str(folder), "--output", str(tmp_path / "written.jsonl")])
-    rows = [json.loads(line) for line in (tmp_path / "written.jsonl").read_text().splitlines()]
+    rows = predicted(folder, tmp_path / "written.jsonl")
     assert len(rows) == 6 and all(isinstance(row["summary"], str) for row in rows)
     assert "generate" in (folder / "export" / "README.md").read_text()
