@@ -260,13 +260,3 @@ class KeepSteps(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write them."""
         torch.save(self.seen, Path(trainer.default_root_dir) / f"steps{trainer.global_rank}.pt")
-
-
-class SmallChunks(Callback):
-    """Compute logits over a vocabulary for a few positions at a time."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the number of positions of a chunk, for the rest of the process."""
-        from lit_compress.numerics import chunked_logits
-
-        chunked_logits.POSITIONS = 25

@@ -8,6 +8,11 @@ from lightning.pytorch import Callback, Trainer
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.storage import save_net
 
+QUIET = {
+    "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
+    "enable_model_summary": False, "use_distributed_sampler": False, "num_sanity_val_steps": 0, "limit_val_batches": 0,
+}  # fmt: skip
+
 
 class EveryStep(Callback):
     """Call a function with (trainer, method) after every optimizer step."""
@@ -43,14 +48,9 @@ def fit(tiny_backbone, tiny_data, tmp_path):
         method.prepare(stage, 7, previous, teacher)
         data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=batch_size, seed=7)
         data.accumulate = accumulate
-        settings = {
-            "max_epochs": stage.settings.epochs, "accelerator": "cpu", "devices": 1, "logger": False,
-            "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False,
-            "use_distributed_sampler": False, "num_sanity_val_steps": 0, "limit_val_batches": 0,
-            "log_every_n_steps": 1, "default_root_dir": tmp_path,
-        } | arguments  # fmt: skip
-        trainer = Trainer(**settings, callbacks=[*callbacks, *([EveryStep(look)] if look else [])])
-        trainer.fit(method, data)
+        own = {"max_epochs": stage.settings.epochs, "log_every_n_steps": 1, "default_root_dir": tmp_path}
+        looks = [*callbacks, *([EveryStep(look)] if look else [])]
+        Trainer(**QUIET | own | arguments, callbacks=looks).fit(method, data)
         return method
 
     return run

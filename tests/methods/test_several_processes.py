@@ -10,13 +10,11 @@ import processes
 import pytest
 import torch
 from contract_cases import COMPARED
-from safetensors.torch import load_file
 from test_contract import check_budget
-from tiny import WORDS, make_net, write_backbone
+from tiny import WORDS, make_net, write_backbone, write_rows
 
 from lit_compress.__main__ import main
 from lit_compress.methods.base import send_from_first
-from lit_compress.numerics import chunked_logits
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first
 
@@ -47,8 +45,7 @@ CASES = {
 def case(request, tmp_path_factory):
     """A method, its options, and a dense net without dropout."""
     method, _, family = request.param.partition("-")
-    folder = tmp_path_factory.mktemp("teacher")
-    write_backbone(folder, family or "bert", "sst2")
+    folder = write_backbone(tmp_path_factory.mktemp("teacher"), family or "bert", "sst2")
     make_net(family or "bert", dropout=0.0, initializer_range=0.2).save_pretrained(folder)
     return method, [*CASES[request.param], "--model.backbone", str(folder), "--model.teacher", str(folder)]
 
@@ -56,11 +53,9 @@ def case(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Texts of one length: a mean over tokens is then the mean of the ranks' means."""
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for split, rows in (("train", 100), ("validation", 40)):
-        lines = [{"sentence": " ".join(rng.choices(WORDS, k=7)), "label": i % 2} for i in range(rows)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    rng = random.Random(0)
+    rows = [{"sentence": " ".join(rng.choices(WORDS, k=7)), "label": i % 2} for i in range(140)]
+    return write_rows(tmp_path_factory.mktemp("texts"), train=rows[:100], validation=rows[100:])
 
 
 def options(case: tuple[str, list[str]], texts: Path, batch_size: int) -> list[str]:
@@ -95,70 +90,6 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
                     assert gates.keys() == expected.keys()
                     assert all(torch.allclose(gates[n], expected[n], atol=2e-3) for n in gates)
         check_budget(case[0], tmp_path / strategy)
-
-
-# over 10 s: two fits by two processes, and one by one
-@pytest.mark.slow
-def test_a_net_that_writes_on_two_processes(tmp_path, monkeypatch):
-    """Its output layer runs chunk by chunk outside the wrapped forward, and again in the backward."""
-    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda *_: None)
-    monkeypatch.setattr(chunked_logits, "POSITIONS", 25)
-    rng, tied = random.Random(0), {"dropout": 0.0, "tie_word_embeddings": True}
-    folder = write_backbone(tmp_path / "teacher", "t5", "xsum")
-    make_net("t5", "xsum", **tied, vocab_size=4 + len(WORDS)).save_pretrained(folder)
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for split, rows in (("train", 64), ("validation", 12)):
-        words = [" ".join(rng.choices(WORDS, k=15)) for _ in range(rows)]
-        lines = [{"document": text, "summary": text} for text in words]
-        (texts / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    own = [
-        "fit", "--model", "LPAF", "--model.density", "0.5", "--model.distillation.alpha_layers", "1", *CASES["LPAF"],
-        "--model.backbone", str(folder), "--model.teacher", str(folder), "--model.prune.learning_rate", "1e-2",
-        "--data.task", "xsum", "--data.path", str(texts), "--data.max_length", "15", "--trainer.accelerator", "cpu",
-        "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=processes.KeepSteps",
-        "--trainer.callbacks+=processes.SmallChunks",
-        "--data.target_length", "16", "--data.num_beams", "1",
-    ]  # fmt: skip
-    main([*own, "--data.batch_size", "16", "--run_dir", str(tmp_path / "one")])
-    for strategy in ("ddp", "fsdp2"):
-        more = ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run_dir", str(tmp_path / strategy)]
-        processes.fork_ranks([*own, "--data.batch_size", "8", *more], tmp_path / "errors")
-        for stage in ("prune", "retrain"):
-            one, other = (
-                torch.load(tmp_path / run / stage / "steps0.pt", weights_only=True) for run in ("one", strategy)
-            )
-            losses = [loss for loss, _ in one]
-            assert len(losses) > 3 and losses[-1] != pytest.approx(losses[0], rel=1e-3)
-            assert [loss for loss, _ in other] == pytest.approx(losses, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "strategy"), [("LPAF", "fsdp2"), ("CoFi", "ddp")])
-def test_four_processes_make_the_steps_of_one(method, strategy, tmp_path, monkeypatch):
-    """Of 44 training and 23 dev examples, which 4 processes cannot share evenly in every batch, or at all."""
-    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda *_: None)
-    folder, rng = tmp_path / "texts", random.Random(0)
-    write_backbone(tmp_path / "teacher", "bert", "sst2")
-    make_net("bert", dropout=0.0, initializer_range=0.2).save_pretrained(tmp_path / "teacher")
-    folder.mkdir()
-    for split, rows in (("train", 44), ("validation", 23)):
-        lines = [{"sentence": " ".join(rng.choices(WORDS, k=7)), "label": i % 2} for i in range(rows)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    teacher = str(tmp_path / "teacher")
-    own = (method, [*CASES[method], "--model.backbone", teacher, "--model.teacher", teacher])
-    main([*options(own, folder, 16), "--run_dir", str(tmp_path / "one")])
-    more = ["--trainer.strategy", strategy, "--trainer.devices", "4", "--run_dir", str(tmp_path / "four")]
-    processes.fork_ranks([*options(own, folder, 4), *more], tmp_path / "errors", 4)
-    one, four = (json.loads((tmp_path / run / "stages.json").read_text()) for run in ("one", "four"))
-    for expected, record in zip(one, four, strict=True):
-        assert record["steps"] == expected["steps"]
-        assert record["metric"] == pytest.approx(expected["metric"], abs=1e-6), record["name"]
-        net, other = (
-            load_file(tmp_path / run / record["name"] / "net" / "model.safetensors") for run in ("one", "four")
-        )
-        assert net.keys() == other.keys()
-        assert all(torch.allclose(net[name], other[name], atol=5e-4) for name in net), record["name"]
 
 
 def test_the_contract_leaves_out_those_that_are_compared_here():
