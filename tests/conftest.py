@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -23,6 +24,9 @@ from stage_fixtures import dense, fit  # noqa: F401
 from tiny import short_options, write_bert, write_sentences
 
 from lit_compress.utils import devices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 torch.set_num_threads(1)
 offline.refuse()
@@ -87,6 +91,15 @@ def shared() -> Path:
     if not (SHARED / "data").is_dir():
         pytest.skip(f"no real data at {SHARED}; set LIT_COMPRESS_SHARED to the folder that has data/ and models/")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def bert_base() -> PreTrainedModel:
+    """BERT-base without values."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
 
 
 @pytest.fixture(scope="session")

@@ -142,6 +142,14 @@ def as_deployed(net):
     return fuse(taken_out(net))
 
 
+def begun(method, folder, steps=100, seed=0, structure=None):
+    """A method at the beginning of its last stage, from the net in ``folder``."""
+    method.prepare(method.stages()[-1], seed, folder, None, structure)
+    method.configure_model()
+    method.stage.set_total_steps(steps)
+    return method
+
+
 def step(method, batch):
     """One training_step outside a trainer."""
     found = {}

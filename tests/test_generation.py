@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
 from tiny import ALL, DECODERS, make_batch, make_net
-from unplaced import unplaced
 
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
@@ -98,17 +97,6 @@ def test_cache_changes_nothing(variant, change):
     torch.testing.assert_close(scores, other, atol=1e-4, rtol=1e-4)
     first = write(net, batch)[1][3]
     assert not torch.allclose(first[0], first[2], atol=1e-3)  # it depends on the text
-
-
-@pytest.mark.parametrize("variant", WRITERS)
-def test_full_rank_writes_as_dense(variant):
-    net, batch = make_writer(variant), make_batch()
-    assert unplaced(net) == []
-    expected, scores = write(net, batch)
-    full = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
-    found, other = write(factorize(net, full, lambda _, w, r: decompose(w, r)), batch)
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(other, scores, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("variant", WRITERS)

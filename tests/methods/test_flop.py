@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import evaluated as logits
+from helpers import begun
 from tiny import make_net
 from torch import nn
 
@@ -14,7 +14,6 @@ from lit_compress.methods import FLOP
 from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.sites import find_sites, site_shapes
-from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.hard_concrete import probability
 from lit_compress.utils.errors import UserError
@@ -65,10 +64,7 @@ def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, 
     """With gates that differ by matrix: never above the budget, and below by less than a rank of every matrix."""
     method = FLOP(backbone="unused", density=target, round_to=round_to, prune=FLOPPruning(init="finetuned"))
     torch.manual_seed(0)
-    method.prepare(method.stages()[-1], 0, dense, None)
-    method.configure_model()
-    stage = method.stage
-    stage.set_total_steps(10)
+    stage = begun(method, dense, 10).stage
     with torch.no_grad():
         for gate in stage.gates.values():
             gate.log_alpha.copy_(torch.randn_like(gate.log_alpha) + torch.linspace(-3, 3, len(gate.log_alpha))[:, None])
@@ -81,29 +77,6 @@ def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, 
     assert target - below < stored_density(small) == density(small) <= target
     assert (target < 0.5) or whole
     assert all(rank >= 1 and (round_to is None or rank < 4 or rank % 4 == 0) for rank in ranks)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3", "gemma2"])
-def test_families_whose_matrices_stand_otherwise(family, tmp_path):
-    """With all gates open it is the dense net; with the ranks of a budget, fused and read again, the validated one."""
-    net = make_net(family, "wikitext2", dropout=0.0)
-    dense = logits(net)
-    save_net(net, tmp_path)
-    method = flop()
-    method.prepare(method.stages()[-1], 0, tmp_path, None)
-    method.configure_model()
-    stage = method.stage
-    stage.set_total_steps(10)
-    assert torch.allclose(logits(method.net), dense, atol=1e-5)
-    stage.deterministic(method.net, 10)
-    expected = logits(method.net)
-    assert not torch.allclose(expected, dense, atol=1e-3)
-    small, folder = fuse(method.net), tmp_path / "small"
-    folder.mkdir()
-    save_net(small, folder)
-    assert 0.39 < stored_density(small) <= 0.4
-    for found in (small, load_net(folder)):
-        assert torch.allclose(logits(found), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

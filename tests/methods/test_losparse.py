@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import begun
 from helpers import evaluated as logits
 from tiny import make_net
 
@@ -24,22 +25,8 @@ def losparse(density=0.4, backbone="unused", **settings):
     return LoSparse(backbone=backbone, density=density, prune=LowRankPlusSparse(**FAST | settings))
 
 
-def build(dense, method):
-    method.prepare(method.stages()[-1], 0, dense, None)
-    method.configure_model()
-    return method
-
-
 def layers(net):
     return [net.get_submodule(site.name) for site in find_sites(net)]
-
-
-@pytest.fixture(scope="module")
-def bert_base():
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
 
 
 @pytest.mark.parametrize(("share", "real"), [(0.01, 0.0111), (0.02, 0.0210), (0.03, 0.0310), (0.05, 0.0510)])
@@ -62,7 +49,7 @@ def test_published_schedule():
 
 
 def test_itp_prunes_the_weight_itself(dense):
-    method = build(dense, ITP(backbone="unused", density=0.3))
+    method = begun(ITP(backbone="unused", density=0.3), dense)
     assert torch.equal(logits(method.net), logits(load_net(dense)))
     for layer, linear in zip(layers(method.net), layers(load_net(dense)), strict=True):
         assert layer.rank == 0 and layer.left is None and torch.equal(layer.sparse, linear.weight)
@@ -135,9 +122,8 @@ def test_rows_between_prunings_take_part_again(fit, dense):
 @pytest.mark.parametrize("density", [0.05, 0.1, 0.3, 0.97])
 def test_any_density(dense, density):
     """Also smaller than the low-rank share, where the ranks shrink and no row stays."""
-    method = build(dense, losparse(density))
+    method = begun(losparse(density), dense)
     stage = method.stage
-    stage.set_total_steps(100)
     assert 0 <= stage.budget.final < density and (stage.budget.final == 0) == (density <= 0.1)
     if density > 0.05:  # 32 x 32: one rank is 6 %
         assert stage.budget.factors + stage.budget.final * stage.budget.total <= density * stage.budget.total + 0.5
@@ -150,9 +136,8 @@ def test_any_density(dense, density):
 
 def test_non_finite_gradients_leave_the_scores_alone(dense):
     """Invariant 11."""
-    method = build(dense, losparse())
+    method = begun(losparse(), dense)
     stage = method.stage
-    stage.set_total_steps(100)
     for weight in stage._weights:
         weight.grad = torch.ones_like(weight)
     stage._weights[3].grad[0, 0] = torch.inf
@@ -177,9 +162,9 @@ def test_bfloat16_weights_have_float32_scores():
 
 def test_low_rank_one_and_two_end_with_the_same_shapes(fit, dense):
     """Section 4.4: factors only, from the same decomposition."""
-    first = build(dense, LowRankI(backbone="unused", density=0.4)).net
+    first = begun(LowRankI(backbone="unused", density=0.4), dense).net
     second = LowRankII(backbone="unused", density=0.4, prune=RowPruning(epochs=2, learning_rate=1e-3, interval=3))
-    start = build(dense, LowRankII(backbone="unused", density=0.4)).net
+    start = begun(LowRankII(backbone="unused", density=0.4), dense).net
     for one, two in zip(layers(first), layers(start), strict=True):
         assert torch.allclose(one.left @ one.right, two.left @ two.right, atol=1e-6)
         assert torch.allclose(one.left.T @ one.left, one.right @ one.right.T, atol=1e-6)

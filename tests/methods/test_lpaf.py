@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from helpers import begun
 from safetensors.torch import save_file
 from tiny import make_batch, make_net
 
@@ -41,34 +44,21 @@ def make_pruned(folder, net, seed=3):
 
 
 def module(pruned, density=0.5, seed=0, **settings):
-    """LPAF in its last stage, built from ``pruned``, with a trainer that stands at a step."""
-    method = LPAF(backbone="unused", density=density, retrain=MixedRank(**settings))
-    stage = method.stages()[-1]
-    method.prepare(stage, seed, pruned, None)
-    method.configure_model()
-    stage.set_total_steps(100)
+    """LPAF in its last stage, built from ``pruned``."""
+    method = begun(LPAF(backbone="unused", density=density, retrain=MixedRank(**settings)), pruned, seed=seed)
     method.step_seed = 5
     return method
 
 
-class At:
-    """Stands for a trainer at a step."""
+@pytest.fixture
+def at(monkeypatch):
+    """Let a method stand at a step: at(method, step) -> method."""
 
-    def __init__(self, step):
-        self.global_step = step
+    def stand(method, step):
+        monkeypatch.setattr(LPAF, "trainer", SimpleNamespace(global_step=step))
+        return method
 
-
-def at(method, step):
-    method._fabric = None
-    type(method).trainer = property(lambda self: At(step))
-    return method
-
-
-@pytest.fixture(autouse=True)
-def _own_trainer_again():
-    yield
-    if "trainer" in LPAF.__dict__:
-        del LPAF.trainer
+    return stand
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
@@ -109,14 +99,10 @@ def test_defaults_follow_the_density(density, p, v):
 
 
 @pytest.mark.parametrize(("rank", "p", "v"), [(260, 0.1, 0.5), (130, 0.3, 0.25), (80, 0.7, 0.1)])
-def test_defaults_follow_the_rank(rank, p, v):
+def test_defaults_follow_the_rank(rank, p, v, bert_base):
     """The paper's ranks for BERT-base at 50, 25 and 16 % (Tables 4 and 7); ``density`` does not count beside one."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    with torch.device("meta"):
-        net = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
     _, prune, retrain = LPAF(backbone="unused", rank=rank).stages()
-    assert (retrain.first_p(net), prune.kept(net)) == (p, v)
+    assert (retrain.first_p(bert_base), prune.kept(bert_base)) == (p, v)
 
 
 def test_a_stage_that_begins_follows_the_rank(tmp_path):
@@ -169,7 +155,7 @@ def test_two_forwards_equal_two_plain_ones(family, mode, tmp_path):
             assert torch.allclose(grads[name], p.grad, atol=1e-3, rtol=1e-3), name
 
 
-def test_loss_is_task_plus_consistency(pruned):
+def test_loss_is_task_plus_consistency(pruned, at):
     """Eq. 14 added to the mean of the two task losses, by hand."""
     method, batch = at(module(pruned, p_init=0.5, consistency=0.7), 10), make_batch()
     terms = method.stage.losses(method, batch)
@@ -184,19 +170,19 @@ def test_loss_is_task_plus_consistency(pruned):
     assert terms["consistency"] > 0
 
 
-def test_equal_coins_have_no_consistency_loss(pruned):
+def test_equal_coins_have_no_consistency_loss(pruned, at):
     """Invariant 31, without dropout."""
     method = at(module(pruned, p_init=0.0), 0)
     assert float(method.stage.losses(method, make_batch())["consistency"]) == pytest.approx(0, abs=1e-10)
 
 
-def test_after_the_decay_the_matrices_are_released(pruned):
+def test_after_the_decay_the_matrices_are_released(pruned, at):
     method = at(module(pruned, p_init=0.5), 60)
     assert "consistency" in method.stage.losses(method, make_batch())
     assert all(layer.weight is None for layer in method.stage._layers)
 
 
-def test_no_consistency_is_a_single_forward(pruned):
+def test_no_consistency_is_a_single_forward(pruned, at):
     method = at(module(pruned, consistency=0.0), 0)
     assert set(method.stage.losses(method, make_batch())) == {"task"}
     assert {len(layer.z) for layer in method.stage._layers} == {1}
@@ -205,7 +191,5 @@ def test_no_consistency_is_a_single_forward(pruned):
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     full = module(pruned)
     monkeypatch.setattr("lit_compress.stages.low_rank.weighted_svd", None)
-    method = LPAF(backbone="unused", density=0.5)
-    method.prepare(method.stages()[-1], 0, pruned, None, describe(full.net))
-    method.configure_model()
+    method = begun(LPAF(backbone="unused", density=0.5), pruned, structure=describe(full.net))
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}

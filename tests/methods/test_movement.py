@@ -6,18 +6,15 @@ import warnings
 
 import pytest
 import torch
-from helpers import as_deployed, taken_out
-from tiny import make_batch, make_net
+from helpers import taken_out
+from tiny import make_net
 
-from lit_compress.export.check import check_export
 from lit_compress.export.fuse import compact
-from lit_compress.export.modelling import write_model
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods import Movement
 from lit_compress.methods.movement import MovementPruning
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.movement import MovementTraining
 
@@ -55,34 +52,6 @@ def test_hard_masks_follow_the_schedule(fit, dense):
     method = fit(movement(), "prune", dense, look)
     assert seen[-1] <= 0.3 + 1e-9 and method.stage.at_budget(len(seen)) and not method.stage.at_budget(10)
     assert method.stage.status(method.net, len(seen)) == {"target": 0.3, "density": seen[-1]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2", "opt"])
-def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
-    """Removed rows are not stored; dead neurons and heads go with the columns they fed; the logits stay."""
-    method, folder = movement(), tmp_path / "dense"
-    folder.mkdir()
-    save_net(make_net(family), folder)
-    method.prepare(method.stages()[1], 0, folder, None)
-    method.configure_model()
-    net = method.net.eval()
-    by_role = {site.role: net.get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
-    with torch.no_grad():
-        for layer in layers(method):
-            layer.bias.normal_()
-    by_role["v"].mask[:9] = by_role["up"].mask[:20] = by_role["o"].mask[:24] = by_role["q"].mask[5:30] = False
-    inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
-    expected = net(**inputs).logits
-    for one in (compact(taken_out(net)), as_deployed(net), as_deployed(compact(taken_out(net)))):
-        assert torch.allclose(one(**inputs).logits, expected, atol=1e-5)
-    small = {site.role: compact(taken_out(net)).get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
-    assert (small["q"].rows, small["v"].rows, small["o"].rows) == (2, 23, 8)  # cut: 20 neurons, 8 rows of q, k, v
-    assert small["o"].in_features == 24 and small["down"].in_features == 44
-    assert small["up"].out_features == 44
-    write_model(as_deployed(net), tmp_path)
-    assert check_export(as_deployed(net), tmp_path) <= 1e-5
-    assert torch.allclose(load_net(tmp_path)(**inputs).logits, expected, atol=1e-5)
 
 
 def test_scores_have_their_own_learning_rate(fit, dense):

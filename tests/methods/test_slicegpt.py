@@ -105,25 +105,6 @@ def test_axes_are_of_what_the_sliced_net_computes(family):
         assert torch.allclose((first * axes[i][:, :WIDTH]).sum(0).abs(), torch.ones(WIDTH).double(), atol=1e-5)
 
 
-def test_a_stream_of_low_rank_loses_nothing_and_padding_counts_for_nothing():
-    net = net_of("llama")
-    basis = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64))[0]
-    with torch.no_grad():
-        net.model.embed_tokens.weight.copy_(net.model.embed_tokens.weight @ basis @ basis.T)
-        for layer in net.model.layers:
-            for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                linear.weight.copy_(basis @ basis.T @ linear.weight)
-    batch = make_batch(16, 12)
-    axes = axes_of(net, 12, batch)
-    longer = {
-        name: torch.nn.functional.pad(batch[name], (0, 3)) for name in ("input_ids", "attention_mask")
-    } | {"index": batch["index"]}  # fmt: skip
-    padded = axes_of(net, 12, longer)
-    for u, other in zip(axes, padded, strict=True):
-        assert torch.allclose((u[:, :12].mT @ other[:, :12]).square().sum(), torch.tensor(12.0).double(), atol=1e-6)
-    assert torch.allclose(logits(slice_stream(copy.deepcopy(net), axes, [12] * 4)), logits(net), atol=1e-5)
-
-
 def test_widths_meet_the_density_or_are_the_slice():
     net = make_net("opt")
     stage = stage_of(density=0.6)

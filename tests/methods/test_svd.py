@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import torch
+from helpers import begun
 
 from lit_compress.methods import SVD
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 
 
-def build(dense, **arguments):
-    method = SVD(backbone="unused", **arguments)
-    method.prepare(method.stages()[-1], 0, dense, None)
-    method.configure_model()
-    return method
-
-
 def test_factors_are_the_truncated_svd(dense):
     """Eqs. 1-2 of LPAF: the product is the best of its rank, and the left factor has sigma."""
-    net, method = load_net(dense), build(dense, density=0.5)
+    net, method = load_net(dense), begun(SVD(backbone="unused", density=0.5), dense)
     for site in find_sites(net):
         weight, layer = net.get_submodule(site.name).weight.detach().double(), method.net.get_submodule(site.name)
         u, s, vh = torch.linalg.svd(weight, full_matrices=False)
@@ -29,5 +23,5 @@ def test_factors_are_the_truncated_svd(dense):
 
 
 def test_fixed_rank(dense):
-    method = build(dense, rank=7)
+    method = begun(SVD(backbone="unused", rank=7), dense)
     assert {method.net.get_submodule(s.name).rank for s in find_sites(method.net)} == {7}

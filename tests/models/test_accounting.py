@@ -15,14 +15,6 @@ from lit_compress.stages.lora import LoRA, Retraining, add_updates
 from lit_compress.stages.rank_rule import RankRule
 
 
-@pytest.fixture(scope="module")
-def bert_base():
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
-
-
 def test_bert_base_totals(bert_base):
     """Spec 1.2: in-block linear, non-embedding and total parameters of BERT-base."""
     assert budget.count_params(bert_base) == budget.Params(84_934_656, 85_646_594, 109_483_778)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mistakes import configure
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
 
@@ -49,11 +50,6 @@ def change(folder, **tensors):
     path = folder / "model.safetensors"
     found = load_file(path) | {name.replace("__", "."): value for name, value in tensors.items()}
     save_file({name: value for name, value in found.items() if value is not None}, path, metadata={"format": "pt"})
-
-
-def configure(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize("load", [load_net, load_finetuned])

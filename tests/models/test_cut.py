@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import helpers
 import pytest
 import torch
-from helpers import random_z
-from tiny import DECODERS, VARIANTS, make_batch, make_net
+from helpers import logits, random_z
+from tiny import DECODERS, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -35,35 +36,19 @@ CASES = [*((family, {}) for family in FAMILIES), ("deberta-v2", {"share_att_key"
          ("t5", {"d_kv": 16, "feed_forward_proj": "gated-gelu"})]  # fmt: skip
 
 
-def net_of(family, layers=4, seed=0, **settings):
-    """Four layers, with biases and norms that are not 0 and 1."""
-    name = {"distilbert": "n_layers"}.get(family, "num_hidden_layers")
-    depth = {"encoder_layers": 2, "decoder_layers": 2} if family == "bart" else {name: layers}
-    depth = {"num_layers": 2, "num_decoder_layers": 2} if family == "t5" else depth
-    net = make_net(family, seed=seed, **settings, **depth).eval()
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
-                nn.init.normal_(module.bias, std=0.3)
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.3)
-            if isinstance(module, nn.LayerNorm):
-                nn.init.uniform_(module.weight, 0.5, 1.5)
-    return net
+DEPTH = {
+    "distilbert": {"n_layers": 4}, "bart": {"encoder_layers": 2, "decoder_layers": 2},
+    "t5": {"num_layers": 2, "num_decoder_layers": 2},
+}  # fmt: skip
 
 
-def logits(net):
-    batch = make_batch()
-    if net.config.is_encoder_decoder:
-        rows = range(len(batch["input_ids"]))
-        batch["input_ids"][rows, batch["attention_mask"].sum(1) - 1] = net.config.eos_token_id
-    with torch.no_grad():
-        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+def net_of(family, **settings):
+    """Four layers."""
+    return helpers.net_of(family, torch.float32, **DEPTH.get(family, {"num_hidden_layers": 4}) | settings)
 
 
 def hidden_states(net):
-    inputs = {name: make_batch()[name] for name in ("input_ids", "attention_mask")}
-    return net(**inputs, output_hidden_states=True).hidden_states
+    return net(**make_inputs(), output_hidden_states=True).hidden_states
 
 
 SETS = [
@@ -176,8 +161,7 @@ def test_gates_reach_gradients():
     z = {name: torch.full(shape, 0.9, requires_grad=True) for name, shape in gate_shapes(net, gates).items()}
     gate_net(net, gates)
     set_gates(net, z)
-    batch = make_batch()
-    net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.square().sum().backward()
+    net(**make_inputs()).logits.square().sum().backward()
     assert all((value.grad != 0).any(-1).all() for value in z.values())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from mistakes import fails
+from mistakes import configure, fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
@@ -25,11 +25,6 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 133
 @pytest.fixture
 def folder(tiny_backbone, tmp_path):
     return shutil.copytree(tiny_backbone, tmp_path / "model")
-
-
-def configure(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def adapter(folder):

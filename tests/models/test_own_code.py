@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from hub import as_a_new_process
-from mistakes import fails, fit
+from mistakes import configure, fails, fit
 from transformers import AutoModelForSequenceClassification
 
 import lit_compress as lc
@@ -56,11 +56,6 @@ AUTO_MAP = {
     "AutoConfig": "configuration_doubled.DoubledConfig",
     "AutoModelForSequenceClassification": "modeling_doubled.DoubledForSequenceClassification",
 }
-
-
-def configure(folder, file="config.json", **values):
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.fixture

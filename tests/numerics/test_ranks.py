@@ -30,14 +30,6 @@ def allocate_globally(sigma, shapes, parameters):
     return allocate(sigma, prices_of({n: ((out,), i) for n, (out, i) in shapes.items()}), parameters)
 
 
-@pytest.fixture(scope="module")
-def bert_base():
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
-
-
 @pytest.mark.parametrize(("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)])
 def test_bert_base_fixed_ranks(bert_base, rank, sites):
     """Invariant 9: the published sizes."""

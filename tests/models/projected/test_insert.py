@@ -9,9 +9,9 @@ import torch
 from helpers import FAMILIES, IN_FLOAT32, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
 from tiny import make_net
 
-from lit_compress.layers import BasisChange, NarrowNorm, StreamBlock
+from lit_compress.layers import BasisChange, StreamBlock
 from lit_compress.models.accounting import count_params
-from lit_compress.models.projected.gates import GATES, ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import ProjectionSpec, gated_size
 from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
@@ -70,23 +70,6 @@ def test_blocks_that_share_a_basis(family, group, tmp_path):
     assert sum(isinstance(m, BasisChange) for m in net.modules()) == -(-6 // group) - 1
     assert sum(isinstance(m, StreamBlock) for m in net.modules()) == 3
     check_fused(net, form, disturb(net, form), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "gates", [("hidden",), ("qk", "neurons"), ("vo", "heads", "attention_layer", "ffn_layer"), GATES[1:]]
-)
-@pytest.mark.parametrize("family", ["deberta-v2", "bart"])
-def test_any_gates(family, gates):
-    net = net_of(family)
-    expected = logits(net)
-    insert_projections(net, random_bases(net), ProjectionSpec(gates))
-    assert torch.allclose(logits(net), expected, atol=1e-9)
-    size, kept = gated_size(net, ProjectionSpec(gates)), disturb(net, ProjectionSpec(gates))
-    fused = as_deployed(net)
-    assert torch.allclose(logits(fused), logits(net), atol=1e-9)
-    assert (logits(net) - expected).abs().max() > 1e-3
-    assert size.count(kept) == count_params(fused).sites
-    assert ("hidden" in gates) == any(isinstance(m, NarrowNorm) for m in fused.modules())
 
 
 def test_eq_30_by_loops():
