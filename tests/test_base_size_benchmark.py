@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file
 from tiny import make_batch, make_net, write_sentences
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.base_size import coding, run
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run import workers

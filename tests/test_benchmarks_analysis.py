@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from mistakes import fit
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.analysis.measure import main
 from lit_compress.__main__ import main as run_command

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from statistics import NormalDist, variance
 
 import pytest
 from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.comparison.claims import (
     FILE,

@@ -10,8 +10,6 @@ import pytest
 import torch
 from test_benchmarks_kprune import write_teacher
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks import common
 from benchmarks.second_order import estimates, untrained, untrained_tables
 

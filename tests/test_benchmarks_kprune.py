@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tiny import WORDS, write_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks import common
 from benchmarks.second_order import untrained, untrained_tables
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_batch, make_net
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from helpers import logits
 from moments import factors_of
+from tiny import make_net
 
 from benchmarks.analysis import truncation
 from lit_compress.models.surgery import factorize
@@ -32,9 +28,7 @@ def decomposers(net):
 
 
 def value(net) -> float:
-    batch = make_batch()
-    with torch.no_grad():
-        return float(net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.sum())
+    return float(logits(net).sum())
 
 
 def test_groups_are_removed_everywhere_and_put_back(net):

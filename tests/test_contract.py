@@ -27,8 +27,9 @@ from contract_cases import (
     options,
 )
 from golden import make
+from helpers import evaluated, logits
 from safetensors.torch import load_file
-from tiny import make_batch, make_net
+from tiny import make_net
 
 from benchmarks.device.counting import FILE
 from benchmarks.reliability.events import Kill
@@ -186,11 +187,10 @@ def test_fuse_equals_training_form(run):
     checkpoint = torch.load(folder / last / "best.ckpt", weights_only=True)
     module = built(method, folder, last, mark=checkpoint["lit_compress"])
     module.load_state_dict(checkpoint["state_dict"])
-    inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
-    expected = module.net.eval()(**inputs).logits
+    expected = evaluated(module.net)
     module.stage.deploy(module.net)
-    assert torch.allclose(fuse(module.net)(**inputs).logits, expected, atol=1e-6)
-    assert torch.allclose(load_net(folder / "export")(**inputs).logits, expected, atol=1e-6)
+    assert torch.allclose(logits(fuse(module.net)), expected, atol=1e-6)
+    assert torch.allclose(logits(load_net(folder / "export")), expected, atol=1e-6)
 
 
 def built(method, folder, stage_name, density=0.5, mark=None):
@@ -209,10 +209,9 @@ def built(method, folder, stage_name, density=0.5, mark=None):
 def test_identity_at_density_one(run):
     """No stage changes the net before its first step when nothing is to be removed."""
     method, folder = run
-    inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
     for record in json.loads((folder / "stages.json").read_text())[1:]:
         module = built(method, folder, record["name"], density=1.0)
-        assert torch.equal(module.net.eval()(**inputs).logits, load_net(module._previous)(**inputs).logits)
+        assert torch.equal(evaluated(module.net), logits(load_net(module._previous)))
 
 
 def test_export_loads_without_the_package(run, tmp_path):
@@ -249,8 +248,7 @@ def difference(first: Path, second: Path) -> float:
     """Return the largest difference of two exports' logits; their tensors must have the same names and shapes."""
     nets = [load_net(folder / "export") for folder in (first, second)]
     assert len({str({k: v.shape for k, v in net.state_dict().items()}) for net in nets}) == 1
-    inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
-    one, other = (net(**inputs).logits for net in nets)
+    one, other = map(logits, nets)
     return float((one - other).abs().max())
 
 

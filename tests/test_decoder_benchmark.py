@@ -13,8 +13,6 @@ import pytest
 import torch
 from tiny import WORDS, write_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks import common
 from benchmarks.decoder import integers, run, serve, tables
 

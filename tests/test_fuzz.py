@@ -8,15 +8,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from mistakes import fails
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.reliability import cases, checks
 from lit_compress.cli.targets import find_target, load_checked, open_target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
-from tiny import ALL, DECODERS, make_batch, make_net
+from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
@@ -68,9 +68,9 @@ def turned(net):
     return as_deployed(net)
 
 
-def write(net, batch, **settings):
+def write(net, **settings):
     """The written tokens and the scores of every step."""
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    inputs = make_inputs()
     if not net.config.is_encoder_decoder:  # what is padded stands before the text
         inputs = {name: value.flip(1) for name, value in inputs.items()}
     found = net.generate(
@@ -89,13 +89,13 @@ TURNED = ("bart", "opt", "gpt2", "phi3", "llama", "llama-one-key", "mistral", "q
      *((v, turned) for v in TURNED)],
 )  # fmt: skip
 def test_cache_changes_nothing(variant, change):
-    net, batch = change(make_writer(variant)), make_batch()
+    net = change(make_writer(variant))
     assert describe(net)
-    with_cache, scores = write(net, batch, num_beams=3, use_cache=True)
-    without, other = write(net, batch, num_beams=3, use_cache=False)
+    with_cache, scores = write(net, num_beams=3, use_cache=True)
+    without, other = write(net, num_beams=3, use_cache=False)
     assert torch.equal(with_cache, without)
     torch.testing.assert_close(scores, other, atol=1e-4, rtol=1e-4)
-    first = write(net, batch)[1][3]
+    first = write(net)[1][3]
     assert not torch.allclose(first[0], first[2], atol=1e-3)  # it depends on the text
 
 
@@ -111,13 +111,13 @@ def test_tied_tensors_are_stored_once(variant, tmp_path):
     save_net(net, tmp_path)
     assert not tied(net).keys() & load_file(tmp_path / "model.safetensors").keys()
     again = load_net(tmp_path)
-    assert tied(again) == tied(net) and torch.equal(write(again, make_batch())[0], write(net, make_batch())[0])
+    assert tied(again) == tied(net) and torch.equal(write(again)[0], write(net)[0])
     assert budget.count_params(again) == budget.count_params(net)
     net.lm_head.weight = torch.nn.Parameter(torch.randn_like(net.lm_head.weight))
     save_net(net, tmp_path)
     again = load_net(tmp_path)
     assert "lm_head.weight" not in tied(again)
-    assert torch.equal(write(again, make_batch())[1], write(net, make_batch())[1])
+    assert torch.equal(write(again)[1], write(net)[1])
 
 
 def test_generation_settings_travel(tmp_path):
@@ -171,4 +171,4 @@ def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
     write_model(fused, tmp_path)
     assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "config.json").read_text()
     assert check_export(fused, tmp_path) <= 1e-5
-    assert torch.equal(write(load_net(tmp_path), make_batch())[0], write(fused, make_batch())[0])
+    assert torch.equal(write(load_net(tmp_path))[0], write(fused)[0])

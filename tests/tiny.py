@@ -131,9 +131,9 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
     }
 
 
-def make_inputs(**size: int) -> dict[str, torch.Tensor]:
+def make_inputs(*size: int) -> dict[str, torch.Tensor]:
     """Build what a net reads of a batch."""
-    batch = make_batch(**size)
+    batch = make_batch(*size)
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import make_inputs, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
@@ -21,13 +21,15 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def inputs_of(padded):
+    inputs = make_inputs()
+    return inputs if padded else inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+
+
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "bart", "t5", "opt", "llama", "gemma2"])
 def test_the_outputs_are_those_of_transformers(family, padded):
-    net, batch = make_net(family).eval(), make_batch()
-    if not padded:
-        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    net, inputs = make_net(family).eval(), inputs_of(padded)
     with torch.no_grad():
         expected = net(**inputs).logits
         with padding_known(padded):
@@ -37,10 +39,7 @@ def test_the_outputs_are_those_of_transformers(family, padded):
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_nobody_reads_the_mask(family, padded):
-    net, batch = make_net(family, "conll2003" if family == "llama" else "sst2"), make_batch()
-    if not padded:
-        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    net, inputs = make_net(family, "conll2003" if family == "llama" else "sst2"), inputs_of(padded)
     with Reads() as before:
         net(**inputs)
     with padding_known(padded), Reads() as reads:

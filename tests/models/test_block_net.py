@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ALL, DECODERS, make_batch, make_net
+from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.models.block_net import BlockNet, check_by_block
 from lit_compress.models.shards import LazyTensors
@@ -24,8 +24,7 @@ def test_blocks_one_by_one_are_the_net(name, tmp_path):
             check_by_block(net)
         return
     net.save_pretrained(tmp_path)
-    batch = make_batch(3, 9)
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    inputs = make_inputs(3, 9)
     with torch.no_grad():
         expected, hidden = net(**inputs).logits, None
         found = BlockNet(net.config, LazyTensors(tmp_path, "model: 'x'"))

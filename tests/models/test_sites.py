@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import logits
 from in_memory import collect_kronecker
-from tiny import ALL, TINY, VARIANTS, make_batch, make_net
+from tiny import ALL, TINY, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 
 from lit_compress.export.check import check_export
@@ -65,8 +65,7 @@ def test_sites_that_read_one_input(variant):
     for site in find_sites(net):
         module = net.get_submodule(site.name)
         module.register_forward_hook(lambda _, args, y, name=site.name: read.setdefault(name, []).append(args[0]))
-    batch = make_batch()
-    net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    net(**make_inputs())
     groups = shared_inputs(net)
     fused = any("qkv" in site.role for site in find_sites(net))  # q, k and v are one site: every group has one
     assert any(len(group) > 1 for group in groups) != fused

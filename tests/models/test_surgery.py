@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers import logits
-from tiny import ALL, TINY, make_batch, make_net
+from tiny import ALL, TINY, make_net
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear, MixedRankLinear
@@ -19,10 +19,6 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
 
-def inputs():
-    return {k: v for k, v in make_batch().items() if k in ("input_ids", "attention_mask")}
-
-
 def compress(net, density=0.5, layer=LowRankLinear):
     return surgery.factorize(net, RankRule(density).allocate(net), lambda _, w, r: decompose(w, r), layer).eval()
 
@@ -31,10 +27,10 @@ def compress(net, density=0.5, layer=LowRankLinear):
 def test_full_rank_equals_dense(variant):
     """Invariant 1: whole-model logits are equal at full rank."""
     net = make_net(ALL[variant][0], **ALL[variant][1]).eval()
-    before = net(**inputs()).logits
+    before = logits(net)
     ranks = {name: min(net.get_submodule(name).weight.shape) for name in RankRule(0.5).allocate(net)}
     surgery.factorize(net, ranks, lambda _, w, r: decompose(w, r))
-    assert torch.allclose(net(**inputs()).logits, before, atol=1e-5)
+    assert torch.allclose(logits(net), before, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -46,7 +42,7 @@ def test_round_trip(family, layer, tmp_path):
     again = storage.load_net(tmp_path)
     assert surgery.describe(again) == surgery.describe(net) != {}
     assert not any(isinstance(m, MixedRankLinear) for m in again.modules())
-    assert torch.equal(again(**inputs()).logits, net(**inputs()).logits)
+    assert torch.equal(logits(again), logits(net))
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "structure.json"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from helpers import logits
+from tiny import make_net
 
 from lit_compress.export.fuse import compact
 from lit_compress.methods import CoFiLoSparse
@@ -88,9 +89,7 @@ def test_factors_and_rows_meet_the_density(density):
     small = compact(net)
     total = budget.dense_site_params(net_of())
     assert 0 <= round(density * total) - budget.count_params(small).sites <= 64
-    batch = make_batch()
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    assert torch.allclose(small(**inputs).logits, net(**inputs).logits, atol=1e-5)
+    assert torch.allclose(logits(small), logits(net), atol=1e-5)
 
 
 def test_what_whole_matrices_save_goes_to_other_rows():
