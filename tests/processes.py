@@ -6,6 +6,7 @@ Lightning's own launcher) is tested with :func:`start`, what is the same in both
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pickle
@@ -129,6 +130,19 @@ def on_second_device(function: Callable[..., Any], *args: Any) -> Any:
     if error:
         pytest.fail(error, pytrace=False)
     return answer
+
+
+def with_second_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a forked process that has the second device."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        if hasattr(torch, second_device.NAME):
+            test(**fixtures)
+        else:
+            on_second_device(functools.partial(run, **fixtures))
+
+    return run
 
 
 def _call(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 import torch
+from helpers import logits
 from in_memory import collect_kronecker, estimate_fisher, mean_gradients
 from mistakes import fails, rewrite
-from tiny import make_batch, make_net
+from tiny import make_batch, make_inputs, make_net, read_rows
 
 from lit_compress.__main__ import main
 from lit_compress.calibration.block_losses import BlockLosses
@@ -42,10 +44,6 @@ def said(*args: object) -> str:
     return out.getvalue()
 
 
-def inputs() -> dict[str, torch.Tensor]:
-    return {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
-
-
 def factorize_on_both(model: str, data: list[str], out: Path) -> dict[str, Any]:
     """Factorize on each device; return by line the logits of the exports, and the work that the second device did.
 
@@ -66,7 +64,7 @@ def factorize_on_both(model: str, data: list[str], out: Path) -> dict[str, Any]:
                 said("factorize", model, folder, *data, *line, "--device", device)
             report = json.loads((folder / "report.json").read_text())
             found.setdefault(name, {})[case] = {
-                "logits": load_net(folder)(**inputs()).logits.detach(),
+                "logits": logits(load_net(folder)),
                 "loss": report["calibration"]["measured_loss"],
                 "metric": report["compressed"]["metric"],
                 "calls": second_device.counts()["calls"],
@@ -158,7 +156,7 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
         second_device.reset()
         with second_device.without_float64():
             said("predict", run, "--output", out / f"{device}.jsonl", "--device", device)
-            lines = [json.loads(line) for line in (out / f"{device}.jsonl").read_text().splitlines()]
+            lines = read_rows(out / f"{device}.jsonl")
             ask("predict", [(line["label"], round(line["probability"], 4)) for line in lines])
             said("bench", run, "--batch", "1", "--length", "8", "--runtimes", "eager", "--seconds", "0.1",
                  "--output", out / f"bench-{device}", "--device", device)  # fmt: skip
@@ -168,8 +166,8 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
             moved = lc.load(run, device=torch.device(device, 0))
             assert (net.device.type, moved.device.type, moved.folder) == ("cpu", device, net.folder)
-            logits = moved(**{name: column.to(device) for name, column in inputs().items()}).logits
-            ask("lc.load", [round(x, 4) for x in logits.flatten().tolist()])
+            inputs = {name: (column % 20).to(device) for name, column in make_inputs().items()}
+            ask("lc.load", [round(x, 4) for x in moved(**inputs).logits.flatten().tolist()])
             small = lc.factorize(
                 f"{run}/dense/net", data=data[3], task="sst2", density=0.5, device=device, calibration_examples=30
             )
@@ -189,10 +187,7 @@ def test_commands_and_functions(model, tmp_path):
 
 def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):
     """The accelerator in a run's config is no order: it is used if it is here."""
-    import shutil
-
-    run = tmp_path / "run"
-    shutil.copytree(model[0], run)
+    run = shutil.copytree(model[0], tmp_path / "run")
     config = (run / "config.yaml").read_text()
     rewrite(run / "config.yaml", config.replace("accelerator: cpu", "accelerator: cuda"))
     assert (run / "config.yaml").read_text() != config
@@ -212,7 +207,8 @@ def test_a_device_that_is_not_here(command, model, tiny_backbone, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
-def choices() -> None:
+@processes.with_second_device
+def test_choices() -> None:
     """Names, and where sums go."""
     import second_device
 
@@ -232,11 +228,8 @@ def choices() -> None:
         assert place_within(second, 801, "sums") == torch.device("cpu")
 
 
-def test_choices():
-    processes.on_second_device(choices)
-
-
-def trainers() -> None:
+@processes.with_second_device
+def test_trainers() -> None:
     """Lightning knows neither the device nor its autocast; other numbers and strategies are refused."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     for name in ("auto", "gpu", "second", "second:0"):
@@ -251,10 +244,6 @@ def trainers() -> None:
             make_trainer(**quiet, accelerator="second", **{option: value})
 
 
-def test_trainers():
-    processes.on_second_device(trainers)
-
-
 def test_one_of_several_devices(monkeypatch):
     """Lightning takes type and number apart."""
     monkeypatch.setattr("lit_compress.run.trainer.find_device", torch.device)
@@ -265,13 +254,15 @@ def test_one_of_several_devices(monkeypatch):
         _on_accelerator({"accelerator": "cuda:1", "devices": 2})
 
 
-def batches(backbone: str, path: str) -> None:
+@processes.with_second_device
+def test_batches_are_pinned(tiny_backbone: Path, tiny_data: Path) -> None:
     """Batches for a device are pinned, and copied without a wait; those for the CPU are not."""
     import second_device
 
     from lit_compress.data.datamodule import DataModule
 
-    batch = next(iter(DataModule("sst2", backbone, path, batch_size=8).train_dataloader()))
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
+    batch = next(iter(data.train_dataloader()))
     assert all(column.is_pinned() for column in batch.values())
     second_device.reset()
     moved = to_device(batch, current_device())
@@ -279,9 +270,5 @@ def batches(backbone: str, path: str) -> None:
     assert (counts["to_device"], counts["pageable"], counts["waits"]) == (len(batch), 0, 0)
     assert all(torch.equal(moved[name].cpu(), column) for name, column in batch.items())
     use_device("cpu")
-    batch = next(iter(DataModule("sst2", backbone, path, batch_size=8).train_dataloader()))
+    batch = next(iter(data.train_dataloader()))
     assert not any(column.is_pinned() for column in batch.values())
-
-
-def test_batches_are_pinned(tiny_backbone, tiny_data):
-    processes.on_second_device(batches, str(tiny_backbone), str(tiny_data))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mistakes import predicted
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
 
 from lit_compress.__main__ import main
 
@@ -25,32 +27,21 @@ def old(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FINISHED)
-def test_a_finished_run_validates_predicts_and_exports(name, old, capsys, monkeypatch):
+def test_a_finished_run_validates_predicts_exports_and_loads_by_its_own_code(name, old, capsys, monkeypatch):
     report = json.loads((old / name / "report.json").read_text())
     for target in (name, f"{name}/export"):
         capsys.readouterr()
         main(["validate", target, "--data.path", "data"])
         said = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
         assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
-    main(["predict", name, "--data.path", "data", "--output", "predictions.jsonl"])
-    assert len((old / "predictions.jsonl").read_text().splitlines()) == 40
+    assert len(predicted(name, old / "predictions.jsonl", "--data.path", "data")) == 40
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
     main(["export", name, "again"])
     first, second = (load_file(folder / "model.safetensors") for folder in (old / name / "export", old / "again"))
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
     assert (old / "again" / "structure.json").read_text() == (old / name / "export" / "structure.json").read_text()
-
-
-@pytest.mark.parametrize("name", FINISHED)
-def test_an_export_loads_by_its_own_code(name, old):
-    from transformers import AutoModelForSequenceClassification
-
     net = AutoModelForSequenceClassification.from_pretrained(old / name / "export", trust_remote_code=True)
-    assert sum(p.numel() for p in net.parameters()) == sum(
-        value.numel()
-        for value in load_file(old / name / "export" / "model.safetensors").values()
-        if value.is_floating_point()
-    )
+    assert sum(p.numel() for p in net.parameters()) == sum(v.numel() for v in first.values() if v.is_floating_point())
 
 
 def test_a_stopped_run_goes_on(old, monkeypatch):

@@ -8,7 +8,8 @@ import second_device
 import torch
 
 
-def refusals() -> None:
+@processes.with_second_device
+def test_refuses_mixed_devices() -> None:
     """Mix devices in the ways that CUDA refuses, then in those that it takes."""
     there, here = torch.rand(4, 3, device="second"), torch.rand(4, 3)
     mask = here > 0.5
@@ -30,11 +31,8 @@ def refusals() -> None:
         there.numpy()
 
 
-def test_refuses_mixed_devices():
-    processes.on_second_device(refusals)
-
-
-def counted() -> None:
+@processes.with_second_device
+def test_counts_waits_copies_and_calls() -> None:
     """Do one thing after the other, and compare the counts."""
     x = torch.rand(4, 3).to("second")
     pinned = torch.rand(4, 3).pin_memory()
@@ -61,11 +59,8 @@ def counted() -> None:
     assert second_device.wait_reasons() == {"aten::_local_scalar_dense": 1}
 
 
-def test_counts_waits_copies_and_calls():
-    processes.on_second_device(counted)
-
-
-def limits() -> None:
+@processes.with_second_device
+def test_float64_memory_and_autocast() -> None:
     """float64 and memory can be made scarce; both come back."""
     x = torch.rand(4, 3, device="second")
     with second_device.without_float64():
@@ -84,7 +79,3 @@ def limits() -> None:
     assert torch.accelerator.memory_allocated() == before
     with torch.autocast("second", torch.bfloat16):
         assert (x @ x.T).dtype == torch.bfloat16 and x.softmax(-1).dtype == torch.float32
-
-
-def test_float64_memory_and_autocast():
-    processes.on_second_device(limits)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 
 import pytest
 import torch
-from tiny import WORDS, make_net
+import transformers
+from tiny import WORDS, make_net, write_rows
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lit_compress.__main__ import main
 
 
 def _alone(folder, texts):
     """Return the probabilities that transformers alone gives single texts, in float32."""
-    import transformers
-
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     net = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, trust_remote_code=True, dtype=torch.float32
@@ -26,26 +25,6 @@ def _alone(folder, texts):
         return [net(input_ids=i["input_ids"]).logits[0].softmax(-1).max().item() for i in ids]
 
 
-def _tokenizer(folder, words, **special):
-    """Write a tokenizer of whole words whose vocabulary can be cut."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = [*dict.fromkeys(special.values()), *words]
-    pieces = Tokenizer(models.Unigram([(token, -1.0) for token in tokens], unk_id=0))
-    pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=pieces, **special).save_pretrained(folder)
-
-
-def _write(folder, texts):
-    """Write texts with labels as CSV, all splits of the same rows."""
-    folder.mkdir(parents=True)
-    for split in ("train", "validation", "test"):
-        with (folder / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("sentence", "label"), *((t, i % 2) for i, t in enumerate(texts))])
-    return folder
-
-
 def test_one_token_for_unknown_padding_and_end_and_rows_beyond_the_tokenizer(tmp_path):
     """A vocabulary cut keeps the one token, and the answers; folders and texts are in other letters."""
     place, rng = tmp_path / "\u6a21\u578b \u4e00", random.Random(0)
@@ -53,10 +32,13 @@ def test_one_token_for_unknown_padding_and_end_and_rows_beyond_the_tokenizer(tmp
     model, out = place / "\u5927", place / "\u5c0f"
     make_net("gpt2", "sst2", dropout=0.0, initializer_range=0.3, vocab_size=200, pad_token_id=0, eos_token_id=0,
              bos_token_id=0).save_pretrained(model)  # fmt: skip
+    pieces = Tokenizer(models.Unigram([(token, -1.0) for token in ["<|end|>", *WORDS, *words[9:]]], unk_id=0))
+    pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = dict.fromkeys(("unk_token", "pad_token", "eos_token", "bos_token"), "<|end|>")
-    _tokenizer(model, [*WORDS, *words[9:]], **special)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, **special).save_pretrained(model)
     texts = [*(" ".join(rng.choices(words, k=rng.randint(2, 9))) for _ in range(24)), "nobody knows this"]
-    data = _write(place / "\u6570\u636e", texts)
+    rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
+    data = write_rows(place / "\u6570\u636e", train=rows, validation=rows, test=rows)
     main(["factorize", str(model), str(out), "--data.task", "sst2", "--data.path", str(data), "--density", "1",
           "--vocabulary", "data"])  # fmt: skip
     assert json.loads((out / "config.json").read_text())["vocab_size"] < 25

@@ -19,7 +19,7 @@ import pytest
 import torch
 from mistakes import fails
 from pages import PAGES, ROOT, Item, items, lit_compress_words, named, python_blocks, skeleton
-from tiny import WORDS
+from tiny import WORDS, write_rows
 
 from lit_compress.__main__ import OLD, main
 from lit_compress.cli.lines import read_line
@@ -53,12 +53,10 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_dat
     folder, said = tmp_path_factory.mktemp("docs"), dict[str, str]()
     shutil.copytree(tiny_backbone, folder / "my_model")
     shutil.copytree(tiny_data, folder / "sst2")
-    (folder / "docstrings").mkdir()
     texts = [" ".join(WORDS[(i + j) % len(WORDS)] for j in range(4 + i % 3)) for i in range(60)]
-    for split, count in (("train", 48), ("validation", 16)):
-        areas = len(get_task("docstrings").labels)
-        rows = [json.dumps({"text": text, "label": i % areas}) for i, text in enumerate(texts[:count])]
-        (folder / "docstrings" / f"{split}.jsonl").write_text("\n".join(rows))
+    areas = len(get_task("docstrings").labels)
+    rows = [{"text": text, "label": i % areas} for i, text in enumerate(texts)]
+    write_rows(folder / "docstrings", train=rows[:48], validation=rows[:16])
     (folder / "reviews.csv").write_text("\n".join(["review,stars", *(f"{t},{i % 3}" for i, t in enumerate(texts))]))
     (folder / "new_reviews.csv").write_text("\n".join(["review", *texts[:5]]))
     with contextlib.chdir(folder):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import transformers
-from tiny import make_net
+from tiny import make_net, write_rows
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.predict import answers
@@ -17,9 +15,8 @@ from lit_compress.tasks.records import Custom
 
 def test_each_net_reads_the_pieces_of_its_own_tokenizer(tiny_backbone, tmp_path):
     """A net with fewer tokens has other ids for the same words."""
-    for split in ("train", "validation"):
-        rows = [{"sentence": text, "label": n % 2} for n, text in enumerate(["cast and but", "but story", "plot"])]
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"sentence": text, "label": n % 2} for n, text in enumerate(["cast and but", "but story", "plot"])]
+    write_rows(tmp_path, train=rows, validation=rows)
     net, data = make_net().eval(), DataModule("sst2", str(tiny_backbone), str(tmp_path), batch_size=2)
     small, own, found = cut_vocabulary(net, data)
     assert found["rows"] < 30 and small.config.vocab_size == found["rows"]
@@ -39,11 +36,9 @@ def test_each_net_reads_the_pieces_of_its_own_tokenizer(tiny_backbone, tmp_path)
     ],
 )
 def test_given_labels_and_answers_have_one_form(tiny_backbone, tmp_path, kind, labels, rows, given):
-    texts = ["a film", "great", "plot"]
     column = "tokens" if kind == "tagging" else "text"
-    for split in ("train", "validation"):
-        lines = [json.dumps({column: text, "label": row}) for text, row in zip(texts, rows, strict=True)]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    lines = [{column: text, "label": row} for text, row in zip(["a film", "great", "plot"], rows, strict=True)]
+    write_rows(tmp_path, train=lines, validation=lines)
     custom = Custom(kind=kind, text=[column], label="label", labels=labels)
     data = DataModule("custom", str(tiny_backbone), str(tmp_path), batch_size=2, custom=custom)
     config = transformers.AutoConfig.from_pretrained(tiny_backbone, **task_type(data.record).head(data.record))

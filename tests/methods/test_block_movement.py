@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import evaluated as logits
+from helpers import net_of
 from tiny import make_batch, make_net
 
 from lit_compress.export.fuse import fuse
@@ -25,13 +26,9 @@ def method_of(density=0.4, **settings):
     return BlockMovement(backbone="unused", density=density, prune=BlockMovementSettings(**ramp))
 
 
-def masked_net(folder, family="bert", seed=0, **settings):
+def masked_net(folder, family="bert", **settings):
     """A net with masked layers and its stage, as at the start of ``prune``; biases are not trivial."""
-    net = make_net(family, dropout=0.0)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) / 3)
+    net = net_of(family, torch.float32, dropout=0.0)
     folder.mkdir()
     save_net(net, folder)
     stage = BlockPruning(method_of(**settings).prune, settings.get("density", 0.4))

@@ -18,18 +18,7 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
 
-FAMILIES = (
-    "bert",
-    "distilbert",
-    "mpnet",
-    "deberta-v2",
-    "opt",
-    "llama",
-    "gpt2",
-    "gpt_neox",
-    "phi3",
-    "bart",
-)
+FAMILIES = ("bert", "distilbert", "mpnet", "deberta-v2", "opt", "llama", "gpt2", "gpt_neox", "phi3", "bart")
 MORE = {"bert": {"num_hidden_layers": 6}, "distilbert": {"n_layers": 4}}
 
 

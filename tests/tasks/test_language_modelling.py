@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
 from mistakes import fails
-from tiny import WORDS, write_backbone
+from tiny import write_backbone, write_texts
 
 from lit_compress.data import datamodule
 from lit_compress.data.datamodule import DataModule
@@ -28,11 +27,7 @@ def backbone(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for split, lines in (("train", 60), ("validation", 13), ("test", 5)):
-        rows = [" ".join(rng.choices(WORDS, k=rng.randint(0, 12))) for _ in range(lines)]
-        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
-    return folder
+    return write_texts(tmp_path_factory.mktemp("texts"), shortest=0)
 
 
 def tokens_of(data, file):
