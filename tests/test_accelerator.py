@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import processes
 import pytest
@@ -34,21 +32,18 @@ def stay_in_this_process() -> None:
     folder.check_export = lambda *_: 0.0
 
 
-def compare(method: str, words: list[str]) -> list[dict[str, Any]]:
-    """Return the rows of the script's contract for a method, on a device without float64."""
+@pytest.mark.slow
+@pytest.mark.parametrize("method", CASES)
+@processes.with_second_device
+def test_16_bits_equal_those_of_the_cpu(method: str, tmp_path: Path) -> None:
+    """Products of Linears are in bfloat16; CPU and device round in other places, as their lists of autocast differ."""
     import second_device
 
     stay_in_this_process()
-    size = SMALL
-    with tempfile.TemporaryDirectory() as work, second_device.without_float64():
-        write_inputs(Path(work), size.width, size.layers, size.words, size.rows, dropout=0.0)
-        return contract(method, "second", size, Path(work), *words)["rows"]
-
-
-@pytest.mark.parametrize("method", CASES)
-def test_16_bits_equal_those_of_the_cpu(method):
-    """Products of Linears are in bfloat16; CPU and device round in other places, as their lists of autocast differ."""
-    for row in processes.on_second_device(compare, method, CASES[method]):
+    with second_device.without_float64():
+        write_inputs(tmp_path, SMALL.width, SMALL.layers, SMALL.words, SMALL.rows, dropout=0.0)
+        rows = contract(method, "second", SMALL, tmp_path, *CASES[method])["rows"]
+    for row in rows:
         assert row["products"]["bfloat16"] > 100 and row["products"].get("float32", 0) == 0
         assert row["device"] <= max(2 * row["rounding"], 0.02 * row["largest"])  # five roundings to bfloat16
         assert row["rounding"] > 0

@@ -30,34 +30,24 @@ few = settings(
 )  # fmt: skip
 
 
-def tried(check, case) -> None:
+CHECKS = {
+    "data files": (cases.data_cases, checks.check_data), "configs": (cases.config_cases, checks.check_config),
+    "exports": (cases.export_cases, checks.check_folder), "models": (cases.model_cases, checks.check_folder),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_damaged(kind):
     """In a process of its own, as a finding may be a hang or gigabytes."""
-    answer = checks.in_child(check, case)
-    assert "found" not in answer, answer["found"]
+    strategy, check = CHECKS[kind]
 
+    @few
+    @given(strategy)
+    def tried(case):
+        answer = checks.in_child(check, case)
+        assert "found" not in answer, answer["found"]
 
-@few
-@given(cases.data_cases)
-def test_data_files(case):
-    tried(checks.check_data, case)
-
-
-@few
-@given(cases.config_cases)
-def test_configs(case):
-    tried(checks.check_config, case)
-
-
-@few
-@given(cases.export_cases)
-def test_exports(case):
-    tried(checks.check_folder, case)
-
-
-@few
-@given(cases.model_cases)
-def test_models(case):
-    tried(checks.check_folder, case)
+    tried()
 
 
 # of what was found: file, place, value, words of the line

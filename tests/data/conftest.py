@@ -4,8 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from lit_compress.utils import progress
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, *"abcdefghij.,", "good", "bad", "film", "##s", "the", "was"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """What is read is kept for one test, and noted anew."""
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "_noted", set())
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,7 @@ from lit_compress.data.sources import Place, load_split_files
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import class_number
 from lit_compress.tasks.records import TASKS, Custom, get_task, task_name
-from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(progress, "_noted", set())
 
 
 def _write(file, rows):

@@ -15,8 +15,7 @@ SST2, MRPC = get_task("sst2"), get_task("mrpc")
 
 
 @pytest.fixture
-def tokenizer(backbone, tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+def tokenizer(backbone):
     return load_tokenizer(backbone, SST2)
 
 

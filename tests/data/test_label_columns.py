@@ -68,18 +68,18 @@ def write(form, folder, rows):
     return file
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_a_table_is_read_and_the_labels_are_named_by_the_columns(tmp_path, form):
+WRITTEN = [(0, 1), (0.0, 1.0), (False, True), ("0", "1"), ("0.0", "1.0"), ("False", "True")]
+
+
+@pytest.mark.parametrize(
+    ("form", "values"), [("csv", (0, 1)), ("parquet", (0, 1)), *(("jsonl", pair) for pair in WRITTEN)]
+)
+def test_0_and_1_however_they_are_written(tmp_path, form, values):
+    """The labels are named by the columns."""
     rows = rows_of(20)
-    task, found = labels_in(write(form, tmp_path, rows))
+    file = write(form, tmp_path, [row | {name: values[row[name]] for name in NAMES} for row in rows])
+    task, found = labels_in(file)
     assert task.labels == task.label_columns == tuple(NAMES) and found == expected(rows)
-
-
-@pytest.mark.parametrize("values", [(0, 1), (0.0, 1.0), (False, True), ("0", "1"), ("0.0", "1.0"), ("False", "True")])
-def test_0_and_1_however_they_are_written(tmp_path, values):
-    rows = rows_of(20)
-    file = write("jsonl", tmp_path, [row | {name: values[row[name]] for name in NAMES} for row in rows])
-    assert labels_in(file)[1] == expected(rows)
 
 
 def test_columns_that_are_named_choose_and_order_the_labels(tmp_path):

@@ -10,7 +10,6 @@ from contents import classes, jsonl, own, parquet, qa, sst2
 from lit_compress.data.readers import Form
 from lit_compress.data.sources import Place, load_split_files
 from lit_compress.tasks.records import Task, get_task
-from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
 OWN = Task("custom", "classification", ("text",), ("1", "3"), ("accuracy",), None)
@@ -19,12 +18,6 @@ TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
 TWICE = parquet(pa.table([["a"], [1], ["b"]], names=["sentence", "label", "sentence"]))
 SQUAD = {"context": "good film", "qas": [{"id": "a", "question": "was it?", "answers": [{"text": "film", "answer_start": 5}]},
                                          {"id": "b", "question": "and?", "answers": [{"text": "good", "answer_start": 0}]}]}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(progress, "_noted", set())
 
 
 def read(task, folder, name, content, **form):

@@ -61,8 +61,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused_in_one_line(case, tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+def test_it_is_refused_in_one_line(case, tmp_path):
     task, name, content, words = REFUSED[case]
     (tmp_path / name).write_bytes(content)
     (tmp_path / "validation.jsonl").write_bytes(content)

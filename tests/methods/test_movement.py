@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from lit_compress.methods import Movement
 from lit_compress.methods.movement import MovementPruning
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.movement import MovementTraining
 
@@ -76,9 +78,7 @@ def test_soft_penalty_is_the_gradient_of_its_formula():
     stage = MovementPruning(MovementTraining(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
     net = make_net()
     for site in find_sites(net):
-        layer = MaskedLinear(net.get_submodule(site.name))
-        parent, _, child = site.name.rpartition(".")
-        setattr(net.get_submodule(parent), child, layer)
+        replace(net, site.name, MaskedLinear(net.get_submodule(site.name)))
     stage.attach(net)
     stage.set_total_steps(4)
     generator = torch.Generator().manual_seed(0)
@@ -86,15 +86,8 @@ def test_soft_penalty_is_the_gradient_of_its_formula():
         layer.score.data.normal_(generator=generator)
         layer.score.grad = torch.ones_like(layer.score)
 
-    class StageContext:
-        trainer = type("At", (), {"global_step": 2})
-
-        def logits(self, batch): ...
-
-        def objective(self, *_, **__):
-            return {}
-
-    stage.losses(StageContext(), {})
+    at = SimpleNamespace(trainer=SimpleNamespace(global_step=2), logits=lambda _: None, objective=lambda *_, **__: {})
+    stage.losses(at, {})
     stage.before_step(net)
     groups = {True: [], False: []}
     for site, layer in zip(find_sites(net), stage._layers, strict=True):

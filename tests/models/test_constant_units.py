@@ -46,17 +46,6 @@ def test_nothing_to_cut():
     assert torch.allclose(logits(compact(net)), logits(net), atol=1e-5)
 
 
-def test_of_dead_heads_one_stays_without_a_weight():
-    net = rows_net()
-    zero(net, "attention.self.value", slice(None))
-    zero(net, "intermediate.dense", slice(None), layer=1)
-    fused = compact(net)
-    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
-    value, down = (fused.get_submodule(f"{BLOCK.format(i)}{name}")
-                   for i, name in enumerate(("attention.self.value", "output.dense")))  # fmt: skip
-    assert (value.out_features, value.rows, down.in_features) == (8, 0, 0)
-
-
 def test_a_net_without_an_attention_loses_neurons():
     net = rows_net()
     zero(net, "intermediate.dense", slice(0, 10))

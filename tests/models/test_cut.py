@@ -51,26 +51,13 @@ def hidden_states(net):
     return net(**make_inputs(), output_hidden_states=True).hidden_states
 
 
-SETS = [
-    None,
-    ("attention_layer", "ffn_layer"),
-    ("heads",),
-    ("neurons", "ffn_layer"),
-    ("hidden",),
-    ("attention_layer", "heads", "ffn_layer"),
-]
+SETS = [("attention_layer", "ffn_layer"), ("heads",), ("neurons", "ffn_layer"), ("hidden",),
+        ("attention_layer", "heads", "ffn_layer")]  # fmt: skip
+CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in SETS),
+        *((*case, SETS[i % 3]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
 
 
-CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in SETS[1:]),
-        *((*case, SETS[i % 3 + 1]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "settings", "gates"),
-    CUTS,
-    ids=lambda c: "all" if c is None else c if isinstance(c, str) else "-".join(c),
-)
+@pytest.mark.parametrize(("family", "settings", "gates"), CUTS)
 def test_gated_is_cut_is_exported_is_reloaded(family, settings, gates, tmp_path):
     net = net_of(family, **settings)
     gates = gates or possible_gates(net)

@@ -56,6 +56,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_doubled.DoubledConfig",
     "AutoModelForSequenceClassification": "modeling_doubled.DoubledForSequenceClassification",
 }
+LABELS = {"id2label": {"0": "negative", "1": "positive"}, "label2id": {"negative": 0, "positive": 1}}
 
 
 @pytest.fixture
@@ -71,9 +72,7 @@ def own(tiny_backbone, tmp_path, ran):
     folder = shutil.copytree(tiny_backbone, tmp_path / "own")
     (folder / "configuration_doubled.py").write_text(CONFIG)
     (folder / "modeling_doubled.py").write_text(NET)
-    names = {"0": "negative", "1": "positive"}
-    configure(folder, auto_map=AUTO_MAP, architectures=["DoubledForSequenceClassification"], id2label=names,
-              label2id={name: int(i) for i, name in names.items()})  # fmt: skip
+    configure(folder, auto_map=AUTO_MAP, architectures=["DoubledForSequenceClassification"], **LABELS)
     return folder
 
 
@@ -137,8 +136,7 @@ def test_a_tokenizer_with_code(tiny_backbone, tiny_data, tmp_path, capsys):
     from transformers import AutoTokenizer
 
     folder, data = shutil.copytree(tiny_backbone, tmp_path / "own"), options(tiny_data)
-    names = {"0": "negative", "1": "positive"}
-    configure(folder, id2label=names, label2id={name: int(i) for i, name in names.items()})
+    configure(folder, **LABELS)
     (folder / "tokenization_own.py").write_text(WORDS)
     configure(
         folder, "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_own.BackwardsTokenizerFast"]}

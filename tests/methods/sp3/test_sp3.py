@@ -194,13 +194,6 @@ def test_regression_hears_the_teacher():
     assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
     terms["distillation"].backward()
     assert student.grad.abs().sum() > 0
-    student = torch.tensor([[0.5, 1.0]])
-    target = torch.tensor([[2.0, -1.0]])
-    losses = logits_losses(student, torch.tensor([0]), teacher=target)
-    terms = distillation_terms(settings, "classification", losses, None, [], [], ProjectedStage.layer_loss)
-    p, q = (x / 2 for x in (target, student))
-    divergence = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
-    assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))
 
 
 def test_params_and_density():
@@ -252,11 +245,6 @@ def test_what_a_net_cannot():
         check(density=0.02, gates=("qk", "vo", "neurons"))
     with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected \(its sub-layers "):
         check(make_net("t5"))
-    with pytest.raises(
-        UserError,
-        match=r"prune.gates: albert has no hidden .*; it has qk, vo, neurons, heads, attention_layer, ffn_layer",
-    ):
-        check(make_net("albert"))
     check(make_net("albert"), gates=GATES[1:])
 
 
