@@ -1,7 +1,5 @@
 """What tests of several rooms share: nets in the training forms of SP3 and CoFi, one step outside a trainer."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

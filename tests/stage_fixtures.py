@@ -1,7 +1,5 @@
 """A stage of a method, fitted in this process on tiny data."""
 
-from __future__ import annotations
-
 import pytest
 from lightning.pytorch import Callback, Trainer
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks.analysis`: fine-tuned models or runs in, a table and a figure out."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """The papers' claims: the verdicts beside naive formulas; nothing undecided is ever held."""
 
-from __future__ import annotations
-
 import json
 from statistics import NormalDist, variance
 

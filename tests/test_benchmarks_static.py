@@ -1,7 +1,5 @@
 """Static vectors: means and logistic regression against naive loops, a real table by model2vec, both kinds of tasks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Families in whole runs of every form of training: the budget is met in the file."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Nets that write: with the cache as without, compressed as dense at full rank, elsewhere as here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases

@@ -3,8 +3,6 @@
 The contract test compares its own runs.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 

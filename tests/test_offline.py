@@ -1,7 +1,5 @@
 """Nothing reaches another machine: no test, no process of one, and no command on local data, also where it could."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

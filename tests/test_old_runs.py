@@ -1,7 +1,5 @@
 """Run folders and exports that an earlier version wrote still load, validate, predict, export and go on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No option and no recipe of version 0.2.0 changes or is lost without a word; see golden/options.py."""
 
-from __future__ import annotations
-
 from inspect import signature
 
 import pytest

@@ -1,7 +1,5 @@
 """The main job on real weights and real data, cut short."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq

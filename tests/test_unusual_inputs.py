@@ -1,7 +1,5 @@
 """Folders, files and texts that are right but unusual: they give the answers that the model itself gives."""
 
-from __future__ import annotations
-
 import json
 import random
 

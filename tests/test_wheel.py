@@ -1,7 +1,5 @@
 """The wheel has everything that the package reads beside its code."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 No gradient is computed: autograd counts the devices at its first backward, and a fork may have a second one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 

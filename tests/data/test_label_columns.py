@@ -1,7 +1,5 @@
 """Labels with a column of 0 and 1 each, as in Jigsaw's comments: in all formats; what cannot be meant is one line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """How vectors are made: as the folder of the teacher or of the backbone says, also if they are named."""
 
-from __future__ import annotations
-
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.targets import pooling_of
 from lit_compress.export.sentences import write_sentence_files

@@ -1,7 +1,5 @@
 """docs/from_python.ipynb is a notebook, and its cells say what stands below them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Two nets on the same examples: their divergence against loops, the order of their numbers against SciPy."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The answers of two nets, next to each other."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 from tiny import make_net, write_rows

@@ -1,7 +1,5 @@
 """ROUGE is that of rouge_score, perplexity that of all tokens; however they are batched."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

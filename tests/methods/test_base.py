@@ -1,7 +1,5 @@
 """What all methods share."""
 
-from __future__ import annotations
-
 import shutil
 
 import torch

@@ -1,7 +1,5 @@
 """Block movement pruning: scores of blocks and neurons, what is useless, heads that are filled, what is cut."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import evaluated as logits

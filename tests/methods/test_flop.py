@@ -1,7 +1,5 @@
 """FLOP: the gated factors, the expected size, the ranks that fit the budget, a short run, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import begun

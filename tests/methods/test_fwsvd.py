@@ -1,7 +1,5 @@
 """FWSVD as a method: Eqs. 3-6 of the paper, literally, on the data of the run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layers: the choice of blocks by naive loops, the divergence without a block, every family, what is refused."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

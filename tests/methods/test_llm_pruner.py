@@ -1,7 +1,5 @@
 """LLM-Pruner: groups that go together in every family, their importance by a naive loop, counts, mistakes."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

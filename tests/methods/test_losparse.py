@@ -1,7 +1,5 @@
 """LoSparse inside a real fit: decomposition, score, rows, budget; its two low-rank variants."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import begun

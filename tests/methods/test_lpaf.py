@@ -1,7 +1,5 @@
 """LPAF step by step: the weighted factorization, the coins, the two forwards, the whole loss."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention masks of transformers when the host says whether there is padding: the same outputs, and nobody looks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import make_inputs, make_net

@@ -1,7 +1,5 @@
 """Movement pruning of rows: schedule, budget, own learning rate, penalty."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Second-order compression as a method: its factorization is that of the command, its defaults, its mistakes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from in_memory import collect_kronecker

@@ -1,7 +1,5 @@
 """SliceGPT: the axes behind the slices before them, exact nets at full width, the budget, its mistakes in one line."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Truncated SVD as a method: the factors of the dense net, nothing else."""
 
-from __future__ import annotations
-
 import torch
 from helpers import begun
 

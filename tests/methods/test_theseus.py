@@ -1,7 +1,5 @@
 """BERT-of-Theseus: modules and successors by a naive loop, the schedule, a short run, what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """Loading of backbones: tokenizers and nets of decoders, most of which have no padding token."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

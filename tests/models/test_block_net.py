@@ -1,7 +1,5 @@
 """A net of which one block is in memory gives what the whole net gives, for every family whose blocks go one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import ALL, DECODERS, make_inputs, make_net

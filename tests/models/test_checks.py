@@ -1,7 +1,5 @@
 """What a library would load with a warning, or silently, is one line: wrong tensors, tokenizers, labels."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

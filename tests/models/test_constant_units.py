@@ -1,7 +1,5 @@
 """Heads and neurons that became constants are cut away, nothing else is; the function stays (test_row_sizes.py)."""
 
-from __future__ import annotations
-
 import torch
 from helpers import logits
 from tiny import make_net

@@ -1,7 +1,5 @@
 """Gates in real nets: the value they have where they act, and the smaller net that computes the same."""
 
-from __future__ import annotations
-
 import json
 
 import helpers

@@ -1,7 +1,5 @@
 """Models in forms that cannot be read are one line that says what to do, in every command that takes a model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Models with code of their own: it runs only if it is trusted, and goes wherever the net goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

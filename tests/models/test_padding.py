@@ -1,7 +1,5 @@
 """The token that pads: a decoder's head reads the same token alone and in a batch; positions behind it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

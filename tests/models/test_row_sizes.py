@@ -1,7 +1,5 @@
 """Rankings of rows: the export computes what the zeroed net does, is as large as counted, and as was asked for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import logits

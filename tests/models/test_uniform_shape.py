@@ -1,7 +1,5 @@
 """As many heads and neurons in every layer: counts that a configuration takes, and the ordinary net of these sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import cut_uniformly, logits, net_of

@@ -1,7 +1,5 @@
 """Smaller tables: nets with fewer tokens and their logits, ids and output layers; rows of integers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import make_batch, make_net

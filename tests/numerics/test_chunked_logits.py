@@ -1,7 +1,5 @@
 """Losses of logits in chunks equal those of whole logits, with their gradients. test_output_layer.py has their size."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

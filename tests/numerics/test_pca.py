@@ -1,7 +1,5 @@
 """SP3's projections against their definitions: identities for any data, PCA and DRONE's optimum for the data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

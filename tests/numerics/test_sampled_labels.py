@@ -1,7 +1,5 @@
 """Drawn and exact labels: sums over classes by autograd, frequencies, and no dependence on the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from moments import draw

@@ -1,7 +1,5 @@
 """Removal of inputs against least squares on the remaining columns, and greedy against loops."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The losses of sentence vectors against loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

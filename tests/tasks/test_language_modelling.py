@@ -1,7 +1,5 @@
 """Plain text: every token is predicted exactly once, whatever the blocks and batches; a whole run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

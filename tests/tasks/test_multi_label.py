@@ -1,7 +1,5 @@
 """Several labels per row: losses against transformers' own, scores against loops, and the commands."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Language models without their output layer: the same losses, and no logits of a whole batch anywhere."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Documents in order: losses and scores against loops, and a reranker that is compressed without labels."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

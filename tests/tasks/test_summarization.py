@@ -1,7 +1,5 @@
 """Texts for texts: what is encoded, read, written, scored; whole runs."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lists as text: JSON's and Python's are read, sentences stay sentences, and what cannot be read is one line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

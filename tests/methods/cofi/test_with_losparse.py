@@ -1,7 +1,5 @@
 """LoSparse inside CoFi: rows compete only where gates are open, factors and rows together meet the density."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import logits

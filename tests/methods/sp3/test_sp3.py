@@ -1,7 +1,5 @@
 """SP3's stage: when what is learned, what is kept, and that a run can be told to stay as it is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

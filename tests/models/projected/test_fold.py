@@ -1,7 +1,5 @@
 """Narrow nets that are ordinary ones; wider, with zeros. That they are the training form: test_projected.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from helpers import LLAMA, as_deployed, disturb, logits, net_of, random_bases

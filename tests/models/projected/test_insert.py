@@ -1,7 +1,5 @@
 """SP3's training form: nothing changes when it is put in, nor when it is multiplied out; all weights count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
