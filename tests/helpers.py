@@ -8,13 +8,12 @@ from tiny import VARIANTS, make_batch, make_net
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
-from lit_compress.models.cut import close_empty_sublayers, cut_units
+from lit_compress.models.cut import close_empty_sublayers
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
 from lit_compress.models.projected.insert import Bases
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
-from lit_compress.models.uniform_shape import even_counts, uniform_groups
 
 ENCODERS = ["bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2"]
 # hidden states keep their basis
@@ -148,6 +147,13 @@ def begun(method, folder, steps=100, seed=0, structure=None):
     return method
 
 
+def factorized(fit, method, dense, **settings):
+    """The net of a method right after the factorization of its stage ``retrain``, before any step."""
+    seen = []
+    fit(method, "retrain", dense, max_steps=1, look=lambda _, module: seen.append(module.net), **settings)
+    return seen[0]
+
+
 def step(method, batch):
     """One training_step outside a trainer."""
     found = {}
@@ -155,11 +161,3 @@ def step(method, batch):
     method.log_dict = lambda terms: found.update(terms)
     loss = method.training_step(batch, 0)
     return loss, {name.removeprefix("train/"): value for name, value in found.items()}
-
-
-def cut_uniformly(net, density, step=1):
-    """Remove as many heads, and as many neurons, in every layer of ``net``, which is returned."""
-    units = {part.last: group.units for group in uniform_groups(net, step) for part in group.parts}
-    kept = even_counts(net, density, step)
-    cut_units(net, {name: torch.arange(units[name]) < count for name, count in kept.items()})
-    return net

@@ -252,7 +252,6 @@ class KeepBest(Callback):
     """Leave a copy of the best checkpoint of every stage, ``kept.ckpt``, in its folder."""
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Copy it."""
         if trainer.is_global_zero:
             folder = Path(trainer.default_root_dir)
             shutil.copy(folder / "best.ckpt", folder / "kept.ckpt")
@@ -262,15 +261,12 @@ class KeepSteps(Callback):
     """Note every step's loss over all ranks, and the gates after it, ``steps<n>.pt`` in the stage's folder."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin anew: every stage has its own fit."""
         self.seen: list[tuple[float, dict[str, torch.Tensor]]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, *_) -> None:
-        """Note them."""
         loss = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
         gates = getattr(pl_module.stage, "log_alphas", {})
         self.seen.append((float(loss), {name: value.detach().clone() for name, value in gates.items()}))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write them."""
         torch.save(self.seen, Path(trainer.default_root_dir) / f"steps{trainer.global_rank}.pt")

@@ -15,44 +15,33 @@ from lit_compress.tasks.records import get_task
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+PAIRED = SIZES | {"num_key_value_heads": 2, "pad_token_id": 1}  # queries share keys
+ENDS = {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
 TINY: dict[str, dict[str, Any]] = {
-    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    "roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    "camembert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    "xlm-roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    "mpnet": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    **dict.fromkeys(("bert", "roberta", "camembert", "xlm-roberta", "mpnet"), SIZES),
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-    "electra": {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "intermediate_size": 64},
-    "albert": {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-               "intermediate_size": 64},
-    "deberta-v2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                   "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm",
-                   "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
-    "modernbert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                   "local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 1, "bos_token_id": 3,
-                   "cls_token_id": 3, "eos_token_id": 2, "sep_token_id": 2},
+    "electra": SIZES | {"embedding_size": 16},
+    "albert": SIZES | {"embedding_size": 16, "num_hidden_layers": 3},
+    "deberta-v2": SIZES | {
+        "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    },
+    "modernbert": SIZES | ENDS | {
+        "local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 3, "sep_token_id": 2,
+    },
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 64, "pad_token_id": 1,
-             "bos_token_id": 3, "eos_token_id": 2},
-    "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                 "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2},
-    "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 64, "pad_token_id": 1},
-    "qwen3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
-    "mistral": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 4},
-    "qwen2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
-    "phi3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "intermediate_size": 64, "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2, "sliding_window": 4},
-    "gemma2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-               "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 8,
-               "query_pre_attn_scalar": 16},
-    "gemma3_text": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                    "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 8,
-                    "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
+    "gpt2": ENDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 64},
+    "gpt_neox": SIZES | ENDS,
+    "llama": PAIRED,
+    "qwen3": PAIRED | {"head_dim": 16, "tie_word_embeddings": True},
+    "mistral": PAIRED | {"sliding_window": 4},
+    "qwen2": PAIRED | {"tie_word_embeddings": True},
+    "phi3": PAIRED | ENDS | {"sliding_window": 4},
+    "gemma2": PAIRED | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3_text": PAIRED | {
+        "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2,
+    },
     "bart": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
              "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 1, "eos_token_id": 2,
@@ -69,30 +58,16 @@ VARIANTS = {
     "deberta-v2-conv": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}),
     "deberta-v2-own-positions": ("deberta-v2", {"share_att_key": False}),
     "deberta-v2-absolute": ("deberta-v2", {"relative_attention": False, "position_biased_input": True}),
-    "modernbert-biases": (
-        "modernbert",
-        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_pooling": "mean"},
-    ),
+    "modernbert-biases": ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True,
+                                         "classifier_pooling": "mean"}),
     "opt-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
     "llama-one-key": ("llama", {"num_key_value_heads": 1, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
-    "qwen3-sliding": (
-        "qwen3",
-        {
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-            "use_sliding_window": True,
-            "sliding_window": 4,
-            "max_window_layers": 1,
-        },
-    ),
-    "bart-uneven": (
-        "bart",
-        {"encoder_attention_heads": 2, "decoder_layers": 1, "decoder_ffn_dim": 48, "scale_embedding": True},
-    ),
+    "qwen3-sliding": ("qwen3", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True, "sliding_window": 4,
+                                "tie_word_embeddings": False, "use_sliding_window": True, "max_window_layers": 1}),
+    "bart-uneven": ("bart", {"encoder_attention_heads": 2, "decoder_layers": 1, "decoder_ffn_dim": 48,
+                             "scale_embedding": True}),
     "t5-gated": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1}),
-}
+}  # fmt: skip
 ALL = {**{family: (family, {}) for family in TINY}, **VARIANTS}
 
 

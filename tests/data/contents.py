@@ -34,12 +34,8 @@ def ner(tokens, tags, more=()) -> bytes:
 
 def qa(text, start, **row) -> bytes:
     answers = {"text": [text], "answer_start": [start]}
-    first = {
-        "id": "1",
-        "question": "was it?",
-        "context": "good film",
-        "answers": {"text": ["good"], "answer_start": [0]},
-    }
+    good = {"text": ["good"], "answer_start": [0]}
+    first = {"id": "1", "question": "was it?", "context": "good film", "answers": good}
     return jsonl(first, {**first, "id": "2", "answers": answers, **row})
 
 

@@ -61,11 +61,6 @@ def sentences_of(text: str) -> list[str]:
     return [" ".join(part.split()) for part in parts if len(part.split()) > 2]
 
 
-def habits(path: Path) -> Habits:
-    """Return the counts of a page."""
-    return counted(sentences_of("\n\n".join(text for _, language, text in blocks(path) if language == "prose")))
-
-
 def counted(sentences: list[str]) -> Habits:
     """Return the counts of sentences."""
     told = " ".join(sentence for sentence in sentences if not sentence.endswith("?"))
@@ -132,7 +127,7 @@ def code_habits(room: Path) -> tuple[Habits, list[str]]:
 @pytest.mark.parametrize("path", TEXTS, ids=name)
 def test_a_page_is_in_plain_english(path: Path) -> None:
     prose = "\n\n".join(text for _, language, text in blocks(path) if language == "prose")
-    assert not habits(path).excess()
+    assert not counted(sentences_of(prose)).excess()
     assert not PRIVATE.findall(plain(re.sub(r"\]\(\S+\)", "]", prose)))
 
 

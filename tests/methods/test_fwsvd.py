@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import factorized
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import FWSVD
@@ -12,13 +13,9 @@ from lit_compress.numerics.decompose import decompose
 from lit_compress.utils.errors import UserError
 
 
-def factorized(fit, dense, **settings):
-    """Return the net right after the factorization, before any step."""
-    seen = {}
+def weighted(**settings):
     retrain = Weighted(epochs=1, learning_rate=1e-9, **settings)
-    method = FWSVD(backbone="unused", rank_ratio=0.33, retrain=retrain)
-    fit(method, "retrain", dense, max_steps=1, look=lambda trainer, module: seen.setdefault("net", module.net))
-    return seen["net"]
+    return FWSVD(backbone="unused", rank_ratio=0.33, retrain=retrain)
 
 
 def literal_fisher(net, data):
@@ -38,7 +35,7 @@ def literal_fisher(net, data):
 
 def test_factors_are_the_papers(fit, dense, tiny_backbone, tiny_data):
     """I W = U S V^T with I = diag(sqrt of row sums) in the paper's orientation; A = I^-1 U_r S_r, B = V_r^T."""
-    net = factorized(fit, dense)
+    net = factorized(fit, weighted(), dense)
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
     fisher = literal_fisher(load_net(dense), data)
     reference = load_net(dense).double()
@@ -71,7 +68,7 @@ def test_rows_and_columns_are_close_to_equation_five(fit, dense, tiny_backbone, 
     fisher, reference = literal_fisher(load_net(dense), data), load_net(dense).double()
 
     def error(**settings):
-        net = factorized(fit, dense, **settings)
+        net = factorized(fit, weighted(**settings), dense)
         total = 0.0
         for site in find_sites(net):
             layer = net.get_submodule(site.name)

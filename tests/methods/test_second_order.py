@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import factorized
 from in_memory import collect_kronecker
 from tiny import make_net
 
@@ -17,12 +18,8 @@ from lit_compress.utils.errors import UserError
 
 
 def started(fit, dense, **settings):
-    """Return the net right after the factorization."""
-    seen = {}
     retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60)
-    method = SecondOrder(backbone="unused", retrain=retrain, **settings)
-    fit(method, "retrain", dense, max_steps=1, teacher=dense, look=lambda _, m: seen.setdefault("net", m.net))
-    return seen["net"]
+    return factorized(fit, SecondOrder(backbone="unused", retrain=retrain, **settings), dense, teacher=dense)
 
 
 def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data):

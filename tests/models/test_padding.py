@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tiny import TINY, WORDS, write_backbone
+from tiny import SIZES, TINY, WORDS, write_backbone
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -113,12 +113,10 @@ def test_a_net_in_memory_gives_its_own_answers(case, tmp_path):
     assert net.config.pad_token_id == CASES[case][0]
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
 TABLES = {
     **{name: TINY[name] for name in ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "albert")},
     **{name: TINY[name] for name in ("opt", "bart", "gpt2")},
-    **dict.fromkeys(("camembert", "data2vec-text", "esm", "roberta-prelayernorm", "xlm-roberta-xl"), SMALL),
-    "yoso": SMALL,
+    **dict.fromkeys(("camembert", "data2vec-text", "esm", "roberta-prelayernorm", "xlm-roberta-xl", "yoso"), SIZES),
 }  # fmt: skip
 
 

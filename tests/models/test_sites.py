@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import logits
 from in_memory import collect_kronecker
-from tiny import ALL, TINY, VARIANTS, make_batch, make_inputs, make_net
+from tiny import ALL, SIZES, TINY, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 
 from lit_compress.export.check import check_export
@@ -80,13 +80,12 @@ def test_sites_that_read_one_input(variant):
         assert len({tuple(map(id, read[name])) for name in leaders}) == len(leaders)
 
 
-BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 PEGASUS = {"encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1, "decoder_start_token_id": 1}
 
 
 @pytest.fixture(scope="module")
 def unknown():
-    return make_net("megatron-bert", **BERT).eval()
+    return make_net("megatron-bert", **SIZES).eval()
 
 
 def named(net, pattern="encoder.*.(intermediate|output).dense"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import cut_uniformly, logits, net_of
+from helpers import logits, net_of
 from tiny import TINY, VARIANTS
 
 from lit_compress.export.fuse import compact
@@ -57,7 +57,9 @@ def test_counts_are_even_and_valid():
     net = net_of("llama", torch.float32, num_attention_heads=8, num_key_value_heads=4, hidden_size=64)
     heads, neurons = uniform_groups(net, 8)
     assert heads.counts == (1, 2, 4) and neurons.counts == (8, 16, 24, 32, 40, 48, 56, 64)
-    small = cut_uniformly(without_values(lambda: net_of("llama", torch.float32)), 0.5, 8)
+    small = without_values(lambda: net_of("llama", torch.float32))
+    units = {part.last: group.units for group in uniform_groups(small, 8) for part in group.parts}
+    cut_units(small, {name: torch.arange(units[name]) < count for name, count in even_counts(small, 0.5, 8).items()})
     assert 0.4 < stored_density(small) <= 0.5
     with pytest.raises(UserError, match=r"density: 0\.01 cannot be reached with model\.shape uniform.* is 0\.1"):
         even_counts(net, 0.01)
