@@ -4,6 +4,7 @@ import copy
 
 import torch
 from tiny import VARIANTS, make_batch, make_net
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
@@ -53,6 +54,14 @@ def logits(net, **settings):
     ids = batch["input_ids"] % net.config.vocab_size  # the backbone of fits has fewer
     with torch.no_grad():
         return net(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+
+
+def alone(folder, texts):
+    """The logits that transformers alone gives to single texts, in float32."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    net = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return torch.cat([net(**tokenizer(text, return_tensors="pt")).logits for text in texts])
 
 
 def evaluated(net):
@@ -147,7 +156,7 @@ def begun(method, folder, steps=100, seed=0, structure=None):
     return method
 
 
-def factorized(fit, method, dense, **settings):
+def started(fit, method, dense, **settings):
     """The net of a method right after the factorization of its stage ``retrain``, before any step."""
     seen = []
     fit(method, "retrain", dense, max_steps=1, look=lambda _, module: seen.append(module.net), **settings)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from helpers import logits
 from in_memory import collect_kronecker, estimate_fisher, mean_gradients
-from mistakes import fails, rewrite
-from tiny import make_batch, make_inputs, make_net, read_rows
+from mistakes import fails, predicted, rewrite
+from tiny import make_batch, make_inputs, make_net
 
 from lit_compress.__main__ import main
 from lit_compress.calibration.block_losses import BlockLosses
@@ -44,35 +44,6 @@ def said(*args: object) -> str:
     return out.getvalue()
 
 
-def factorize_on_both(model: str, data: list[str], out: Path) -> dict[str, Any]:
-    """Factorize on each device; return by line the logits of the exports, and the work that the second device did.
-
-    Once more without room for the sums there, which are then on the host.
-    """
-    import second_device
-
-    from lit_compress.utils import devices
-
-    found: dict[str, Any] = {}
-    for name, line in LINES.items():
-        for device, share in (("cpu", 0.8), ("second", 0.8), ("second", 1e-9)):
-            devices._ENOUGH = share
-            second_device.reset()
-            case = device if share > 1e-3 else "no room"
-            folder = out / name / case
-            with second_device.without_float64(), contextlib.redirect_stderr(io.StringIO()) as err:
-                said("factorize", model, folder, *data, *line, "--device", device)
-            report = json.loads((folder / "report.json").read_text())
-            found.setdefault(name, {})[case] = {
-                "logits": logits(load_net(folder)),
-                "loss": report["calibration"]["measured_loss"],
-                "metric": report["compressed"]["metric"],
-                "calls": second_device.counts()["calls"],
-                "notes": [line for line in err.getvalue().splitlines() if "do not fit" in line],
-            }
-    return found
-
-
 @pytest.fixture(scope="module")
 def model(tiny_backbone, tiny_data, tmp_path_factory):
     """A fine-tuned model and what names its data."""
@@ -84,66 +55,70 @@ def model(tiny_backbone, tiny_data, tmp_path_factory):
     return folder, data
 
 
-@pytest.fixture(scope="module")
-def both(model, tmp_path_factory):
-    """What each line makes on both devices: one process makes them all."""
-    folder, data = model
-    out = tmp_path_factory.mktemp("both")
-    return processes.on_second_device(factorize_on_both, str(folder / "dense" / "net"), data, out)
-
-
 @pytest.mark.parametrize("name", LINES)
-def test_factorize(name, both):
-    cpu, *others = both[name].values()
-    for second in others:
-        assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
-        assert second["metric"] == pytest.approx(cpu["metric"], rel=1e-5)
-        assert second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
-        assert second["calls"] > 100 > cpu["calls"] == 0
-    assert not others[0]["notes"] and others[1]["notes"]
-
-
-def statistics() -> dict[str, Any]:
-    """Return what every statistic finds on both devices."""
+@processes.with_second_device
+def test_factorize(name: str, model: tuple[Path, list[str]], tmp_path: Path) -> None:
+    """Once more without room for the sums there, which are then on the host."""
     import second_device
 
-    found: dict[str, Any] = {}
+    from lit_compress.utils import devices
+
+    answers, work, (run, data) = [], [], model
+    for device, share in (("cpu", 0.8), ("second", 0.8), ("second", 1e-9)):
+        devices._ENOUGH = share
+        second_device.reset()
+        out = tmp_path / f"{device}-{share}"
+        with second_device.without_float64(), contextlib.redirect_stderr(io.StringIO()) as err:
+            said("factorize", run / "dense" / "net", out, *data, *LINES[name], "--device", device)
+        report = json.loads((out / "report.json").read_text())
+        losses = report["calibration"]["measured_loss"], report["compressed"]["metric"]
+        answers.append([*losses, *logits(load_net(out)).flatten().tolist()])
+        work.append((second_device.counts()["calls"], "do not fit" in err.getvalue()))
+    (cpu, _), (there, told), (elsewhere, told_again) = work
+    assert cpu == 0 and min(there, elsewhere) > 100 and (told, told_again) == (False, True)
+    for second in answers[1:]:
+        assert second[:2] == pytest.approx(answers[0][:2], rel=1e-5, abs=1e-6)
+        assert second == pytest.approx(answers[0], abs=1e-5)
+
+
+@processes.with_second_device
+def test_statistics() -> None:
+    import second_device
+
+    found: list[dict[str, list[torch.Tensor]]] = []
     for device in ("cpu", "second"):
         nets = {family: make_net(family, initializer_range=0.2).eval().to(device) for family in ("bert", "llama")}
         net, batches = nets["bert"], [make_batch(40, 9)]
         with second_device.without_float64():
             kronecker = collect_kronecker(net, batches, KIND.name, labels="exact", device=device)
             fisher = estimate_fisher(net, batches, KIND.name, None)
+            counts = dict.fromkeys(stack_lengths(net), 1)
             answers = {
                 "inputs": [one.inputs() for one in kronecker.values()],
                 "gradients": [one.gradients() for one in kronecker.values()],
                 "fisher": [part for one in fisher.values() for part in (one.rows, one.columns)],
                 "mean": [one.mean for one in mean_gradients(net, batches, KIND.name, None).values()],
+                "blocks": [torch.tensor(BlockLosses(counts).answer(net, batches, KIND, None)["loss"])],
             }
-            counts = {path: 1 for path in stack_lengths(net)}
-            answers["blocks"] = [torch.tensor(BlockLosses(counts).answer(net, batches, KIND, None)["loss"])]
             for family, each in nets.items():  # projectors, as axes have signs
                 sites = len(residual_stream(each).sites)
                 axes = Axes([24] * sites).answer(each, batches, KIND, None).values()
                 answers[f"axes of {family}"] = [(u[:, :24] @ u[:, :24].mT).float() for u in axes]
-        found[device] = answers
-    return found
+        found.append(answers)
+    for name, tensors in found[0].items():
+        for one, other in zip(tensors, found[1][name], strict=True):
+            one, other = one.cpu(), other.cpu().to(one.dtype)
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max())), name
 
 
-def test_statistics():
-    cpu, second = processes.on_second_device(statistics).values()
-    for name, tensors in cpu.items():
-        for one, other in zip(tensors, second[name], strict=True):
-            assert torch.allclose(one, other.to(one), rtol=1e-3, atol=1e-4 * float(one.abs().max())), name
-
-
-def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str, Any]]:
-    """Return what commands and functions say on each device, and whether the device worked."""
+@processes.with_second_device
+def test_commands_and_functions(model: tuple[Path, list[str]], tmp_path: Path) -> None:
     import second_device
     from transformers import AutoTokenizer
 
     import lit_compress as lc
 
+    run, data = str(model[0]), model[1]
     found: dict[str, dict[str, Any]] = {}
     for device in ("cpu", "second"):
         answers = found[device] = {}
@@ -155,12 +130,11 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
 
         second_device.reset()
         with second_device.without_float64():
-            said("predict", run, "--output", out / f"{device}.jsonl", "--device", device)
-            lines = read_rows(out / f"{device}.jsonl")
+            lines = predicted(run, tmp_path / f"{device}.jsonl", "--device", device)
             ask("predict", [(line["label"], round(line["probability"], 4)) for line in lines])
             said("bench", run, "--batch", "1", "--length", "8", "--runtimes", "eager", "--seconds", "0.1",
-                 "--output", out / f"bench-{device}", "--device", device)  # fmt: skip
-            bench = json.loads((out / f"bench-{device}" / "bench.json").read_text())
+                 "--output", tmp_path / f"bench-{device}", "--device", device)  # fmt: skip
+            bench = json.loads((tmp_path / f"bench-{device}" / "bench.json").read_text())
             ask("bench", (bench["device"] == device, len(bench["shapes"]), bench["left_out"]))
             net, tokenizer = lc.load(run), AutoTokenizer.from_pretrained(f"{run}/export")
             ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
@@ -173,16 +147,10 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             )
             texts = tokenizer(["a warm film", "dull"], padding=True, return_tensors="pt")
             ask("lc.factorize", [round(x, 4) for x in small(**texts).logits.flatten().tolist()])
+    assert found["cpu"] == found["second"]
     options: dict[str, Any] = {"model.density": 0.5}
     with pytest.raises(UserError, match="'cuda' is not on this machine"):
         lc.compress(f"{run}/dense/net", data=data[3], task="sst2", device="cuda", **options)
-    return found
-
-
-def test_commands_and_functions(model, tmp_path):
-    folder, data = model
-    cpu, second = processes.on_second_device(commands_on_both, str(folder), data, tmp_path).values()
-    assert cpu == second
 
 
 def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):

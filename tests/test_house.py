@@ -47,11 +47,8 @@ def imports(path: Path) -> set[str]:
 
 
 def test_the_rooms_are_those_of_the_map():
-    assert {path.name for path in PACKAGE.iterdir() if path.suffix != ".pyc"} - {
-        "__pycache__",
-        "configs",
-        "py.typed",
-    } == {f"{room}.py" if room in FILES else room for room in LEVEL}
+    names = {path.name for path in PACKAGE.iterdir() if path.suffix != ".pyc"} - {"__pycache__", "configs", "py.typed"}
+    assert names == {f"{room}.py" if room in FILES else room for room in LEVEL}
 
 
 def is_up(importing: str, imported: str) -> bool:

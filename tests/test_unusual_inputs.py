@@ -3,24 +3,13 @@
 import json
 import random
 
-import pytest
 import torch
-import transformers
+from helpers import alone
 from tiny import WORDS, make_net, write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from lit_compress.__main__ import main
-
-
-def _alone(folder, texts):
-    """Return the probabilities that transformers alone gives single texts, in float32."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    net = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, trust_remote_code=True, dtype=torch.float32
-    ).eval()
-    with torch.no_grad():
-        ids = (tokenizer(text, return_tensors="pt", truncation=True, max_length=64) for text in texts)
-        return [net(input_ids=i["input_ids"]).logits[0].softmax(-1).max().item() for i in ids]
 
 
 def test_one_token_for_unknown_padding_and_end_and_rows_beyond_the_tokenizer(tmp_path):
@@ -33,11 +22,11 @@ def test_one_token_for_unknown_padding_and_end_and_rows_beyond_the_tokenizer(tmp
     pieces = Tokenizer(models.Unigram([(token, -1.0) for token in ["<|end|>", *WORDS, *words[9:]]], unk_id=0))
     pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = dict.fromkeys(("unk_token", "pad_token", "eos_token", "bos_token"), "<|end|>")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, **special).save_pretrained(model)
+    PreTrainedTokenizerFast(tokenizer_object=pieces, **special).save_pretrained(model)
     texts = [*(" ".join(rng.choices(words, k=rng.randint(2, 9))) for _ in range(24)), "nobody knows this"]
     rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
     data = write_rows(place / "\u6570\u636e", train=rows, validation=rows, test=rows)
     main(["factorize", str(model), str(out), "--data.task", "sst2", "--data.path", str(data), "--density", "1",
           "--vocabulary", "data"])  # fmt: skip
     assert json.loads((out / "config.json").read_text())["vocab_size"] < 25
-    assert _alone(out, texts) == pytest.approx(_alone(model, texts), abs=1e-5)
+    torch.testing.assert_close(alone(out, texts), alone(model, texts), rtol=0, atol=1e-5)

@@ -121,11 +121,8 @@ def test_predict_prefers_test_and_needs_no_labels(make, sst2):
     dm = make()
     [batch] = dm.predict_dataloader()
     assert "labels" not in batch
-    assert [dm.prediction_texts[row]["sentence"] for row in batch["index"].tolist()] == [
-        "was the film bad",
-        "the film",
-        "good",
-    ]
+    texts = [dm.prediction_texts[row]["sentence"] for row in batch["index"].tolist()]
+    assert texts == ["was the film bad", "the film", "good"]
     with pytest.raises(UserError, match="only predict, and factorize with drawn or exact labels, read rows"):
         dm.test_dataloader()
 

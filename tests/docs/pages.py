@@ -13,19 +13,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 @dataclass(frozen=True)
 class Item:
-    """A command or a block of Python.
+    """A command or a block of Python."""
 
-    Attributes:
-        where: page and line.
-        language: ``bash`` or ``python``.
-        text: the command in one line, or the code.
-        output: lines that the page shows below the command.
-    """
-
-    where: str
-    language: str
-    text: str
-    output: tuple[str, ...] = ()
+    where: str  # page and line
+    language: str  # ``bash`` or ``python``
+    text: str  # the command in one line, or the code
+    output: tuple[str, ...] = ()  # lines that the page shows below the command
 
 
 def named(name: str) -> Path:

@@ -23,21 +23,13 @@ PRIVATE = re.compile(
 
 @dataclass(frozen=True)
 class Habits:
-    """How often a text has each habit.
+    """How often a text has each habit."""
 
-    Attributes:
-        words: of the prose, without code.
-        what: clauses with "what", such as "what comes back"; questions do not count.
-        that_of: "that of" and "those of".
-        sentences: their number.
-        long: sentences of more than 30 words.
-    """
-
-    words: int
-    what: int
-    that_of: int
+    words: int  # of the prose, without code
+    what: int  # clauses with "what", such as "what comes back"; questions do not count
+    that_of: int  # "that of" and "those of"
     sentences: int
-    long: int
+    long: int  # sentences of more than 30 words
 
     def excess(self) -> list[str]:
         """Return a line per habit above its limit; one of each is always allowed."""

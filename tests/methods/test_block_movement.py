@@ -198,7 +198,5 @@ def test_after_the_soft_form_no_head_that_is_not_empty_is_dropped(tmp_path):
     last = method_of(form="soft", density=0.1).stages()[2]
     assert last.density == 0.1
     filled = last.build(None, folder, None)
-    assert [filled.get_submodule(part.sites["o"]).in_features for part in of_kind(sublayers(filled), "attention")] == [
-        8,
-        8,
-    ]
+    readers = [filled.get_submodule(part.sites["o"]) for part in of_kind(sublayers(filled), "attention")]
+    assert [reader.in_features for reader in readers] == [8, 8]

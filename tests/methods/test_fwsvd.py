@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import factorized
+from helpers import started
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import FWSVD
@@ -35,7 +35,7 @@ def literal_fisher(net, data):
 
 def test_factors_are_the_papers(fit, dense, tiny_backbone, tiny_data):
     """I W = U S V^T with I = diag(sqrt of row sums) in the paper's orientation; A = I^-1 U_r S_r, B = V_r^T."""
-    net = factorized(fit, weighted(), dense)
+    net = started(fit, weighted(), dense)
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
     fisher = literal_fisher(load_net(dense), data)
     reference = load_net(dense).double()
@@ -68,7 +68,7 @@ def test_rows_and_columns_are_close_to_equation_five(fit, dense, tiny_backbone, 
     fisher, reference = literal_fisher(load_net(dense), data), load_net(dense).double()
 
     def error(**settings):
-        net = factorized(fit, weighted(**settings), dense)
+        net = started(fit, weighted(**settings), dense)
         total = 0.0
         for site in find_sites(net):
             layer = net.get_submodule(site.name)

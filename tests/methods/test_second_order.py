@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import factorized
+from helpers import started
 from in_memory import collect_kronecker
 from tiny import make_net
 
@@ -17,14 +17,14 @@ from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.utils.errors import UserError
 
 
-def started(fit, dense, **settings):
+def second_order(**settings):
     retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60)
-    return factorized(fit, SecondOrder(backbone="unused", retrain=retrain, **settings), dense, teacher=dense)
+    return SecondOrder(backbone="unused", retrain=retrain, **settings)
 
 
 def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data):
     """The literal way: moments of the same examples, one decomposition per matrix or stack, the bias of (C)."""
-    net = started(fit, dense, density=0.4)
+    net = started(fit, second_order(density=0.4), dense, teacher=dense)
     reference = load_net(dense)
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8, seed=7)
     moments = collect_kronecker(reference, data.calibration_dataloader(60, 7), "classification", labels="exact")
@@ -51,7 +51,8 @@ def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data
 
 def test_scope_all_meets_the_density_of_the_whole_net(fit, dense):
     """The table is factorized with the matrices; what stays as it was counts, too."""
-    net, reference = started(fit, dense, density=0.25, scope="all"), load_net(dense)
+    net = started(fit, second_order(density=0.25, scope="all"), dense, teacher=dense)
+    reference = load_net(dense)
     table, old = net.bert.embeddings.word_embeddings, reference.bert.embeddings.word_embeddings
     assert isinstance(table, LowRankEmbedding) and table.left.shape == (old.num_embeddings, table.rank)
     assert 0.23 < whole_density(net) <= 0.25

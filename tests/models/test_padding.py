@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from helpers import alone
 from tiny import SIZES, TINY, WORDS, write_backbone
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -35,13 +36,6 @@ def written(folder, family, pad_id, pad_token, ends=True):
     settings = {name: value for name, value in json.loads(path.read_text()).items() if name != "pad_token"}
     path.write_text(json.dumps(settings | ({"pad_token": pad_token} if pad_token else {})))
     return str(folder)
-
-
-def alone(folder):
-    """The model's own answers, to one text at a time, as transformers gives them."""
-    net, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        return torch.cat([net(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
 
 
 def together(net, tokenizer):
@@ -73,7 +67,7 @@ CASES = {
 def test_a_batch_gets_the_answers_of_its_texts_alone(case, family, tmp_path):
     pad_id, pad_token, pads = CASES[case]
     folder = written(tmp_path, family, pad_id, pad_token)
-    tokenizer, expected = load_tokenizer(folder, SST2), alone(folder)
+    tokenizer, expected = load_tokenizer(folder, SST2), alone(folder, TEXTS)
     assert tokenizer.pad_token == pads
     for load in (load_net, load_finetuned):
         net = load(folder, SST2).eval()
@@ -86,7 +80,7 @@ def test_without_an_end_behind_every_text(pad_id, pad_token, tmp_path):
     folder = written(tmp_path, "llama", pad_id, pad_token, ends=False)
     net, tokenizer = load_finetuned(folder, SST2), load_tokenizer(folder, SST2)
     assert tokenizer.pad_token == ("<pad>" if pad_id == 1 else "</s>")
-    torch.testing.assert_close(together(net, tokenizer), alone(folder), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together(net, tokenizer), alone(folder, TEXTS), rtol=1e-4, atol=1e-5)
 
 
 def test_a_tokenizer_in_which_nothing_else_can_pad_is_one_line(tmp_path):
@@ -108,7 +102,7 @@ def test_a_net_in_memory_gives_its_own_answers(case, tmp_path):
 
     folder = written(tmp_path, "llama", *CASES[case][:2])
     net, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    data = Dataset.from_dict({"sentence": TEXTS, "label": alone(folder).argmax(1).tolist()})
+    data = Dataset.from_dict({"sentence": TEXTS, "label": alone(folder, TEXTS).argmax(1).tolist()})
     assert lc.evaluate(net, tokenizer, data, task="sst2")["accuracy"] == 1
     assert net.config.pad_token_id == CASES[case][0]
 

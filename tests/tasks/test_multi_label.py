@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import alone
 from mistakes import factorized, fails, predicted
 from tiny import WORDS, make_batch, make_net, write_bert
 
@@ -140,17 +141,6 @@ def place(tmp_path_factory):
     return folder
 
 
-def _alone(folder, texts):
-    """Return the probabilities that transformers alone gives single texts."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    net = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
-    assert net.config.problem_type == "multi_label_classification"
-    with torch.no_grad():
-        return [net(**tokenizer(text, return_tensors="pt")).logits[0].sigmoid().tolist() for text in texts]
-
-
 def test_factorize_in_a_command_and_in_python(place, tmp_path):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset
@@ -161,7 +151,7 @@ def test_factorize_in_a_command_and_in_python(place, tmp_path):
     dev = place / "data" / "validation.csv"
     lines = predicted(tmp_path / "small", tmp_path / "p", "--data.path", dev)
     assert len(lines) == 24 and {"labels", "probabilities", "given"} <= lines[0].keys()
-    expected = _alone(tmp_path / "small", [line["text"] for line in lines])
+    expected = alone(tmp_path / "small", [line["text"] for line in lines]).sigmoid().tolist()
     for line, chances in zip(lines, expected, strict=True):
         assert list(line["probabilities"].values()) == pytest.approx(chances, abs=1e-5)
         assert line["labels"] == [name for name, chance in zip(NAMES, chances, strict=True) if chance > 0.5]
