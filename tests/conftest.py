@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -24,9 +23,6 @@ from stage_fixtures import dense, fit  # noqa: F401
 from tiny import short_options, write_bert, write_sentences
 
 from lit_compress.utils import devices
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 torch.set_num_threads(1)
 offline.refuse()
@@ -94,7 +90,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bert_base() -> PreTrainedModel:
+def bert_base():
     """BERT-base without values."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

@@ -6,15 +6,7 @@ from statistics import NormalDist, variance
 import pytest
 from scipy import stats
 
-from benchmarks.comparison.claims import (
-    FILE,
-    ClaimedResult,
-    Value,
-    decided,
-    difference,
-    evaluate_claims,
-    read_claims,
-)
+from benchmarks.comparison.claims import FILE, ClaimedResult, Value, decided, difference, evaluate_claims, read_claims
 from lit_compress.cli.recipes import COMPARISONS, resolve_config
 from lit_compress.run.comparison import budget_name, read_comparison
 from lit_compress.utils.files import read_yaml

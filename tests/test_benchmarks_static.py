@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.comparison.static import (
-    distil,
-    fit_head,
-    read,
-    score,
-)
+from benchmarks.comparison.static import distil, fit_head, read, score
 from lit_compress.data.datamodule import DataModule
 
 

@@ -21,15 +21,13 @@ def part_of(folder, out, rows):
 # over 10 s: a real model of 22M parameters
 def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
     folder = tmp_path / "run"
-    main(
-        [
-            "fit", "--config", "lpaf_sst2.yaml", "--model.backbone", str(shared / "models" / "minilm-l6-h384"),
-            "--data.path", part_of(shared / "data" / "glue" / "sst2", tmp_path / "data", 32),
-            "--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4",
-            "--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--trainer.enable_progress_bar", "false",
-            "--run_dir", str(folder),
-        ]
-    )  # fmt: skip
+    main([
+        "fit", "--config", "lpaf_sst2.yaml", "--model.backbone", str(shared / "models" / "minilm-l6-h384"),
+        "--data.path", part_of(shared / "data" / "glue" / "sst2", tmp_path / "data", 32),
+        "--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4",
+        "--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--trainer.enable_progress_bar", "false",
+        "--run_dir", str(folder),
+    ])  # fmt: skip
     report = json.loads((folder / "report.json").read_text())
     assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] > 1 - 1e-6  # float16
     assert report["dense"]["bytes"] < 2.01 * report["dense"]["params"]["total"]  # float16, as the model was given

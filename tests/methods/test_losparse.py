@@ -13,6 +13,7 @@ from lit_compress.methods.losparse import LowRankPlusSparse
 from lit_compress.models import accounting as budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import factorize
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError
 
@@ -152,8 +153,6 @@ def test_bfloat16_weights_have_float32_scores():
     stage = RowSparsePruning(RowPruning(), 0.5)
     net = make_net().bfloat16()
     stage.budget = stage.budget_of(net)
-    from lit_compress.models.surgery import factorize
-
     stage.attach(factorize(net, dict.fromkeys(stage.budget.ranks, 0), None, LowRankSparseLinear))
     assert {state.dtype for state in stage.scores + stage.windows} == {torch.float32}
 

@@ -13,13 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import GatedNorm, LowRankSparseLinear
-from lit_compress.methods.cofi.gates import (
-    gate_net,
-    gate_shapes,
-    gated_size,
-    possible_gates,
-    set_gates,
-)
+from lit_compress.methods.cofi.gates import gate_net, gate_shapes, gated_size, possible_gates, set_gates
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
 from lit_compress.models.cut import close_empty_sublayers, cut_closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import get_args
@@ -25,24 +26,27 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def history(steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Two weights and their gradients in every step."""
+    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
+    return weights, [[draw(*w.shape, seed=10 + 5 * t + n) for n, w in enumerate(weights)] for t in range(steps)]
+
+
 @pytest.mark.parametrize("form", ["absolute", "signed"])
 def test_scores_of_plain_sgd_by_hand(form: str) -> None:
     """Invariant 21: S after n steps is the sum over steps of |g W|, or of -g W."""
-    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
-    scores = [torch.zeros_like(weight) for weight in weights]
-    expected = [[[0.0] * weight.shape[1] for _ in range(weight.shape[0])] for weight in weights]
-    for step in range(4):
-        grads = [draw(*weight.shape, seed=10 + 7 * step + n) for n, weight in enumerate(weights)]
+    weights, steps = history(4)
+    scores, expected = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    for grads in steps:
         for weight, grad, table in zip(weights, grads, expected, strict=True):
-            for i in range(weight.shape[0]):
-                for j in range(weight.shape[1]):
-                    product = float(grad[i, j]) * float(weight[i, j])
-                    table[i][j] += abs(product) if form == "absolute" else -product
+            for place in itertools.product(*map(range, weight.shape)):
+                product = float(grad[place]) * float(weight[place])
+                table[place] += abs(product) if form == "absolute" else -product
         accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
         for weight, grad in zip(weights, grads, strict=True):
             weight -= 0.1 * grad
     for score, table in zip(scores, expected, strict=True):
-        torch.testing.assert_close(score, torch.tensor(table), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(score, table, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["absolute", "signed"])
@@ -109,12 +113,6 @@ def test_row_importance_is_the_loop(weighting: Weighting) -> None:
     expected = [naive_row(s, w, weighting) for s, w in zip(scores.tolist(), weight.tolist(), strict=True)]
     assert result.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     assert weighting != "scores" or (result >= 0).all()
-
-
-def history(steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Two weights and their gradients in every step."""
-    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
-    return weights, [[draw(*w.shape, seed=10 + 5 * t + n) for n, w in enumerate(weights)] for t in range(steps)]
 
 
 def test_row_sensitivity_by_hand() -> None:

@@ -4,12 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_compress.numerics.pca import (
-    centred_axes,
-    principal_axes,
-    query_key_projections,
-    site_projections,
-)
+from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections, site_projections
 from lit_compress.utils.errors import UserError
 
 

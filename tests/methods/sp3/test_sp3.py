@@ -224,20 +224,18 @@ def test_what_a_net_cannot():
     def check(net=net, density=0.4, **settings):
         sp3(replace(QUICK, **settings), density=density).stages()[-1].check(net)
 
+    def refused(words, *net, **settings):
+        with pytest.raises(UserError, match=words):
+            check(*net, **settings)
+
     check()
-    with pytest.raises(UserError, match=r"prune.tokens: 31 tokens are fewer than the 32 dimensions; give at least 32"):
-        check(tokens=31)
+    refused("prune.tokens: 31 tokens are fewer than the 32 dimensions; give at least 32", tokens=31)
     check(tokens=31, projections="identity")
-    with pytest.raises(
-        UserError, match=r"model.density: 0.06 cannot be reached with the gates qk, vo; reachable: 0.5\d+"
-    ):
-        check(density=0.06, gates=("qk", "vo"))
-    with pytest.raises(
-        UserError, match=r"model.density: 0.02 cannot be reached .* reachable: 0.\d+ to 1, [\d,]+ to 16,384"
-    ):
-        check(density=0.02, gates=("qk", "vo", "neurons"))
-    with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected \(its sub-layers "):
-        check(make_net("t5"))
+    beyond = r"model.density: 0.06 cannot be reached with the gates qk, vo; reachable: 0.5\d+"
+    refused(beyond, density=0.06, gates=("qk", "vo"))
+    beyond = r"model.density: 0.02 cannot be reached .* reachable: 0.\d+ to 1, [\d,]+ to 16,384"
+    refused(beyond, density=0.02, gates=("qk", "vo", "neurons"))
+    refused(r"the hidden states of 't5' cannot be projected \(its sub-layers ", make_net("t5"))
     check(make_net("albert"), gates=GATES[1:])
 
 
