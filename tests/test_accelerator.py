@@ -32,7 +32,6 @@ def stay_in_this_process() -> None:
     folder.check_export = lambda *_: 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", CASES)
 @processes.with_second_device
 def test_16_bits_equal_those_of_the_cpu(method: str, tmp_path: Path) -> None:

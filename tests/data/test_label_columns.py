@@ -127,6 +127,7 @@ def test_one_object_of_0_and_1_a_row_is_the_same(tmp_path):
     assert sorted(task.labels) == sorted(NAMES) and list(map(sorted, found)) == list(map(sorted, expected(rows)))
 
 
+@pytest.mark.slow
 def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_it_needs(tmp_path, capsys):
     """The columns bring the names, so that the order of the model's labels does not matter to them."""
     (data := tmp_path / "data").mkdir()

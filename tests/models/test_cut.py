@@ -49,6 +49,7 @@ CUTS = [*((*case, None) for case in CASES), *(("bert", {}, gates) for gates in S
         *((*case, SETS[i % 3]) for i, case in enumerate(CASES) if case[0] != "bert")]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "settings", "gates"), CUTS)
 def test_gated_is_cut_is_exported_is_reloaded(family, settings, gates, tmp_path):
     net = net_of(family, **settings)

@@ -141,6 +141,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_factorize_in_a_command_and_in_python(place, tmp_path):
     """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
     from datasets import Dataset

@@ -94,6 +94,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_an_export_puts_documents_in_order_as_sentence_transformers_does(place):
     """The cross-encoder is compressed without a label."""
     import sentence_transformers as library

@@ -125,6 +125,7 @@ def test_vectors_are_those_of_sentence_transformers(place, texts, tmp_path, base
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
 
 
+@pytest.mark.slow
 def test_programs_give_the_vectors(place, texts, tmp_path):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
     pytest.importorskip("onnxruntime")
