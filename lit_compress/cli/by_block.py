@@ -64,7 +64,7 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
         UserError: the model, the data, an option or the disk is not made for this.
     """
     return_freed_memory()
-    method, data, choices = job.method, job.data, job.storage.choices
+    method, data, choices = job.method, job.data, job.choices
     check_choices_by_block(choices)
     if recovery.distil is not None:
         raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")

@@ -30,7 +30,8 @@ from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table
-from lit_compress.run.settle import check_stages, outline_of
+from lit_compress.run.settle import check_stages
+from lit_compress.run.solve import outline
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
@@ -56,11 +57,11 @@ def plan(line: Line) -> None:
     job = settle_budget(cli)
     made, facts = check_stages(job), job.data.facts()
     show_plan(job.data.record.name, facts, made)
-    outline = outline_of(job)
-    show(layers_table(outline))
-    for text in layer_notes(outline):
+    sizes = outline(job)
+    show(layers_table(sizes))
+    for text in layer_notes(sizes):
         print(text)
-    show(sizes_table(outline))
+    show(sizes_table(sizes))
     check_fit(job)
 
 

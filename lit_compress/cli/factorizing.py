@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.exporting import print_choices
-from lit_compress.cli.fitting import decide, ended_by_sigterm, settle_budget, warn_missed
+from lit_compress.cli.fitting import ended_by_sigterm, settle_budget, warn_missed
 from lit_compress.cli.one_shot import factorize_model, finished_compression, load_model
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
@@ -16,6 +16,7 @@ from lit_compress.cli.words import Line
 from lit_compress.export.folder import check_out
 from lit_compress.export.table import print_table
 from lit_compress.run.first import of_first
+from lit_compress.run.trials import choose_removal
 from lit_compress.stages.distil import LOSSES, NO_RECOVERY, Recovery
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.devices import current_device
@@ -145,22 +146,21 @@ def _sized(cli: CommandLine, out: Path, job: Job, recovery: Recovery) -> tuple[J
     Returns:
         The job; ``density``, ``removes`` and the field ``tried`` of the report; the programs that were timed, if any.
     """
-    method, budget, done = job.method, job.method.budget, finished_compression(out, recovery)
+    budget, done = job.method.budget, finished_compression(out, recovery)
     decided: list[tuple[Job, Programs | None]] = []
+    later = job.method.kinds and budget is not None and budget.kind == "speedup"
 
-    def decide_size() -> dict[str, Any]:
+    def decide() -> dict[str, Any]:
         if done is not None:
             return dict(done["chosen"])
-        sized = settle_budget(cli, known=not (method.kinds and budget is not None and budget.kind == "speedup"))
-        tried, timed = None, None
+        sized, timed = settle_budget(cli, known=not later), None
+        chosen = {"density": sized.method.given["density"] if budget else None, "removes": None, "tried": None}
         if sized.kinds:
-            sized, tried, timed = decide(sized, load_model(method.backbone, method))
-        decided.append((sized, timed))
-        given = sized.method.given
-        density = given["density"] if tried or budget is not None else None
-        return {"density": density, "removes": given["retrain"].removes if tried else None, "tried": tried}
+            chosen, timed = choose_removal(load_model(job.method.backbone, job.method), sized)
+        decided.append((sized.at(chosen["density"], chosen["removes"]), timed))
+        return chosen
 
-    chosen = decide_size() if recovery.distil is None else of_first("size", decide_size, job.trainer)
+    chosen = decide() if recovery.distil is None else of_first("size", decide, job.trainer)
     if decided:
         return decided[0][0], chosen, decided[0][1]
     job = settle_budget(cli, known=False, density=chosen["density"])

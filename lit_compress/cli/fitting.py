@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lit_compress.cli.options import CommandLine
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.choices import Choices
-from lit_compress.export.speed_asked import Programs
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
 from lit_compress.models.shards import stored_dtype
@@ -31,8 +30,8 @@ from lit_compress.run.loggers import log_report
 from lit_compress.run.pages import keep_details
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import run_stages
-from lit_compress.run.settle import check_stages, count_tokens, solve_budget, speed_place
-from lit_compress.run.solve import Storage
+from lit_compress.run.settle import check_stages, count_tokens
+from lit_compress.run.solve import solve, speed_place
 from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -42,8 +41,6 @@ from lit_compress.utils.sharding import alone
 from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.cli.words import Line
     from lit_compress.methods import Method
 
@@ -81,33 +78,13 @@ def ended_by_sigterm(advice: str) -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from error
 
 
-def decide(job: Job, dense: PreTrainedModel) -> tuple[Job, list[dict[str, Any]], Programs | None]:
-    """Try the job's kinds of removal on the fine-tuned model, at the densities that fit, and choose.
-
-    Args:
-        job: with kinds to try.
-        dense: on the CPU, before and afterwards.
-
-    Returns:
-        The chosen job, the field ``tried`` of the report, and the programs that were timed for a speed-up.
-
-    Raises:
-        UserError: as :func:`choose_removal`.
-    """
-    fast = job.method.budget is not None and job.method.budget.kind == "speedup"
-    timed = Programs(job.dense, job.data.tokenizer, speed_place(job)) if fast else None
-    trials = choose_removal(dense, job, timed)
-    best = next(trial for trial in trials if trial.chosen)
-    return job.at(best.density, best.removes), [asdict(trial) for trial in trials], timed
-
-
 def decide_run(job: Job, run: Run) -> Job:
     """Choose the kind of removal of a run by trials on its dense model; a run that has chosen keeps it.
 
     All processes take the first one's choice, which makes it while they wait.
 
     Raises:
-        UserError: as :func:`decide`.
+        UserError: as :func:`choose_removal`.
     """
     if not job.kinds:
         return job
@@ -118,9 +95,8 @@ def decide_run(job: Job, run: Run) -> Job:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            best, tried, _ = decide(job, load_net(run.net("dense")))
-        given = best.method.given
-        chosen = {"asked": asked, "density": given["density"], "removes": given["retrain"].removes, "tried": tried}
+            chosen, _ = choose_removal(load_net(run.net("dense")), job)
+        chosen = {"asked": asked, **chosen}
         run.keep("removal.json", chosen)
         return chosen
 
@@ -188,7 +164,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         density: that the first process found; None: it is not known.
     """
     job = cli.build()
-    job, budget = replace(job, storage=Storage(_settle_dtype(cli, job.method, run))), job.method.budget
+    job, budget = replace(job, choices=_settle_dtype(cli, job.method, run)), job.method.budget
     if kinds := job.method.kinds:  # trials choose among them later
         job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
     job = count_tokens(job)
@@ -199,11 +175,11 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         where = "one thread" if place.device == "cpu" else "bfloat16"
         note(f"budget {budget.asked}: measured in {place}, {where}")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
-        job = job.at(storage=replace(job.storage, choices=place.choices))
+        job = job.at(choices=place.choices)
     if density is None and run is not None and run.started:
         density = run.density(budget.asked)
     if density is None and known:
-        density = solve_budget(job)
+        density = solve(job)
     return job.at(density)
 
 
@@ -267,7 +243,7 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
     dense = str(run.net("dense"))  # whose tokenizer a later export reads
     data = job.data.read_by(load_tokenizer(dense, job.data.record))
     data.backbone = dense
-    report = export_run(run, run.folder / "export", job.method, data, job.storage.choices)
+    report = export_run(run, run.folder / "export", job.method, data, job.choices)
     for path in run.net(list(run.finished())[-1]).glob("*.safetensors"):  # a run has equal weights once on disk
         link_if_equal(path, run.folder / "export" / path.name)
     keep_details(run, data)

@@ -99,7 +99,7 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used.
     """
-    method, data, choices = job.method, job.data, job.storage.choices
+    method, data, choices = job.method, job.data, job.choices
     check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
     learns = recovery.distil is not None and recovery.texts is None and method.distillation.label_weight > 0

@@ -27,7 +27,6 @@ from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.own_code import trust_code
 from lit_compress.run.job import Job
-from lit_compress.run.solve import Storage
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task, task_name
@@ -226,7 +225,7 @@ class CommandLine:
                 raise
             raise refusal from error
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
-        job = Job(init.model, init.data, dict(init.trainer), config.seed_everything, Storage(init.export))
+        job = Job(init.model, init.data, dict(init.trainer), config.seed_everything, init.export)
         self._built = asked, job
         self._tell()
         return job

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from lit_compress.export.choices import AS_IS, Choices
+from lit_compress.export.folder import read_task
+from lit_compress.export.report import reading_length
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.shapes import without_values
-from lit_compress.run.solve import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +33,8 @@ class Job:
         data: of the method's task.
         trainer: the Trainer's arguments.
         seed: of the run.
-        storage: form of the export.
+        choices: for the export.
+        tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
         kinds: of removal, among which trials on the fine-tuned model choose; () for no trials.
     """
 
@@ -39,7 +42,8 @@ class Job:
     data: DataModule
     trainer: dict[str, Any]
     seed: int
-    storage: Storage = field(default_factory=Storage)
+    choices: Choices = AS_IS
+    tokens: int | None = None
     kinds: tuple[Removes, ...] = ()
 
     def __post_init__(self) -> None:
@@ -62,7 +66,7 @@ class Job:
             given["retrain"] = replace(given["retrain"], removes=removes)
         other.method = type(self.method)(**given)
         if other.method.rule is not None:
-            other.method.rule = replace(other.method.rule, tokens_left=other.storage.tokens)
+            other.method.rule = replace(other.method.rule, tokens_left=other.tokens)
         return other
 
     @cached_property
@@ -77,3 +81,8 @@ class Job:
         check_weights(what, Path(resolve(method.backbone, method.task)))
         config = load_config(method.backbone, method.task, sites=method.sites)
         return without_values(lambda: empty_net(config))
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text at which models are measured."""
+        return reading_length(self.dense, read_task(self.data))

@@ -1,15 +1,10 @@
-"""Checks and choices before a run starts: the tokens that its export keeps, the density that meets a budget."""
+"""Checks before a run starts, and the tokens that its export keeps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_compress.export.folder import read_task
-from lit_compress.export.report import reading_length
-from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
@@ -18,7 +13,7 @@ from lit_compress.models.foreign import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
 from lit_compress.run.plan import budget_plan, plan_lines
-from lit_compress.run.solve import Outline, check_choices, outline, solve, solve_speed
+from lit_compress.run.solve import check_choices, outline
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
@@ -57,7 +52,7 @@ def check_stages(job: Job) -> list[str]:
     """
     method, data, trainer, net = job.method, job.data, job.trainer, job.dense
     find_sites(net)
-    check_choices(job.storage.choices, method, net)
+    check_choices(job.choices, method, net)
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
@@ -70,13 +65,8 @@ def check_stages(job: Job) -> list[str]:
         stage.check_data(data.train_size())
         steps[stage.name] = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps[stage.name])
-    asked = [budget_plan(method.budget, method.density, outline_of(job))] if method.budget else []
+    asked = [budget_plan(method.budget, method.density, outline(job))] if method.budget else []
     return [*plan_lines(method, net, steps), *asked]
-
-
-def outline_of(job: Job) -> Outline:
-    """Return the sizes of the model that a run will export, as far as they are known before it."""
-    return outline(job.method, job.dense, reading_length(job.dense, read_task(job.data)), job.storage)
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
@@ -112,36 +102,6 @@ def count_tokens(job: Job) -> Job:
     """
     rule = job.method.rule
     counted = job.method.budget is not None or (rule is not None and rule.scope == "all")
-    if job.storage.choices.vocabulary != "data" or not counted:
+    if job.choices.vocabulary != "data" or not counted:
         return job
-    return job.at(storage=replace(job.storage, tokens=tokens_kept(job.dense, job.data)))
-
-
-def solve_budget(job: Job) -> float:
-    """Return the density that meets the budget of a method.
-
-    Raises:
-        UserError: the budget cannot be met.
-    """
-    budget, net, storage = job.method.budget, job.dense, job.storage
-    assert budget is not None
-    check_choices(storage.choices, job.method, net)
-
-    def build(density: float) -> Method:
-        return job.at(density).method
-
-    if budget.kind == "speedup":
-        return solve_speed(budget, build, net, Programs(net, job.data.tokenizer, speed_place(job)), storage)
-    written = partial(bytes_of_shapes, tokenizer=job.data.tokenizer, choices=storage.choices)
-    return solve(budget, build, net, reading_length(net, read_task(job.data)), storage, written)
-
-
-def speed_place(job: Job) -> Place:
-    """Return where the speed-up of a budget is measured, as :func:`find_place`."""
-    assert job.method.budget is not None
-    try:
-        texts = job.data.train_size() > 0
-    except UserError:
-        texts = False
-    length = reading_length(job.dense, read_task(job.data))
-    return find_place(job.method.budget, job.storage.choices, job.dense, length, texts)
+    return job.at(tokens=tokens_kept(job.dense, job.data))

@@ -1,8 +1,8 @@
 """The density that meets a budget, found before training over the shapes of the model that would be exported.
 
-Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages give the
-shapes that would remain (``Stage.outline``), and the accounting counts them. A speed-up is measured:
-:func:`solve_speed` writes and times programs of the remaining shapes at a few densities.
+Every method has one knob, its density. :func:`solve` searches it: at each density the stages give the shapes that would
+remain (``Stage.outline``), and the accounting counts them. A speed-up is measured: programs of the remaining shapes are
+written and timed at a few densities.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import outline_export
-from lit_compress.export.speed_asked import Programs, slowest
+from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops
 from lit_compress.models.budget import Budget, shown
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.methods.base import Method
+    from lit_compress.run.job import Job
 
 GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, per matrix, about
 WRITES, NEAR = 3, 0.02  # programs that are written at most, until the density moves by no more than this share
@@ -76,19 +77,6 @@ class Outline:
             return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Options that make the file of an export smaller, besides the method.
-
-    Attributes:
-        choices: for the export.
-        tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
-    """
-
-    choices: Choices = AS_IS
-    tokens: int | None = None
-
-
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
     """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read.
 
@@ -104,24 +92,23 @@ def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> Non
     choices.check_net(net)
 
 
-def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storage = Storage()) -> Outline:
-    """Return the sizes of the model that ``method`` will export.
+def outline(job: Job, density: float | None = None) -> Outline:
+    """Return the sizes of the model that a job will export.
 
     Args:
-        method: with its density.
-        dense: the backbone, without values; it is not changed.
-        length: tokens of a text.
-        storage: how it will be exported.
+        job: of a method; only shapes of its backbone are read.
+        density: in place of the method's.
 
     Raises:
         UserError: its settings cannot work for this model.
     """
-    net, about = copy.deepcopy(dense), False
+    method = job.method if density is None else job.at(density).method
+    net, about = copy.deepcopy(job.dense), False
     for stage in method.stages():
-        stage.check(dense)
+        stage.check(job.dense)
         net, about = stage.outline(net), about or stage.decided_by_data
     merge = method.budget is not None and method.budget.merges
-    return Outline(outline_export(net, storage.choices, storage.tokens, merge), dense, length, about, storage.choices)
+    return Outline(outline_export(net, job.choices, job.tokens, merge), job.dense, job.length, about, job.choices)
 
 
 def cost(budget: Budget, outline: Outline) -> float:
@@ -131,45 +118,36 @@ def cost(budget: Budget, outline: Outline) -> float:
     return outline.bytes if budget.kind == "size" else outline.flops
 
 
-def solve(
-    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int,
-    storage: Storage = Storage(), written: Callable[[PreTrainedModel], int] | None = None,
-) -> float:  # fmt: skip
-    """Return the largest density at which the export is expected to be within ``budget``.
-
-    Args:
-        budget: any kind except a speed-up.
-        build: function of a density that returns the method.
-        dense: the backbone, without values.
-        length: tokens of a text.
-        storage: how the model will be exported.
-        written: function of an exported model without values that writes its program and returns the bytes; None: the
-            size of a program is estimated.
+def solve(job: Job) -> float:
+    """Return the largest density at which the export is expected to be within the budget of the method.
 
     Raises:
         UserError: the method cannot get there, or its settings cannot work at any density.
     """
+    budget, choices = job.method.budget, job.choices
+    assert budget is not None
+    check_choices(choices, job.method, job.dense)
     if budget.kind == "density":
         return budget.value
-    whole, half = Outline(dense, dense, length, False), storage.choices.half
-    stored = Choices(dtype=storage.choices.dtype) if half else AS_IS  # a file of 16 bits has half of the bytes
-    before = cost(budget, replace(whole, net=outline_export(dense, stored)))
+    if budget.kind == "speedup":
+        return _solve_speed(job, budget)
+    whole = Outline(job.dense, job.dense, job.length, False)
+    stored = Choices(dtype=choices.dtype) if choices.half else AS_IS  # a file of 16 bits has half of the bytes
+    before = cost(budget, replace(whole, net=outline_export(job.dense, stored)))
     limit = budget.value * before if budget.kind == "flops" else budget.value
     if limit > before and budget.kind in ("params", "size"):
         raise UserError(
             f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}"
-            f"{f' in {stored.dtype}' if half else ''}; nearest: a smaller one"
+            f"{f' in {stored.dtype}' if choices.half else ''}; nearest: a smaller one"
         )
-    kept, choices = whole, storage.choices
-    if storage != Storage():
-        kept = Outline(outline_export(dense, choices, storage.tokens), dense, length, False, choices)
+    kept = replace(whole, net=outline_export(job.dense, choices, job.tokens), choices=choices)
 
     def search(more: int = 0) -> float:
         tried, errors = [kept], list[UserError]()
 
         def value(density: float) -> float | None:
             try:
-                tried.append(outline(build(density), dense, length, storage))
+                tried.append(outline(job, density))
             except UserError as error:
                 errors.append(error)
                 return None
@@ -179,15 +157,15 @@ def solve(
         if best is None and errors and len(tried) == 1:
             raise errors[0]
         if best is None:
-            least = min(tried, key=partial(cost, budget))
-            raise _impossible(budget, type(build(0.5)).__name__, least, more, before)
+            raise _impossible(job, min(tried, key=partial(cost, budget)), more, before)
         return best
 
     best = search()
-    if budget.kind == "size" and storage.choices.format != "hf" and written is not None:
+    if budget.kind == "size" and choices.format != "hf":
         for _ in range(WRITES):
-            made = outline(build(best), dense, length, storage) if best < 1 else kept
-            last, best = best, search(written(made.net) - made.bytes + round(CLOSE * limit))
+            made = outline(job, best) if best < 1 else kept
+            written = bytes_of_shapes(made.net, job.data.tokenizer, choices)
+            last, best = best, search(written - made.bytes + round(CLOSE * limit))
             if abs(best - last) <= NEAR * last:
                 break
     return best
@@ -196,97 +174,83 @@ def solve(
 Gains = list[dict[str, Any]]
 
 
+def speed_place(job: Job) -> Place:
+    """Return where the speed-up of a budget is measured, as :func:`find_place`."""
+    assert job.method.budget is not None
+    try:
+        texts = job.data.train_size() > 0
+    except UserError:
+        texts = False
+    return find_place(job.method.budget, job.choices, job.dense, job.length, texts)
+
+
+def programs_of(job: Job) -> Programs:
+    """Return the programs whose speed-up the budget of a job asks for."""
+    return Programs(job.dense, job.data.tokenizer, speed_place(job))
+
+
 def search_speed(
-    budget: Budget, shape: Callable[[float], PreTrainedModel], timed: Programs, storage: Storage,
-    first: float | None = None,
-) -> tuple[float | None, dict[float, Gains]]:  # fmt: skip
+    job: Job, shape: Callable[[float], PreTrainedModel], timed: Programs, first: float | None = None
+) -> tuple[float | None, dict[float, Gains]]:
     """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
 
     Args:
-        budget: of a speed-up.
-        shape: function of a density that returns the compressed shapes, without values; raises UserError below the
+        job: its budget is a speed-up.
+        shape: function of a density that returns the shapes as exported, without values; raises UserError below the
             smallest density.
         timed: times programs.
-        storage: how the model will be exported.
         first: density to begin with.
 
     Returns:
         The density; None: it is not reached. And by density :meth:`Programs.gains` at all that were tried.
     """
     gains: dict[float, Gains] = {}
+    assert job.method.budget is not None
+    speedup = job.method.budget.value
 
     def cost(density: float) -> float | None:
         try:
-            net = outline_export(shape(density), storage.choices, storage.tokens, merge=True)
+            net = shape(density)
         except UserError:
             return None
         gains[density] = timed.gains(net)
         note(f"density {density:.4g} in {timed.place.runtime}: {gain_words(gains[density])}")
         return 1 / slowest(gains[density])
 
-    if budget.value <= 1:
-        return 1.0, gains
-    return within_limit(cost, 1 / budget.value, {1.0: 1.0}, first), gains
+    return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}, first), gains
 
 
-def solve_speed(
-    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, timed: Programs, storage: Storage
-) -> float:
-    """Return about the largest density at which the export is expected to have a speed-up.
-
-    Args:
-        budget: of a speed-up.
-        build: function of a density that returns the method.
-        dense: the backbone, without values.
-        timed: times programs in the budget's runtime, in turns with the program of ``dense``.
-        storage: how the model will be exported.
-
-    Raises:
-        UserError: the method cannot get there, or its settings cannot work.
-    """
-
-    def shape(density: float) -> PreTrainedModel:
-        net = copy.deepcopy(dense)
-        for stage in build(density).stages():
-            stage.check(dense)
-            net = stage.outline(net)
-        return net
-
-    density, gains = search_speed(budget, shape, timed, storage)
+def _solve_speed(job: Job, budget: Budget) -> float:
+    density, gains = search_speed(job, lambda density: outline(job, density).net, programs_of(job))
     if density is None and not gains:
-        shape(0.25)  # says what cannot work
+        outline(job, 0.25)  # says what cannot work
     if density is None:
-        raise too_fast(budget, type(build(0.5)).__name__, gains)
+        raise too_fast(job, gains)
     return density
 
 
-def too_fast(budget: Budget, name: str, gains: Mapping[float, Gains]) -> UserError:
-    """Return the line for a speed-up that no density reaches.
-
-    Args:
-        budget: of a speed-up.
-        name: of the method.
-        gains: that were measured, by density.
-    """
-    most = max(map(slowest, gains.values()), default=1.0)
-    _, at, place = budget.asked.partition("@")
+def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
+    """Return the line for a speed-up that no density reaches; ``gains`` were measured."""
+    assert job.method.budget is not None
+    most, asked = max(map(slowest, gains.values()), default=1.0), job.method.budget.asked
+    _, at, place = asked.partition("@")
     near = f"speedup={0.97 * most:.3g}x{at}{place}" if most > 1.05 else "flops=0.5"
-    return UserError(
-        f"model.budget: '{budget.asked}' cannot be met by {name}, which reaches {most:.3g}x; nearest: {near}"
-    )
+    name = type(job.method).__name__
+    return UserError(f"model.budget: '{asked}' cannot be met by {name}, which reaches {most:.3g}x; nearest: {near}")
 
 
-def _impossible(budget: Budget, name: str, made: Outline, more: int, before: float) -> UserError:
+def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
     """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
 
     Args:
-        budget: the request.
-        name: of the method.
+        job: with the budget.
         made: the smallest that the method gets to.
         more: bytes of its program that are not estimated.
         before: cost of the dense model.
     """
-    kind, choices = budget.kind, made.choices
+    budget, choices, name = job.method.budget, made.choices, type(job.method).__name__
+    assert budget is not None
+    kind = budget.kind
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
     text = f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}"
     if kind == "flops":

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.divergence import ROWS, divergence
+from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 from lit_compress.run.job import Job
-from lit_compress.run.solve import Gains, search_speed, too_fast
+from lit_compress.run.solve import Gains, programs_of, search_speed, too_fast
 from lit_compress.stages.compression import CompressedStage, compress, measure
 from lit_compress.stages.weighting import Removes
 from lit_compress.utils.devices import current_device
@@ -58,19 +59,22 @@ class Trial:
     chosen: bool = False
 
 
-def choose_removal(dense: PreTrainedModel, job: Job, timed: Programs | None = None) -> list[Trial]:
-    """Try the kinds of removal of a job, and return the trials; one is chosen.
+def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Programs | None]:
+    """Try the kinds of removal of a job, and choose one.
 
     Args:
         dense: fine-tuned, on the CPU, before and afterwards.
         job: calibration examples and held-out rows are training rows of its data; dev rows are not read. The search for
             a speed-up begins with its density, if it has one.
-        timed: times programs, where the budget is a speed-up.
+
+    Returns:
+        The chosen ``density`` and ``removes``, and all trials, ``tried``; the programs that were timed for a speed-up.
 
     Raises:
         UserError: no kind can be done, or none is fast enough.
     """
-    first, reached, trials = job.method.given["density"], dict[float, Gains](), list[Trial]()
+    budget, first, reached, trials = job.method.budget, job.method.given["density"], dict[float, Gains](), list[Trial]()
+    timed = programs_of(job) if budget is not None and budget.kind == "speedup" else None
     for removes in job.kinds:
         try:
             trial = _try(removes, dense, job, timed, first, reached)
@@ -81,12 +85,13 @@ def choose_removal(dense: PreTrainedModel, job: Job, timed: Programs | None = No
         trials.append(trial)
         trim()
     able = [trial for trial in trials if trial.why is None]
-    if not able and reached and job.method.budget is not None:
-        raise too_fast(job.method.budget, type(job.method).__name__, reached)
+    if not able and reached:
+        raise too_fast(job, reached)
     if not able:
         raise UserError(str(trials[-1].why))
     best = min(able, key=lambda trial: trial.divergence or 0.0)
-    return [replace(trial, chosen=trial is best) for trial in trials]
+    tried = [asdict(replace(trial, chosen=trial is best)) for trial in trials]
+    return {"density": best.density, "removes": best.removes, "tried": tried}, timed
 
 
 def _try(
@@ -106,9 +111,10 @@ def _try(
 
         def left(density: float) -> PreTrainedModel:
             bare = without_values(lambda: empty_net(dense.config))
-            return _stage(job, dense, density).outline(bare, measured)
+            bare = _stage(job, dense, density).outline(bare, measured)
+            return outline_export(bare, job.choices, job.tokens, merge=True)
 
-        fast, gains = search_speed(method.budget, left, timed, job.storage, first)
+        fast, gains = search_speed(job, left, timed, first)
         reached |= gains
         if fast is None:
             why = f"reaches {max(map(slowest, gains.values()), default=1.0):.3g}x of {method.budget.value:g}x"

@@ -70,7 +70,7 @@ def test_a_run_of_a_float16_model_is_exported_in_float16(short_run, tiny_backbon
 
 def test_a_missed_budget_is_said_and_the_run_is_kept(run, tiny_data, tmp_path, capsys, monkeypatch):
     """Here the search is wrong on purpose."""
-    monkeypatch.setattr("lit_compress.cli.fitting.solve_budget", lambda job: 0.8)
+    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda job: 0.8)
     words = ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
              str(tiny_data), "--weighting", "none", "--data.validation_examples", "8"]  # fmt: skip
     with pytest.warns(UserWarning, match=r"budget params=12k: missed, .* above it; ask for less"):
@@ -92,7 +92,7 @@ def test_plan_shows_what_would_be_built(short_run, tmp_path, capsys, monkeypatch
 def test_a_budget_takes_the_place_of_what_a_recipe_says(short_run, tmp_path, capsys, monkeypatch):
     """Not of what is typed beside it."""
     short = [*own(short_run, "prune"), "--model.prune.tokens", "200"]
-    monkeypatch.setattr("lit_compress.cli.fitting.solve_budget", lambda job: 1 / 0)
+    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4"])
     line = fails(capsys, "plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4", "--model.params",

@@ -1,5 +1,7 @@
 """The density that meets a budget: found by bisection, and the best of all densities."""
 
+from types import SimpleNamespace
+
 import pytest
 from tiny import make_net
 
@@ -9,25 +11,35 @@ from lit_compress.export.fuse import fuse
 from lit_compress.export.speed_asked import Place
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, flops
-from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.search import TRIES
-from lit_compress.run.solve import GRAPH, Outline, Storage, cost, outline, solve, solve_speed
+from lit_compress.run import solve as module
+from lit_compress.run.job import Job
+from lit_compress.run.solve import GRAPH, Outline, cost, outline, solve
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
 LENGTH = 12
 
 
-@pytest.fixture(scope="module")
-def dense():
-    net = make_net("bert")
+def empty(**options):
+    net = make_net("bert", **options)
     return without_values(lambda: type(net)(net.config))
 
 
-def builder(name, asked, **settings):
-    return lambda density: getattr(methods, name)(task="sst2", density=density, budget=asked, **settings)
+@pytest.fixture(scope="module")
+def dense():
+    return empty()
+
+
+def job_of(name, asked, dense, choices=AS_IS, **settings):
+    """A job of texts of 12 tokens."""
+    texts = SimpleNamespace(record=get_task("sst2"), max_length=LENGTH, tokenizer=None)
+    job = Job(getattr(methods, name)(task="sst2", budget=asked, **settings), texts, {}, 0, choices)
+    job.dense = dense
+    return job
 
 
 @pytest.mark.parametrize(
@@ -36,12 +48,10 @@ def builder(name, asked, **settings):
      ("CoFi", "params=13k"), ("SP3", "params=13k")],
 )  # fmt: skip
 def test_no_other_density_is_nearer(name, asked, dense):
-    budget, build = parse_budget(asked), builder(name, asked)
-    found = outline(build(solve(budget, build, dense, LENGTH)), dense, LENGTH)
+    job = job_of(name, asked, dense)
+    budget, found = job.method.budget, outline(job, solve(job))
     limit = budget.value * (flops(dense, LENGTH) if budget.kind == "flops" else 1)
-    every = [
-        cost(budget, outline(build(i / 40), dense, LENGTH)) for i in range(6, 30, 2 if budget.kind != "flops" else 6)
-    ]
+    every = [cost(budget, outline(job, i / 40)) for i in range(6, 30, 2 if budget.kind != "flops" else 6)]
     assert limit >= cost(budget, found) >= max(value for value in every if value <= limit) - 2e-3 * limit
     assert cost(budget, found) > 0.95 * limit
 
@@ -49,23 +59,21 @@ def test_no_other_density_is_nearer(name, asked, dense):
 @pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI"])
 def test_the_outline_of_ranks_is_the_net_that_is_built(name, dense):
     """Ranks fill the density of a budget: one more for some matrices."""
-    method, net = builder(name, "params=12345")(0.37), make_net("bert")
-    rule = method.rule
-    small, found = fuse(factorize(net, rule.allocate(net), None)), outline(method, dense, LENGTH)
+    job, net = job_of(name, "params=12345", dense).at(0.37), make_net("bert")
+    small, found = fuse(factorize(net, job.method.rule.allocate(net), None)), outline(job)
     assert not found.about and found.params == count_params(small)
     assert found.flops == flops(small, LENGTH) and found.bytes == file_bytes(small)
-    plain = outline(getattr(methods, name)(task="sst2", density=0.37), dense, LENGTH)
+    plain = outline(job_of(name, None, dense, density=0.37))
     assert plain.params.sites < found.params.sites <= 0.37 * 16384
     assert 0.37 * 16384 - found.params.sites < 96
 
 
-def test_a_size_counts_the_program_of_integers():
-    net = make_net("bert", hidden_size=128, intermediate_size=512)  # else the graph takes more than the weights
-    dense = without_values(lambda: type(net)(net.config))
-    asked, storage = "size=300kB", Storage(Choices(format="onnx", dtype="int8"))
-    budget, build = parse_budget(asked), builder("SVD", asked)
-    density = solve(budget, build, dense, LENGTH, storage)
-    found = outline(build(density), dense, LENGTH, storage)
+def test_a_size_counts_the_program_of_integers(monkeypatch):
+    job = job_of(
+        "SVD", "size=300kB", empty(hidden_size=128, intermediate_size=512), Choices(format="onnx", dtype="int8")
+    )
+    monkeypatch.setattr(module, "bytes_of_shapes", lambda net, *_: estimated_bytes(net, 8, GRAPH["onnx"]))
+    found = outline(job, density := solve(job))
     assert 0.4 < density < 0.5 and 298_000 < found.bytes <= 300_000
     assert found.bytes == estimated_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
 
@@ -74,36 +82,30 @@ def test_a_size_counts_the_program_of_integers():
     ("form", "dtype"),
     [("onnx", "float32"), ("openvino", "float32"), ("onnx", "int8"), ("openvino", "int8")],
 )
-def test_the_program_that_is_written_has_the_size(form, dtype):
+def test_the_program_that_is_written_has_the_size(form, dtype, monkeypatch):
     """It has a part that is not estimated; ``model.safetensors`` has another size."""
-    net = make_net("bert", hidden_size=128, intermediate_size=512)
-    dense, storage, writes = (
-        without_values(lambda: type(net)(net.config)),
-        Storage(Choices(format=form, dtype=dtype)),
-        [],
-    )
+    choices, writes = Choices(format=form, dtype=dtype), []
+    dense = empty(hidden_size=128, intermediate_size=512)  # else the graph takes more than the weights
 
-    def written(net):
+    def written(net, *_):
         writes.append(net)
-        return 70_000 + round(1.1 * Outline(net, net, LENGTH, False, choices=storage.choices).bytes)
+        return 70_000 + round(1.1 * Outline(net, net, LENGTH, False, choices=choices).bytes)
 
-    asked = f"size={round(0.7 * written(dense))}"
-    budget, build = parse_budget(asked), builder("SVD", asked)
-    density = solve(budget, build, dense, LENGTH, storage, written)
+    monkeypatch.setattr(module, "bytes_of_shapes", written)
+    job = job_of("SVD", f"size={round(0.7 * written(dense))}", dense, choices)
+    density = solve(job)
     assert 1 <= len(writes[1:]) <= 3
-    assert 0.99 * budget.value < written(outline(build(density), dense, LENGTH, storage).net) <= budget.value
+    assert 0.99 * job.method.budget.value < written(outline(job, density).net) <= job.method.budget.value
 
 
 def test_scope_all_makes_a_small_file_possible(dense):
     asked = "size=30kB"
     with pytest.raises(UserError, match=r"at least 37.* 21.5 kB of them embeddings; .* --model.scope all, --export"):
-        solve(parse_budget(asked), builder("SecondOrder", asked), dense, LENGTH)
-    storage = Storage(Choices(format="onnx", dtype="int8"))
+        solve(job_of("SecondOrder", asked, dense))
     with pytest.raises(UserError, match=r"at least 67.* kB, 6\.2\d* kB of them embeddings; "):
-        solve(parse_budget(asked), builder("SecondOrder", asked), dense, LENGTH, storage)
-    build = builder("SecondOrder", asked, scope="all")
-    found = outline(build(solve(parse_budget(asked), build, dense, LENGTH)), dense, LENGTH)
-    assert 0.98 * 30e3 < found.bytes <= 30e3
+        solve(job_of("SecondOrder", asked, dense, Choices(format="onnx", dtype="int8")))
+    job = job_of("SecondOrder", asked, dense, scope="all")
+    assert 0.98 * 30e3 < outline(job, solve(job)).bytes <= 30e3
 
 
 def test_what_cannot_be(dense):
@@ -112,9 +114,9 @@ def test_what_cannot_be(dense):
         ("flops=0.05", "of the FLOPs; nearest: flops=0.141"),
     ):
         with pytest.raises(UserError, match=words):
-            solve(parse_budget(asked), builder("SVD", asked), dense, LENGTH)
-    rank = builder("SecondOrder", "size=60kB", retrain=KroneckerWeighted(removes="structures", weighting="inputs"))
-    assert 0 < solve(parse_budget("size=60kB"), rank, dense, LENGTH) < 1
+            solve(job_of("SVD", asked, dense))
+    retrain = KroneckerWeighted(removes="structures", weighting="inputs")
+    assert 0 < solve(job_of("SecondOrder", "size=60kB", dense, retrain=retrain)) < 1
 
 
 def test_a_size_above_the_dense_model_is_refused_in_the_dtype_of_the_file(dense):
@@ -123,26 +125,27 @@ def test_a_size_above_the_dense_model_is_refused_in_the_dtype_of_the_file(dense)
     for asked, dtype, size in (("size=200MB", "float32", f"{single:.4g} kB"), ("size=60kB", "float16", "in float16"),
                                ("size=200MB", "bfloat16", "in bfloat16")):  # fmt: skip
         with pytest.raises(UserError, match=f"'{asked}' is more than the dense model has, .*{size}; nearest: a sm"):
-            solve(parse_budget(asked), builder("SVD", asked), dense, LENGTH, Storage(Choices(dtype=dtype)))
-    assert solve(parse_budget("size=40kB"), builder("SVD", "size=40kB"), dense, LENGTH,
-                 Storage(Choices(dtype="float16"))) < 1  # fmt: skip
+            solve(job_of("SVD", asked, dense, Choices(dtype=dtype)))
+    assert solve(job_of("SVD", "size=40kB", dense, Choices(dtype="float16"))) < 1
 
 
 def test_whole_sublayers_may_go_for_a_small_budget(dense):
-    build = builder("SecondOrder", "params=7300", retrain=KroneckerWeighted(removes="structures"))
-    found = outline(build(solve(parse_budget("params=7300"), build, dense, LENGTH)), dense, LENGTH)
+    job = job_of("SecondOrder", "params=7300", dense, retrain=KroneckerWeighted(removes="structures"))
+    found = outline(job, solve(job))
     assert found.params.sites > 0 and 7100 < found.params.total <= 7300
 
 
-def test_settings_that_never_work_are_refused_as_without_a_budget(dense):
-    build = builder("SecondOrder", "size=60kB", scope="all", retrain=KroneckerWeighted(weighting="fisher"))
+@pytest.mark.parametrize("asked", ["size=60kB", "speedup=9x@onnx,1x12"])
+def test_settings_that_never_work_are_refused_as_without_a_budget(asked, dense, monkeypatch):
+    monkeypatch.setattr(module, "programs_of", lambda _: ByWeights())
+    retrain = KroneckerWeighted(weighting="fisher")
     with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):
-        solve(parse_budget("size=60kB"), build, dense, LENGTH)
+        solve(job_of("SecondOrder", asked, dense, scope="all", retrain=retrain))
 
 
 def test_a_density_and_the_dense_net_need_no_search(dense):
-    assert solve(parse_budget("density=0.3"), builder("PLATON", "density=0.3"), dense, LENGTH) == 0.3
-    assert solve(parse_budget("flops=1"), builder("SVD", "flops=1"), dense, LENGTH) == 1.0
+    assert solve(job_of("PLATON", "density=0.3", dense)) == 0.3
+    assert solve(job_of("SVD", "flops=1", dense)) == 1.0
 
 
 class ByWeights:
@@ -163,28 +166,26 @@ def milliseconds(net):
 
 
 @pytest.mark.parametrize("name", ["SVD", "CoFi", "SecondOrder"])
-def test_a_speed_up_is_found_by_few_programs(name, dense):
-    timed, build = ByWeights(), builder(name, "speedup=1.5x")
-    density = solve_speed(parse_budget("speedup=1.5x"), build, dense, timed, Storage())
-    found = outline(build(density), dense, LENGTH)
+def test_a_speed_up_is_found_by_few_programs(name, dense, monkeypatch):
+    timed = ByWeights()
+    monkeypatch.setattr(module, "programs_of", lambda _: timed)
+    job = job_of(name, "speedup=1.5x", dense)
+    found = outline(job, solve(job))
     assert 26.384 / 1.5 >= milliseconds(found.net) > 0.92 * 26.384 / 1.5 and timed.asked <= TRIES
-    assert solve_speed(parse_budget("speedup=1x"), build, dense, timed, Storage()) == 1.0
+    assert solve(job_of(name, "speedup=1x", dense)) == 1.0
 
 
-def test_a_speed_up_that_no_shape_reaches(dense):
-    asked, timed = "speedup=9x@onnx,1x12", ByWeights()
+def test_a_speed_up_that_no_shape_reaches(dense, monkeypatch):
+    monkeypatch.setattr(module, "programs_of", lambda _: ByWeights())
     with pytest.raises(UserError, match=r"by SVD, which reaches 2\.(.*)x; nearest: speedup=2\.(.*)x@onnx,1x12$"):
-        solve_speed(parse_budget(asked), builder("SVD", asked), dense, timed, Storage())
-    build = builder("SecondOrder", asked, scope="all", retrain=KroneckerWeighted(weighting="fisher"))
-    with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):
-        solve_speed(parse_budget(asked), build, dense, timed, Storage())
+        solve(job_of("SVD", "speedup=9x@onnx,1x12", dense))
 
 
 @pytest.mark.parametrize("name", [name for name in methods.__all__ if name != "Method"])
 def test_every_method_says_what_it_leaves(name, dense):
-    method = builder(name, "density=0.5")(0.5)
-    found = outline(method, dense, LENGTH)
-    if method.stores_zeros:
+    job = job_of(name, "density=0.5", dense).at(0.5)
+    found = outline(job)
+    if job.method.stores_zeros:
         assert found.params == count_params(dense)
     else:
         assert 0.45 <= found.params.sites / 16384 <= 0.5
