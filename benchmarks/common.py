@@ -159,14 +159,11 @@ def compared(label: str = "") -> list[object]:
     return [word for key, value in options.items() for word in (f"--{key}", str(value).lower())]
 
 
-def distilled(
-    cli: Any, stage: Any, dense: Any, model: Path, recovery: Any, **changed: Any
-) -> tuple[Any, dict[str, Any]]:
+def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) -> tuple[Any, dict[str, Any]]:
     """Return the model in a folder after its distillation, as ``factorize --distil`` does it, and facts about that.
 
     Args:
         cli: the command ``factorize``.
-        stage: that compressed the model.
         dense: the teacher.
         model: folder of the compressed model.
         recovery: steps, texts and learning rate.
@@ -177,14 +174,11 @@ def distilled(
     from lit_compress.run.folder import Run
     from lit_compress.stages.distil import LOSSES
 
-    def build() -> Any:
-        parts = cli.build().at()
-        parts.method.distillation, parts.trainer = LOSSES, parts.trainer | {"logger": False, **changed}
-        return parts
-
+    job = cli.build().at()
+    job.method.given["distillation"] = LOSSES
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
-        distilling = Distilling(build, cli.build().data, stage, recovery, run)
+        distilling = Distilling(job.at(trainer=job.trainer | {"logger": False, **changed}), recovery, run)
         distilling.fit(dense, model)
         return load_net(run.net(DISTIL)), distilling.told()
 

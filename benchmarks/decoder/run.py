@@ -161,15 +161,15 @@ def behind_kept(dense: Any, net: Any) -> list[int]:
 
 def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str, Any]]:
     """Return the model of ``--work`` that was refined on both kinds of texts after its distillation, and facts."""
-    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.cli.one_shot import load_model
     from lit_compress.stages.distil import Recovery
 
     cli = command_line(options, method, options.mixed)
     cli.config.data.batch_size = OF_A_STEP
-    stage, parts, start = one_shot_stage(cli.build().at(density).method), cli.build(), time.process_time()
+    parts, start = cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
     recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
-    net, told = common.distilled(cli, stage, dense, model, recovery, precision="bf16-mixed")
+    net, told = common.distilled(cli, dense, model, recovery, precision="bf16-mixed")
     return net.eval(), {"distilled": told, "distil_seconds": time.process_time() - start}
 
 

@@ -166,7 +166,7 @@ class Untrained:
         else:
             cli = self.command_line(cell, self.folders[0])
             model = self.options.work / before
-            net, told = common.distilled(cli, stage, self.dense, model, Recovery(distil=steps))
+            net, told = common.distilled(cli, self.dense, model, Recovery(distil=steps))
         facts = {"cell": cell, "target": density, "after": after, "told": told}
         self.store(f"{before}-{after}", net, facts | {"seconds": time.process_time() - start})
 

@@ -117,7 +117,7 @@ def factorize_model(
             net, facts = compress()
         else:
             run = _work_of(out)
-            distilling = Distilling(job.at, data, stage, recovery, run)
+            distilling = Distilling(job, recovery, run)
             settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
             keep = partial(_keep_compressed, run, work, settings, data, chosen, compress)
             of_first(COMPRESSED, keep, job.trainer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +33,7 @@ class Distilling:
     Texts of a language model go through it in micro-batches of at most 512 tokens.
 
     Args:
-        build: returns new components; the method and the arguments of the Trainer are used.
-        data: gives the texts.
-        compressed: the stage that compresses the model.
+        job: with the Trainer's arguments; the last stage of its method compresses the model.
         recovery: steps, texts and learning rate.
         run: the run folder.
 
@@ -47,26 +44,22 @@ class Distilling:
         UserError: the Trainer's arguments or the texts cannot be used.
     """
 
-    def __init__(
-        self, build: Callable[[], Job], data: DataModule, compressed: CompressedStage, recovery: Recovery,
-        run: Run,
-    ) -> None:  # fmt: skip
-        parts, steps = build(), recovery.distil
+    def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
+        steps = recovery.distil
         assert steps is not None, "no steps"
-        self.build, self.compressed, self.recovery, self.run = build, compressed, recovery, run
-        self.texts = texts = data.with_texts(recovery.texts)
-        texts.devices = processes(parts.trainer)
-        check_labels(parts.method, texts, recovery)
-        size, self.accumulate = texts.batch_size, parts.trainer.get("accumulate_grad_batches") or 1
-        if parts.method.kind.over_vocabulary:
+        self.recovery, self.run = recovery, run
+        self.texts = texts = job.data.with_texts(recovery.texts)
+        texts.devices = processes(job.trainer)
+        check_labels(job.method, texts, recovery)
+        size, texts.accumulate = texts.batch_size, job.trainer.get("accumulate_grad_batches") or 1
+        if job.method.kind.over_vocabulary:
             most = max(1, TOKENS // texts.train_dataloader().largest[1])
             texts.batch_size = max(part for part in range(1, min(most, size) + 1) if size % part == 0)
-            self.accumulate *= size // texts.batch_size
-        texts.accumulate = self.accumulate
-        epoch = count_steps(texts.steps_per_epoch(), 1, parts.trainer.get("limit_train_batches"))
+            texts.accumulate *= size // texts.batch_size
+        epoch = count_steps(texts.steps_per_epoch(), 1, job.trainer.get("limit_train_batches"))
         self.training = Training(epochs=ceil(steps / max(epoch, 1)), learning_rate=recovery.rate or RATE)
-        self.trainer = parts.trainer | {"max_steps": steps}
-        check_trainer(self.trainer, {DISTIL: self.training.epochs})
+        self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
+        check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
     def fit(self, dense: PreTrainedModel, model: Path, every: int = 500, skips: int = 20) -> None:
         """Run or continue the stage.
@@ -89,17 +82,17 @@ class Distilling:
         record, file = self.run.finished()[DISTIL], self.recovery.texts
         return {
             "steps": record["steps"], "best_step": record["best_step"], "batch": self.texts.global_batch,
-            "learning_rate": self.training.learning_rate, "precision": self.trainer["precision"] or "32-true",
+            "learning_rate": self.training.learning_rate, "precision": self.job.trainer["precision"] or "32-true",
             "metric": [record["initial"], record["metric"]], "seconds": record["seconds"],
             "file": file and Path(file).name,
         }  # fmt: skip
 
     def _made(self) -> tuple[Job, DistilStage]:
-        parts = self.build()
-        made = Job(parts.method, self.texts, self.trainer, parts.seed)
-        self.texts.accumulate = self.accumulate  # the components have set the Trainer's
+        made = self.job.at()
         self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
-        return made, DistilStage(self.training, self.compressed)
+        (*_, compressed) = made.method.stages()
+        assert isinstance(compressed, CompressedStage)
+        return made, DistilStage(self.training, compressed)
 
 
 def check_labels(method: Method, texts: DataModule, recovery: Recovery) -> None:

@@ -43,14 +43,10 @@ class Study:
         save_net(net, folder / "net")
 
     def stage(self, name, recovery=None, losses=None, method=SVD, size=16, **trainer):
-        def build():
-            data = DataModule("sst2", self.backbone, self.data, batch_size=size)
-            made = method(backbone=self.backbone)
-            made.distillation = replace(LOSSES, **losses or {})
-            return Job(made, data, TRAINER | trainer, 42)
-
-        parts, recovery = build(), recovery or Recovery(distil=STEPS)
-        return Distilling(build, parts.data, parts.method.stages()[-1], recovery, Run(self.folder / name))
+        data = DataModule("sst2", self.backbone, self.data, batch_size=size)
+        made = method(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}))
+        job, recovery = Job(made, data, TRAINER | trainer, 42), recovery or Recovery(distil=STEPS)
+        return Distilling(job, recovery, Run(self.folder / name))
 
     @cached_property
     def usual(self):
@@ -149,14 +145,10 @@ def test_long_texts_of_a_language_model_are_divided(tmp_path):
     (tmp_path / "texts").mkdir()
     write_texts(tmp_path / "texts")
 
-    def build():
-        data = DataModule("plain_text", str(backbone), str(tmp_path / "texts"), batch_size=12, max_length=100)
-        return Job(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
-
-    parts = build()
-    stage = parts.method.stages()[-1]
-    texts = Distilling(build, parts.data, stage, Recovery(distil=1), Run(tmp_path / "run")).texts
-    assert texts.split == [4, 3, 1] and texts.train_dataloader().largest[1] == 100 and parts.data.batch_size == 12
+    data = DataModule("plain_text", str(backbone), str(tmp_path / "texts"), batch_size=12, max_length=100)
+    job = Job(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
+    texts = Distilling(job, Recovery(distil=1), Run(tmp_path / "run")).texts
+    assert texts.split == [4, 3, 1] and texts.train_dataloader().largest[1] == 100 and data.batch_size == 12
 
 
 def test_texts_without_labels_are_not_for_a_loss_of_labels(study, tmp_path):
