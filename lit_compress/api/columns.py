@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.tasks import KINDS, is_list, likely_kind
@@ -21,47 +20,13 @@ TEXTS = (
 LABELS = ("label", "labels", "target", "class")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The known options of the task and its columns; None for unknown ones.
-
-    Attributes:
-        task: a task of the package, which has its own columns.
-        kind: type of the task.
-        text: name of the column of the texts, or names of several.
-        label: name of the column of the labels, or names of columns of 0 and 1, one for each label.
-        labels: names of the classes, in order of their numbers.
-    """
-
-    task: str | None = None
-    kind: str | None = None
-    text: str | Sequence[str] | None = None
-    label: str | Sequence[str] | None = None
-    labels: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("kind", "text", "label", "labels") if getattr(self, name) is not None]
-        if self.task not in (None, "custom") and given:
-            raise UserError(f"{given[0]}: task '{self.task}' has its own columns and labels; leave one out")
-        if self.kind is not None and self.kind not in KINDS:
-            raise UserError(f"kind: unknown '{self.kind}'; {nearest(self.kind, KINDS)}")
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of the commands that say the same."""
-        text = [self.text] if isinstance(self.text, str) else self.text and list(self.text)
-        label = self.label if self.label is None or isinstance(self.label, str) else list(self.label)
-        labels = self.labels and [str(label) for label in self.labels]
-        values = {"kind": self.kind, "label": label, "text": text, "labels": labels}
-        return {f"data.custom.{name}": value for name, value in values.items() if value}
-
-
 def choose_columns(
-    given: Columns, splits: Mapping[str, Dataset], config: PreTrainedConfig | None, trained: bool
-) -> Columns:
-    """Return ``given`` with everything that follows from the data sets and the model.
+    given: Mapping[str, Any], splits: Mapping[str, Dataset], config: PreTrainedConfig | None, trained: bool
+) -> dict[str, Any]:
+    """Return ``kind``, ``text``, ``label`` and ``labels`` of the task: given, or what data sets and model say.
 
     Args:
-        given: the user's options.
+        given: by the user; ``label`` may be the names of columns of 0 and 1, one for each label.
         splits: data sets by split.
         config: of the model; None if it cannot be read.
         trained: its head is trained on the classes of the data.
@@ -71,27 +36,29 @@ def choose_columns(
     """
     rows = splits.get("train", next(iter(splits.values())))
     names = rows.column_names
-    for option, value in (("text", given.text), ("label", given.label)):
-        for name in [value] if isinstance(value, str) else value or ():
+    for option in ("text", "label"):
+        value = given.get(option) or ()
+        for name in [value] if isinstance(value, str) else value:
             if name not in names:
                 raise UserError(f"{option}: the data has no column '{name}'; {nearest(name, names)}")
-    label = given.label or next((name for name in LABELS if name in names), None)
-    if label is None or isinstance(label, str):
-        kind = given.kind or likely_kind(config, rows, label)
-    else:  # a column for each label
-        kind = given.kind or next(name for name, meant in KINDS.items() if meant.own_columns)
-    if not KINDS[kind].recognised:
-        return replace(given, kind=kind)
-    if KINDS[kind].own_columns and not isinstance(label, str):
+    label = given.get("label") or next((name for name in LABELS if name in names), None)
+    if (kind := given.get("kind")) is None and (label is None or isinstance(label, str)):
+        kind = likely_kind(config, rows, label)
+    elif kind is None:  # a column for each label
+        kind = next(name for name, meant in KINDS.items() if meant.own_columns)
+    elif kind not in KINDS:
+        raise UserError(f"kind: unknown '{kind}'; {nearest(kind, KINDS)}")
+    if not (meant := KINDS[kind]).recognised:
+        return {**given, "kind": kind}
+    if meant.own_columns and not isinstance(label, str):
         head = (_head_names(config) if trained else None) or []
-        order = head if set(head) == set(label or head) and set(head) <= set(names) else None
-        text = given.text or _texts(rows, label or order)
-        return replace(given, kind=kind, text=text, label=label or order, labels=given.labels or order)
-    label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
-    chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
-    if not KINDS[kind].classes or given.labels or not isinstance(label, str):
-        return chosen
-    return replace(chosen, labels=_labels(splits, kind, label, config, trained))
+        labels = head if set(head) == set(label or head) and set(head) <= set(names) else None
+        label = label or labels
+    else:
+        label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
+        named = meant.classes and isinstance(label, str)
+        labels = _labels(splits, kind, label, config, trained) if named else None
+    return {"kind": kind, "text": given.get("text") or _texts(rows, label), "label": label, "labels": labels}
 
 
 def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -21,10 +21,9 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
-from lit_compress.api.columns import Columns
 from lit_compress.api.compressed import with_export
-from lit_compress.api.inputs import brought, check_alone, check_model, check_tokenizer, write_tokenizer
-from lit_compress.cli.compare import OWN, plan_of, run_plan
+from lit_compress.api.inputs import brought, named, write_tokenizer
+from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import check_line, one_shot_method
@@ -35,7 +34,6 @@ from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
 from lit_compress.models.checks import check_head
-from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run
 from lit_compress.stages.distil import Recovery
 from lit_compress.tasks import task_type
@@ -45,6 +43,8 @@ from lit_compress.utils.files import check_folder, write_text, yaml_text
 if TYPE_CHECKING:
     from lit_compress.api.compressed import Compressed
     from lit_compress.api.inputs import Data, Model, Tokenizer
+
+COLUMNS = ("task", "kind", "text", "label")  # options of all functions
 
 
 def factorize(
@@ -86,20 +86,17 @@ def factorize(
         >>> small = factorize(model, tokenizer, data, density=0.16)  # doctest: +SKIP
         >>> small.save_pretrained("small")  # doctest: +SKIP
     """
-    columns = _columns(options)
+    asked = _asked(options)
     with undisturbed():
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
         with tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
-            source, given = brought(model, tokenizer, data, columns, Path(written))
+            source, given = brought(model, tokenizer, data, asked, Path(written))
             own = {"density": density, "rank": rank, "budget": budget}
             line = _line("factorize", given | own | options)
             by_block = line.own.pop("by_block", None)
             recovery = Recovery(*(line.own.get(name) for name in ("refine", "distil", "distil_texts", "distil_rate")))
             report = run_factorize(source, f"{place.name}/export", line, recovery, by_block)
-        if report is None:
-            raise UserError("factorize: several processes were started; the command factorize is for them")
-        warn_missed(report)
-        return with_export(Path(place.name) / "export", place)
+        return _made("factorize", report, Path(place.name) / "export", place)
 
 
 def compress(
@@ -134,20 +131,16 @@ def compress(
     Example:
         >>> small = compress(model, tokenizer, data, method=methods.LPAF(density=0.16))  # doctest: +SKIP
     """
-    columns = _columns(options)
+    asked = _asked(options)
     with undisturbed():
         place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
-        source, given = brought(
-            model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned
-        )
-        run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
+        written = Path(place.name) if place else None
+        source, given = brought(model, tokenizer, data, asked, written, trained=fine_tuned)
+        run = Run(Path(run_dir or f"{written}/run").expanduser())
         given = {"model.backbone": source, "model.teacher": source if fine_tuned else None, **given, **options}
         given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
         _, report = run_fit(_line("fit", given))
-        if report is None:
-            raise UserError("compress: several processes were started; the command fit is for them")
-        warn_missed(report)
-        return with_export(run.folder / "export", place)
+        return _made("compress", report, run.folder / "export", place)
 
 
 def evaluate(
@@ -182,15 +175,15 @@ def evaluate(
     """
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
-    columns = _columns(options)
+    asked = _asked(options)
     command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
         target = _target(model, tokenizer, Path(written))
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
-        settled = stored is not None and columns == Columns()
+        settled = stored is not None and not asked
         if data is not None or not settled:
-            columns, trained = (Columns(stored), None) if settled else (columns, True)
-            _, given = brought(str(target.folder), None, data, columns, Path(written), split, trained)
+            asked, trained = ({"task": stored}, None) if settled else (asked, True)
+            _, given = brought(str(target.folder), None, data, asked, Path(written), split, trained)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True)
@@ -234,13 +227,13 @@ def compare(
         >>> compare("compare_quickstart.yaml").page  # doctest: +SKIP
         PosixPath('runs/compare_quickstart/report/index.html')
     """
-    columns = _columns(options)
+    asked = _asked(options)
     with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
-            source, given = brought(model, tokenizer, data, columns, None, trained=False)
+            source, given = brought(model, tokenizer, data, asked, None, trained=False)
             given = {"model.backbone": source, **given}
-        elif tokenizer is not None or data is not None or columns != Columns():
+        elif tokenizer is not None or data is not None or asked:
             raise UserError("model: it is missing, and data and columns need it; give the model")
         if isinstance(config, Mapping):
             out = Path(out or "runs/compare").expanduser()
@@ -249,11 +242,8 @@ def compare(
             content = yaml_text(json.loads(json.dumps(dict(config))))
             write_text(out / "comparison.yaml", content)  # that the command that makes it again names
             config = out / "comparison.yaml"
-        own = {name: options.pop(name) for name in OWN if name in options}
-        if (device := options.pop("device", None)) is not None:
-            options["trainer.accelerator"] = str(device)
-        given = {name: value for name, value in (given | options).items() if value is not None}
-        plan = plan_of(str(config), str(out) if out else None, own, given)
+        line = _line("compare", given | options)
+        plan = plan_of(str(config), str(out) if out else None, line.own, line.values)
         page = run_plan(plan, workers)
         return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)
 
@@ -273,9 +263,9 @@ class Compared(dict[str, Any]):
 # ------------------------------------------------------------------------------------------ options and models
 
 
-def _columns(options: dict[str, Any]) -> Columns:
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
     """Take the task and its columns out of the options of a function."""
-    return Columns(*(options.pop(name, None) for name in ("task", "kind", "text", "label")))
+    return {name: options.pop(name) for name in COLUMNS if options.get(name) is not None}
 
 
 def _line(command: str, given: dict[str, Any]) -> Line:
@@ -289,6 +279,15 @@ def _line(command: str, given: dict[str, Any]) -> Line:
     return line
 
 
+def _made(function: str, report: dict[str, Any] | None, export: Path, place: Any) -> Compressed:
+    """Return the model of an export; ``place`` is the temporary folder that holds it."""
+    if report is None:
+        command = "fit" if function == "compress" else function
+        raise UserError(f"{function}: several processes were started; the command {command} is for them")
+    warn_missed(report)
+    return with_export(export, place)
+
+
 def _of_method(method: Any) -> dict[str, Any]:
     """Return the options that make a method as it was made."""
     if isinstance(method, str):
@@ -300,16 +299,13 @@ def _of_method(method: Any) -> dict[str, Any]:
         )
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
     changed: dict[str, Any] = {"model": name}
-    for option, parameter in signature(kind).parameters.items() if isinstance(method, Method) else ():
-        value, usual = method.given.get(option, parameter.default), parameter.default
-        if value == usual or option in ("task", "backbone", "revision"):
-            continue
-        if not is_dataclass(usual):
+    for option, value in method.given.items() if isinstance(method, Method) else ():
+        usual = signature(kind).parameters[option].default
+        if is_dataclass(value):
+            own = {key: inner for key, inner in vars(value).items() if inner != getattr(usual, key, None)}
+            changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
+        elif value != usual and option not in ("task", "backbone", "revision"):
             changed[f"model.{option}"] = value
-            continue
-        before = {field.name: getattr(usual, field.name) for field in fields(usual)}
-        own = {key: inner for key, inner in vars(value).items() if inner != before.get(key)}
-        changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
     return changed
 
 
@@ -323,25 +319,15 @@ def _as_option(value: Any) -> Any:
 
 def _target(model: Any, tokenizer: Any, written: Path) -> Target:
     """Return what is evaluated; of a model in memory the configuration and the tokenizer are written."""
-    if isinstance(model, str | Path):
-        check_alone(model, tokenizer)
-        return find_target(str(model), "evaluate")
-    check_model(model)
-    what = f"model: a {type(model).__name__}"
-    if (folder := getattr(model, "folder", None)) is not None:  # compressed, with a tokenizer of its own
-        if tokenizer is not None:
-            check_tokenizer(tokenizer)
-        config = getattr(model, "report", {}).get("config")
-        stored = config and checked_config(f"{what}: its report", copy.deepcopy(config))
-        return Target(what, folder, stored)
-    check_tokenizer(tokenizer)
-    folder = written / "model"
-    folder.mkdir()
-    config = copy.deepcopy(model.config)
-    config.__dict__.pop("quantization_config", None)  # the model is there, and no weights are read
-    config.save_pretrained(folder)
-    write_tokenizer(config, tokenizer, folder)
-    return Target(what, folder, None)
+    if (name := named(model, tokenizer)) is not None:
+        return find_target(name, "evaluate")
+    if (folder := getattr(model, "folder", None)) is None:
+        (folder := written / "model").mkdir()
+        config = copy.deepcopy(model.config)
+        config.__dict__.pop("quantization_config", None)  # the model is there, and no weights are read
+        config.save_pretrained(folder)
+        write_tokenizer(config, tokenizer, folder)
+    return replace(find_target(str(folder), "evaluate"), what=f"model: a {type(model).__name__}")
 
 
 @contextmanager

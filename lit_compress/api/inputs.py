@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from lit_compress.api.columns import Columns, choose_columns
+from lit_compress.api.columns import choose_columns
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, tokenizer_key
 from lit_compress.data.sources import DEV
@@ -38,7 +38,7 @@ def brought(
     model: Model,
     tokenizer: Tokenizer,
     data: Data,
-    columns: Columns,
+    asked: Mapping[str, Any],
     temporary: Path | None,
     whole: str | None = None,
     trained: bool | None = True,
@@ -49,7 +49,7 @@ def brought(
         model: a transformers model, a folder or a name on the hub.
         tokenizer: of a model; None for a folder or a name, which has its own.
         data: a data set, several by split, a file or a folder; None for the data of a named task.
-        columns: the user's options for the task and the columns.
+        asked: ``task`` and columns, as :func:`choose_columns`, so far as the user gave them.
         temporary: where to write; None: the cache.
         whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
         trained: the head of the model is trained, so its labels must be the data's. None: a stored config has the
@@ -58,32 +58,35 @@ def brought(
     Raises:
         UserError: something is of a type that is not known here, or does not fit.
     """
-    if isinstance(model, str | Path):
-        check_alone(model, tokenizer)
-        written, config = str(model), None
-    else:
-        written, config = str(_write_model(model, tokenizer, temporary)), model.config
-    options = {"data.task": columns.task or CUSTOM}
-    if data is None and columns.task is None:
+    written = named(model, tokenizer) or str(_write_model(model, tokenizer, temporary))
+    own = {name: value for name, value in asked.items() if name != "task"}
+    task = asked.get("task", CUSTOM)
+    if task != CUSTOM and own:
+        raise UserError(f"{next(iter(own))}: task '{task}' has its own columns and labels; leave one out")
+    if data is None and "task" not in asked:
         raise UserError(
             "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
             "the hub, e.g. task='sst2'"
         )
-    if data is None or isinstance(data, str | Path):
-        return written, options | ({} if data is None else {"data.path": str(data)}) | columns.options()
-    splits = splits_of(data, whole)
-    if trained is not None and columns.task in (None, CUSTOM):
-        columns = choose_columns(columns, splits, config or read_config(written), trained)
+    path = None if data is None else str(data)
+    if data is not None and not isinstance(data, str | Path):
+        splits = splits_of(data, whole)
+        if trained is not None and task == CUSTOM:
+            own = choose_columns(own, splits, getattr(model, "config", None) or _read_config(written), trained)
 
-    def fill(folder: Path) -> None:
-        from datasets import DatasetDict
+        def fill(folder: Path) -> None:
+            from datasets import DatasetDict
 
-        DatasetDict(splits).save_to_disk(folder)
+            DatasetDict(splits).save_to_disk(folder)
 
-    def key() -> str:
-        return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
+        def key() -> str:
+            return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
 
-    return written, options | {"data.path": str(_placed(temporary, "data", key, fill))} | columns.options()
+        path = str(_placed(temporary, "data", key, fill))
+    if isinstance(own.get("text"), str):
+        own["text"] = [own["text"]]
+    custom = {f"data.custom.{name}": list(v) if isinstance(v, tuple) else v for name, v in own.items() if v}
+    return written, {"data.task": task, "data.path": path, **custom}
 
 
 def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
@@ -97,8 +100,6 @@ def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Cal
 
 
 def _write_model(model: PreTrainedModel, tokenizer: Tokenizer, temporary: Path | None) -> Path:
-    check_model(model)
-    check_tokenizer(tokenizer)
     if hasattr(model.config, "structure"):
         raise UserError("model: it is compressed already; give the model it was made from")
     if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
@@ -113,7 +114,33 @@ def _write_model(model: PreTrainedModel, tokenizer: Tokenizer, temporary: Path |
     # called as the last part of where it came from, or as its class
     name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
     name = re.sub(r"[^\w.-]", "-", name) or type(model).__name__
-    return _placed(temporary, name, lambda: model_key(model, tokenizer), fill)
+    return _placed(temporary, name, lambda: _model_key(model, tokenizer), fill)
+
+
+def named(model: Any, tokenizer: Any) -> str | None:
+    """Return a model that is a folder or a name; None for one in memory, which has a fast tokenizer of transformers.
+
+    Raises:
+        UserError: it is none of these, or the tokenizer is not its.
+    """
+    from datasets import Dataset, DatasetDict
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    what = f"model: a {type(model).__name__}"
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
+        return str(model)
+    if hasattr(model, "merge_and_unload"):
+        raise UserError(f"{what} is an adapter; {MERGE}, or pass its result")
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"{what} is no PreTrainedModel of transformers; give one, its folder or its name")
+    if tokenizer is None and not hasattr(model, "folder"):  # a compressed one has its own
+        raise UserError("tokenizer: it is missing; give the model's, AutoTokenizer.from_pretrained(NAME)")
+    if tokenizer is not None and not (isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.is_fast):
+        near = "give it as data=..." if isinstance(tokenizer, Dataset | DatasetDict) else "give one"
+        raise UserError(f"tokenizer: a {type(tokenizer).__name__} is no fast tokenizer of transformers; {near}")
+    return None
 
 
 def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
@@ -143,49 +170,6 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
     return by_split
 
 
-def check_model(model: Any) -> None:
-    """Refuse an object that is not a transformers model.
-
-    Raises:
-        UserError: it is none.
-    """
-    from transformers import PreTrainedModel
-
-    if hasattr(model, "merge_and_unload"):
-        raise UserError(f"model: a {type(model).__name__} is an adapter; {MERGE}, or pass its result")
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"model: a {type(model).__name__} is no PreTrainedModel of transformers; give one, its folder or its name"
-        )
-
-
-def check_alone(model: str | Path, tokenizer: Any) -> None:
-    """Refuse a tokenizer next to a folder or a name.
-
-    Raises:
-        UserError: there is one.
-    """
-    if tokenizer is not None:
-        raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse an object that is not a fast tokenizer of transformers.
-
-    Raises:
-        UserError: it is none.
-    """
-    from datasets import Dataset, DatasetDict
-    from transformers import PreTrainedTokenizerBase
-
-    if tokenizer is None:
-        raise UserError("tokenizer: it is missing; give the model's, AutoTokenizer.from_pretrained(NAME)")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.is_fast:
-        known = isinstance(tokenizer, Dataset | DatasetDict)
-        near = "give it as data=..." if known else "give one"
-        raise UserError(f"tokenizer: a {type(tokenizer).__name__} is no fast tokenizer of transformers; {near}")
-
-
 def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer next to a configuration, which keeps the name on the hub that the model came from."""
     tokenizer.save_pretrained(folder)
@@ -194,7 +178,7 @@ def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> N
         path.write_text(json.dumps(json.loads(path.read_text()) | {"_name_or_path": name}, indent=2) + "\n")
 
 
-def model_key(model: PreTrainedModel, tokenizer: Any) -> str:
+def _model_key(model: PreTrainedModel, tokenizer: Any) -> str:
     """Return a hash of all weights, of the configuration and of the tokenizer."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
@@ -204,7 +188,7 @@ def model_key(model: PreTrainedModel, tokenizer: Any) -> str:
     return short_hash(digest.hexdigest(), sorted(settings.items(), key=str), tokenizer_key(tokenizer))
 
 
-def read_config(model: str) -> PreTrainedConfig | None:
+def _read_config(model: str) -> PreTrainedConfig | None:
     """Return the configuration of a folder or name; None if it cannot be read: whoever loads it says why."""
     from transformers import AutoConfig
 
