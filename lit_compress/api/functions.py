@@ -26,7 +26,7 @@ from lit_compress.api.inputs import brought, named, write_tokenizer
 from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
-from lit_compress.cli.lines import check_line, one_shot_method
+from lit_compress.cli.lines import checked
 from lit_compress.cli.quiet import silence_libraries
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
@@ -270,13 +270,8 @@ def _asked(options: dict[str, Any]) -> dict[str, Any]:
 
 def _line(command: str, given: dict[str, Any]) -> Line:
     """Return the options of a command, checked."""
-    if (device := given.get("device")) is not None:
-        given = given | {"device": str(device)}
-    line = from_python(command, given)
-    if command == "factorize":
-        line.values["model"] = one_shot_method(line)
-    check_line(line)
-    return line
+    device = given.get("device")
+    return checked(from_python(command, given | {"device": device and str(device)}))
 
 
 def _made(function: str, report: dict[str, Any] | None, export: Path, place: Any) -> Compressed:

@@ -113,11 +113,7 @@ def run_of(cli: CommandLine) -> Run:
 def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> dict[str, Any]:
     """Settle everything about a run and begin it, or check that it may be continued; return its decisions.
 
-    Args:
-        cli: of the command.
-        run: its folder.
-        claim: keeps the folder.
-        made: gets the job.
+    ``claim`` keeps the folder, ``made`` gets the job.
     """
     job = cli.ready(run.config() if run.started else None)
     choose_teacher(cli, run, job.data.record)
@@ -145,10 +141,7 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
 
 def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> Job:
     """Return the job with the decisions of the first process: commits of names, the teacher, the density."""
-    init, stored = cli.config.model.init_args, config["model"]["init_args"]
-    init.teacher = stored.get("teacher")
-    _keep_chosen(init, stored)
-    cli.ready(config)
+    _as_stored(cli, config)
     return settle_budget(cli, run, density=density)
 
 
@@ -205,12 +198,8 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
     """
     init = cli.config.model.init_args
     if run.started:
-        _keep_chosen(init, run.config()["model"]["init_args"])
-    if init.get("teacher"):
-        return
-    if run.started:
-        init.teacher = run.config()["model"]["init_args"].get("teacher")
-        cli.ready(run.config())
+        _as_stored(cli, run.config())
+    if run.started or init.get("teacher"):
         return
     asked = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names)
     if not finetuned_on(cli.build().method.backbone, task) or asked:
@@ -225,12 +214,15 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
     )
 
 
-def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
-    """Give stages the values of the run where an earlier version had other defaults."""
+def _as_stored(cli: CommandLine, config: dict[str, Any]) -> None:
+    """Take the teacher of a run, and its values where an earlier version had other defaults."""
+    init, stored = cli.config.model.init_args, config["model"]["init_args"]
     for name, settings in stored.items():
         for option in ("labels", "removes"):
             if isinstance(settings, dict) and settings.get(option) and option in (init.get(name) or {}):
                 init[name][option] = init[name][option] or settings[option]
+    init.teacher = init.get("teacher") or stored.get("teacher")
+    cli.ready(config)
 
 
 @rank_zero_only

@@ -45,7 +45,7 @@ def check_line(line: Line) -> None:
 
 
 def read_line(command: str, args: Sequence[str]) -> Line:
-    """Return a command line, checked as :func:`check_line`; ``factorize`` also has its method among the options.
+    """Return a command line, checked as :func:`checked`.
 
     Raises:
         UserError: as there.
@@ -55,21 +55,26 @@ def read_line(command: str, args: Sequence[str]) -> Line:
     if line.help is not None:
         _print_help(line)
         raise SystemExit(0)
-    if command == "factorize":
-        line.options.insert(0, ("model", one_shot_method(line)))
-    if command in READ or command in WHOLE:
+    return checked(line)
+
+
+def checked(line: Line) -> Line:
+    """Return a command line, checked; ``factorize`` also has its method among the options.
+
+    Raises:
+        UserError: as :func:`check_line`.
+    """
+    if line.command == "factorize":
+        line.values["model"] = _one_shot_method(line)
+    if line.command in READ or line.command in WHOLE:
         check_line(line)
     elif line.options:
-        raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(command))))
+        raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(line.command))))
     return line
 
 
-def one_shot_method(line: Line) -> str:
-    """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting.
-
-    Raises:
-        UserError: an option of another weighting is given, but not the weighting.
-    """
+def _one_shot_method(line: Line) -> str:
+    """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting."""
     if method := line.own.get("method"):
         return str(method)
     if (weighting := line.last("model.retrain.weighting")) is not None:
