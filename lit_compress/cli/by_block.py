@@ -17,7 +17,7 @@ from torch import nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
-from lit_compress.cli.one_shot import begin_work, compared_with_chance, one_shot_stage
+from lit_compress.cli.one_shot import begin_work, one_shot_stage
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import license_of
@@ -84,7 +84,6 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
     work.begin(config)
 
     dense_scores = work.dense_metric()
-    chance = compared_with_chance(method.backbone, data, dense_scores)
     work.measure()
     measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
     plan = compression.plan(dense, measured)
@@ -96,7 +95,7 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
         work.ended("divergence")
     told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
     more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, plan)}
-    more |= {"refined": work.refinement and work.refinement.told(), "by_block": told, **chance}
+    more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
     report = write_report(
         work.out, dense, form, (dense_scores, scores), net_bytes(Path(resolve(method.backbone, method.task))),
         type(method).__name__, data, config, choices, more,

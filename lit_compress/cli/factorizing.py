@@ -114,11 +114,7 @@ def run_factorize(
 
 
 def _check_same_model(out: Path, backbone: str) -> None:
-    """Refuse to replace the export of another model.
-
-    Raises:
-        UserError: ``out`` holds one.
-    """
+    """Refuse to replace the export of another model."""
     path = out / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None
     known = config and config.get("model", {}).get("init_args", {}).get("backbone")

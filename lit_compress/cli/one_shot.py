@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
+from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import Export, write_export
@@ -170,20 +169,8 @@ def finished_compression(out: Path, recovery: Recovery) -> dict[str, Any] | None
 def compress_and_refine(
     stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule, refine: int | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a compressed copy of ``dense``, and facts about both.
-
-    Args:
-        stage: compresses it.
-        method: of the stage.
-        dense: on the CPU, before and afterwards.
-        data: as :func:`factorize_model`.
-        refine: steps of the refinement of every block; None: none.
-
-    Returns:
-        The model, and fields of the report; ``dense`` has the scores of the dense model.
-    """
+    """Return a compressed copy of ``dense``, and fields of the report; ``dense`` has the scores of the dense model."""
     scores = evaluate(dense, data, sure=True)
-    chance = compared_with_chance(method.backbone, data, scores)
     stage.compression.check(dense)
     stage.check_data(data.train_size())
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
@@ -193,7 +180,7 @@ def compress_and_refine(
     refined = None
     if refine is not None:
         net, refined = _refined(dense, net, stage, data, refine)
-    return net, {"dense": scores, "calibration": made, "refined": refined, "distilled": None, **chance}
+    return net, {"dense": scores, "calibration": made, "refined": refined, "distilled": None}
 
 
 def _refined(
@@ -253,11 +240,3 @@ def _keep_curves(folder: Path) -> None:
             remove(path)
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def compared_with_chance(model: str, data: DataModule, scores: dict[str, float]) -> dict[str, float]:
-    """Return the report's entries on the best constant answer; warn if the dense model is not clearly better."""
-    name, constant = data.record.metrics[0], constant_answer(data)
-    if finding := constant.near(name, scores[f"val/{name}"]):
-        warnings.warn(f"model: '{model}' knows hardly anything of this task: {finding}", stacklevel=2)
-    return {"constant": constant.score, "constant_error": constant.error}

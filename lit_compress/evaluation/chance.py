@@ -16,6 +16,11 @@ class Constant(NamedTuple):
     score: float
     error: float = 0.0
 
+    @property
+    def fields(self) -> dict[str, float]:
+        """As a report has it."""
+        return {"constant": self.score, "constant_error": self.error}
+
     def near(self, name: str, metric: float) -> str:
         """Return in words that the dev metric ``name`` is within two standard errors of this; "" if it is better."""
         if metric <= self.score:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
 from lit_compress.export.check import check_export
@@ -245,6 +245,7 @@ def _measure(
     own = Measured(net, net_bytes(folder), scores[key], source.initial, kept, merges, interval_of(scores, key))
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
+    report |= constant_answer(source.data).fields
     report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
     intervals, first = {name: measured.interval for name, measured in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:

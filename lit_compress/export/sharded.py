@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.evaluation.evaluate import interval_of
+from lit_compress.evaluation.evaluate import constant_answer, interval_of
 from lit_compress.export.card import write_report_and_card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import layer_facts, read_task, write_tokenizer
@@ -157,7 +157,8 @@ def write_report(
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "vocabulary": None, "embeddings": None,
-        "budget": budget and budget[0].check(report, budget[1]), **layer_facts(form, out, choices, {}), **more,
+        "budget": budget and budget[0].check(report, budget[1]), **layer_facts(form, out, choices, {}),
+        **constant_answer(data).fields, **more,
     }  # fmt: skip
     choices.check_drop(report)
     write_report_and_card(out, report, task, form)

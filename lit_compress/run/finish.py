@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
@@ -67,9 +66,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "license": done["dense"].get("license")}
     known["tried"] = (run.removal() or {}).get("tried")
-    constant = constant_answer(data)
     more |= {name: value for name, value in known.items() if value}
-    more |= {"constant": constant.score, "constant_error": constant.error}
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     config = run.config() | {"trust_remote_code": trusts_code()}
     source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)

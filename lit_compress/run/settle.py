@@ -70,11 +70,7 @@ def check_stages(job: Job) -> list[str]:
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
-    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width.
-
-    Raises:
-        UserError: its tokenizer or width differs from the backbone's.
-    """
+    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
     refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
     place = resolve(str(method.teacher), method.task, "model.teacher")
     check_weights(f"model.teacher: '{method.teacher}'", Path(place))

@@ -242,11 +242,7 @@ def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
 def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
     """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
 
-    Args:
-        job: with the budget.
-        made: the smallest that the method gets to.
-        more: bytes of its program that are not estimated.
-        before: cost of the dense model.
+    ``made`` is the smallest outline, with ``more`` bytes that are not estimated; ``before`` is the dense model's cost.
     """
     budget, choices, name = job.method.budget, made.choices, type(job.method).__name__
     assert budget is not None

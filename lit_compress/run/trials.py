@@ -98,11 +98,7 @@ def _try(
     removes: Removes, dense: PreTrainedModel, job: Job, timed: Programs | None, first: float | None,
     reached: dict[float, Gains],
 ) -> Trial:  # fmt: skip
-    """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed.
-
-    Raises:
-        UserError: it cannot be done with the dense model.
-    """
+    """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed."""
     job = job.at(removes=removes)
     method, data, device = job.method, job.data, current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
@@ -150,11 +146,7 @@ def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
 
 
 def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
-    """Return the job's stage: at the density of the method, or under a budget at any that can be done.
-
-    Raises:
-        UserError: it cannot be done to ``net``.
-    """
+    """Return the job's stage: at the density of the method, or under a budget at any that can be done."""
     errors = []
     for density in ANCHORS if job.method.budget else (None,):
         try:

@@ -186,6 +186,6 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
 
 def test_a_model_that_knows_nothing_is_warned_of(tiny_backbone, tiny_data, tmp_path):
     words = ["factorize", str(tiny_backbone), str(tmp_path / "out"), "--data.task", "sst2", "--data.path"]
-    with pytest.warns(UserWarning, match="knows hardly anything of this task"):
+    with pytest.warns(UserWarning, match="the dense model has hardly learned anything"):
         main([*words, str(tiny_data), "--density", "0.5", "--weighting", "none", "--by_block"])
     assert json.loads((tmp_path / "out" / "report.json").read_text())["constant"] == 0.5
