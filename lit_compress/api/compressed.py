@@ -89,9 +89,7 @@ def load(
         0.25
     """
     trust_code(trust_remote_code)
-    if not is_name(name := str(folder)) and not Path(name).expanduser().is_dir():
-        raise UserError(f"load: no folder '{folder}'; give an export or a finished run")
-    given = find_target(name, "load").folder
+    given = find_target(str(folder), "load").folder
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
     place = torch.device("cpu") if device is None else find_device(str(device), "device")

@@ -74,15 +74,10 @@ def brought(
         if trained is not None and task == CUSTOM:
             own = choose_columns(own, splits, getattr(model, "config", None) or _read_config(written), trained)
 
-        def fill(folder: Path) -> None:
-            from datasets import DatasetDict
-
-            DatasetDict(splits).save_to_disk(folder)
-
         def key() -> str:
             return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
 
-        path = str(_placed(temporary, "data", key, fill))
+        path = str(_placed(temporary, "data", key, splits.save_to_disk))
     if isinstance(own.get("text"), str):
         own["text"] = [own["text"]]
     custom = {f"data.custom.{name}": list(v) if isinstance(v, tuple) else v for name, v in own.items() if v}
@@ -143,12 +138,8 @@ def named(model: Any, tokenizer: Any) -> str | None:
     return None
 
 
-def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
-    """Return data sets by the names of splits that the package knows.
-
-    Raises:
-        UserError: it is none, has no rows, or two splits are the same.
-    """
+def splits_of(data: Any, whole: str | None) -> DatasetDict:
+    """Return data sets by the names of splits that the package knows; refuse those without rows."""
     import datasets
 
     given = {whole or "train": data} if isinstance(data, datasets.Dataset) else data
@@ -157,7 +148,7 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
             f"data: a {type(data).__name__} is no Dataset or DatasetDict of the library datasets, no file and no "
             "folder; Dataset.from_list, from_dict or from_pandas make one"
         )
-    by_split: dict[str, datasets.Dataset] = {}
+    by_split = datasets.DatasetDict()
     for name, rows in given.items():
         if not len(rows):
             raise UserError(f"data: the split '{name}' has no rows")

@@ -143,26 +143,10 @@ def test_a_speed_up_that_no_shape_reaches_is_one_line_before_any_training(comman
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("asked", "options", "line"),
-    [
-        ("speedup=900x@eager,1x8", (), "cannot be met by SecondOrder, which reaches "),
-        ("speedup=2x@eeger", (), "has an unknown runtime 'eeger'; did you mean 'eager'?"),
-        ("speedup=2x@onnx-int8", ("--format", "openvino"), "nearest: --format onnx --dtype int8"),
-        ("speedup=2x@eager,1x800", (), "texts of 800 tokens, more than the model reads; the largest is 64"),
-        ("speedup=2x@1x8,eager,onnx", (), "has 'onnx' behind @"),
-    ],
-)
-def test_what_cannot_be_is_one_line(asked, options, line, words, tmp_path, capsys):
-    said = fails(capsys, *words, "--budget", asked, *options)
-    assert f"'{asked}'" in said and line in said and not (tmp_path / "out").exists()
-
-
-def test_a_runtime_that_is_not_installed(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(speed, "find_spec", lambda name: None if name in ("openvino", "nncf") else True)
-    said = fails(capsys, *words, "--budget", "speedup=2x@openvino-int8")
-    assert "openvino-int8, which is not installed; pip install openvino nncf, or nearest here: onnx-int8" in said
-    assert not (tmp_path / "out").exists()
+def test_a_speed_up_that_no_kind_reaches_is_one_line(words, tmp_path, capsys):
+    said = fails(capsys, *words, "--budget", "speedup=900x@eager,1x8")
+    line = "'speedup=900x@eager,1x8' cannot be met by SecondOrder, which reaches "
+    assert line in said and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -175,12 +159,11 @@ def test_a_runtime_that_is_not_installed(words, tmp_path, capsys, monkeypatch):
             "has no file for the split 'train'",
         ),
         ("validation", ("--max_drop", "0.5", "--density", "0.5"), "validation"),
-        ("", ("--budget", "speedup=2x", "--format", "onnx", "--dtype", "int4"), "--format onnx has no --dtype int4"),
     ],
 )
 def test_what_is_missing_is_one_line(lacks, options, line, words, tiny_data, tmp_path, capsys):
     shutil.copytree(tiny_data, tmp_path / "data")
-    for file in (tmp_path / "data").glob(f"{lacks}.*") if lacks else ():
+    for file in (tmp_path / "data").glob(f"{lacks}.*"):
         file.unlink()
     words[words.index(str(tiny_data))] = str(tmp_path / "data")
     if "none" in options:
