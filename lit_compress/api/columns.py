@@ -50,14 +50,15 @@ def choose_columns(
         raise UserError(f"kind: unknown '{kind}'; {nearest(kind, KINDS)}")
     if not (meant := KINDS[kind]).recognised:
         return {**given, "kind": kind}
+    labels: Sequence[str] | None = None
     if meant.own_columns and not isinstance(label, str):
         head = (_head_names(config) if trained else None) or []
         labels = head if set(head) == set(label or head) and set(head) <= set(names) else None
         label = label or labels
     else:
         label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
-        named = meant.classes and isinstance(label, str)
-        labels = _labels(splits, kind, label, config, trained) if named else None
+        if meant.classes and isinstance(label, str):
+            labels = _labels(splits, kind, label, config, trained)
     return {"kind": kind, "text": given.get("text") or _texts(rows, label), "label": label, "labels": labels}
 
 

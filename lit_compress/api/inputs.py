@@ -94,7 +94,7 @@ def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Cal
     return folder
 
 
-def _write_model(model: PreTrainedModel, tokenizer: Tokenizer, temporary: Path | None) -> Path:
+def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Path:
     if hasattr(model.config, "structure"):
         raise UserError("model: it is compressed already; give the model it was made from")
     if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone

@@ -34,7 +34,7 @@ from lit_compress.models.surgery import describe, replace
 from lit_compress.run.guard import check_memory
 from lit_compress.run.job import Job
 from lit_compress.stages.compression import CompressedStage, Compression, Plan
-from lit_compress.stages.distil import NO_RECOVERY, Recovery
+from lit_compress.stages.distil import Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
-def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Recovery = NO_RECOVERY) -> dict[str, Any]:
+def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Recovery) -> dict[str, Any]:
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
     Args:

@@ -29,7 +29,7 @@ from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
-from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table
+from lit_compress.run.plan import layer_notes, layers_table, sizes_table
 from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import outline
 from lit_compress.tasks import task_type
@@ -55,8 +55,7 @@ def plan(line: Line) -> None:
     cli = CommandLine(line, "plan")
     choose_teacher(cli, run_of(cli), cli.ready().data.record)
     job = settle_budget(cli)
-    made, facts = check_stages(job), job.data.facts()
-    show_plan(job.data.record.name, facts, made)
+    check_stages(job)
     sizes = outline(job)
     show(layers_table(sizes))
     for text in layer_notes(sizes):

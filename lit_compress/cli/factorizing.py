@@ -17,7 +17,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.table import print_table
 from lit_compress.run.first import of_first
 from lit_compress.run.trials import choose_removal
-from lit_compress.stages.distil import LOSSES, NO_RECOVERY, Recovery
+from lit_compress.stages.distil import LOSSES, Recovery
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
@@ -74,9 +74,8 @@ def factorize(
 
 
 def run_factorize(
-    model: str, out: str, line: Line, recovery: Recovery = NO_RECOVERY,
-    by_block: Literal["float32"] | None = None,
-) -> dict[str, Any] | None:  # fmt: skip
+    model: str, out: str, line: Line, recovery: Recovery, by_block: Literal["float32"] | None = None
+) -> dict[str, Any] | None:
     """Factorize a fine-tuned model, export it to ``out`` and return the report.
 
     Args:

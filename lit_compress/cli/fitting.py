@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lit_compress.cli.options import CommandLine
 from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.choices import Choices
+from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
 from lit_compress.models.shards import stored_dtype
@@ -28,9 +29,8 @@ from lit_compress.run.guard import check_fit
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_report
 from lit_compress.run.pages import keep_details
-from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import run_stages
-from lit_compress.run.settle import check_stages, count_tokens
+from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
 from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.tasks.records import Task
@@ -123,8 +123,7 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
         check_folder("run_dir", run.folder)
         if run.foreign:
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        plan, facts = check_stages(job), job.data.facts()
-        show_plan(job.data.record.name, facts, plan)
+        facts = check_stages(job)
         check_fit(job)
     else:
         run.check_same(config)
@@ -160,7 +159,9 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
     job, budget = replace(job, choices=_settle_dtype(cli, job.method, run)), job.method.budget
     if kinds := job.method.kinds:  # trials choose among them later
         job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
-    job = count_tokens(job)
+    whole_net = job.method.rule is not None and job.method.rule.scope == "all"
+    if job.choices.vocabulary == "data" and (budget is not None or whole_net):
+        job = job.at(tokens=tokens_kept(job.dense, job.data))
     if budget is None:
         return job
     if budget.kind == "speedup":

@@ -32,7 +32,7 @@ from lit_compress.run.loggers import CURVES
 from lit_compress.run.settle import check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.distil import NO_RECOVERY, Recovery
+from lit_compress.stages.distil import Recovery
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -76,9 +76,8 @@ def one_shot_stage(method: Method) -> CompressedStage:
 
 
 def factorize_model(
-    out: Path, job: Job, config: dict[str, Any], recovery: Recovery = NO_RECOVERY,
-    chosen: dict[str, Any] | None = None, timed: Programs | None = None,
-) -> dict[str, Any] | None:  # fmt: skip
+    out: Path, job: Job, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any], timed: Programs | None
+) -> dict[str, Any] | None:
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
 
     With ``recovery.distil`` the compressed model is written to the folder ``out``.distil, from which a stage of ``fit``
@@ -89,7 +88,7 @@ def factorize_model(
         job: its method says how the backbone is compressed; the report is on its validation data.
         config: of the command.
         recovery: how the compressed model is trained.
-        chosen: density, kind of removal, and the field ``tried`` of the report, if trials chose it.
+        chosen: as :func:`~lit_compress.run.trials.choose_removal`.
         timed: as :class:`Export`.
 
     Returns:
@@ -134,7 +133,7 @@ def factorize_model(
         before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
         more: dict[str, Any] = facts | {"license": license_of(method.backbone)}
-        more |= {"tried": tried} if (tried := (chosen or {}).get("tried")) else {}
+        more |= {"tried": chosen["tried"]} if chosen["tried"] else {}
         source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
         report = write_export(out, source, choices)
     if recovery.distil is not None:
@@ -143,7 +142,7 @@ def factorize_model(
 
 
 def _keep_compressed(
-    run: Run, work: ExitStack, settings: str, data: DataModule, chosen: dict[str, Any] | None,
+    run: Run, work: ExitStack, settings: str, data: DataModule, chosen: dict[str, Any],
     compress: Callable[[], tuple[PreTrainedModel, dict[str, Any]]],
 ) -> None:  # fmt: skip
     """Write the compressed model and the facts about it as the first stage of ``run``, unless they are there."""

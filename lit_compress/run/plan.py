@@ -70,14 +70,13 @@ def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
         return f"budget {budget.asked}: density {density:.4g} reaches it, by times of programs of about these shapes"
     value = cost(budget, outline)
     if budget.kind == "flops":
-        value /= Outline(outline.dense, outline.dense, outline.length, False).flops
+        value /= outline.whole.flops
     about = "about " if outline.about else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 
 
 def sizes_table(outline: Outline) -> Table:
     """Return a table of the sizes of the dense model and of the export."""
-    whole = Outline(outline.dense, outline.dense, outline.length, False)
     rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
         ("parameters of the sites", ",", lambda o: o.params.sites),
         ("total parameters", ",", lambda o: o.params.total),
@@ -86,7 +85,7 @@ def sizes_table(outline: Outline) -> Table:
     )
     body = []
     for label, form, value in rows:
-        before, after = value(whole), value(outline)
+        before, after = value(outline.whole), value(outline)
         body.append((label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"))
     return screen_table(("", "dense", "about" if outline.about else "export", "ratio"), body)
 

@@ -1,18 +1,17 @@
-"""Checks before a run starts, and the tokens that its export keeps."""
+"""Checks before a run starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
-from lit_compress.run.plan import budget_plan, plan_lines
+from lit_compress.run.plan import budget_plan, plan_lines, show_plan
 from lit_compress.run.solve import check_choices, outline
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
@@ -41,11 +40,11 @@ def check_sizes(method: Method) -> None:
         )
 
 
-def check_stages(job: Job) -> list[str]:
-    """Check data, architecture, ranks and schedules of all stages before the first one starts.
+def check_stages(job: Job) -> dict[str, Any]:
+    """Check data, architecture, ranks and schedules of all stages before the first one starts; print the plan.
 
     Returns:
-        The lines of the plan.
+        The facts of the data.
 
     Raises:
         UserError: the first setting that cannot work.
@@ -66,7 +65,8 @@ def check_stages(job: Job) -> list[str]:
         steps[stage.name] = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps[stage.name])
     asked = [budget_plan(method.budget, method.density, outline(job))] if method.budget else []
-    return [*plan_lines(method, net, steps), *asked]
+    show_plan(data.record.name, facts := data.facts(), [*plan_lines(method, net, steps), *asked])
+    return facts
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
@@ -88,16 +88,3 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
             f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
             f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
         )
-
-
-def count_tokens(job: Job) -> Job:
-    """Return the job with the number of tokens that ``vocabulary data`` leaves, where budgets or scope ``all`` need it.
-
-    Raises:
-        UserError: the vocabulary cannot be cut.
-    """
-    rule = job.method.rule
-    counted = job.method.budget is not None or (rule is not None and rule.scope == "all")
-    if job.choices.vocabulary != "data" or not counted:
-        return job
-    return job.at(tokens=tokens_kept(job.dense, job.data))

@@ -56,6 +56,11 @@ class Outline:
     choices: Choices = AS_IS
 
     @cached_property
+    def whole(self) -> Outline:
+        """The sizes of the dense model."""
+        return Outline(self.dense, self.dense, self.length, False)
+
+    @cached_property
     def params(self) -> Params:
         """Numbers of stored parameters."""
         return count_params(self.net)

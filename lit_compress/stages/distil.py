@@ -52,9 +52,6 @@ class Recovery:
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
 
 
-NO_RECOVERY = Recovery()
-
-
 class DistilStage(Stage):
     """Trains a model that was compressed before.
 

@@ -14,7 +14,7 @@ from lit_compress.cli import factorizing, one_shot
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.run.distilling import Distilling
-from lit_compress.stages.distil import NO_RECOVERY, Recovery
+from lit_compress.stages.distil import Recovery
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
@@ -73,7 +73,7 @@ def made(words, tmp_path, monkeypatch):
     monkeypatch.setattr(one_shot, "write_export", lambda out, source, choices: source)
     (model,), data = words
 
-    def make(recovery=NO_RECOVERY, *options, name="out"):
+    def make(recovery=Recovery(), *options, name="out"):
         line = read_line("factorize", [model, str(tmp_path / name), *data, "--density", "0.5", *options])
         return run_factorize(line.own["model"], line.own["out"], line, recovery)
 
