@@ -21,7 +21,6 @@ from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
 from lit_compress.models.shards import stored_dtype
-from lit_compress.models.storage import load_net
 from lit_compress.run.finish import export_run
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
@@ -32,12 +31,11 @@ from lit_compress.run.pages import keep_details
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
-from lit_compress.run.trials import choose_removal, possible_kind
+from lit_compress.run.trials import possible_kind
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, link_if_equal, read_json
 from lit_compress.utils.progress import note
-from lit_compress.utils.sharding import alone
 from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
         told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)
         job = made[0] if made else _take(cli, run, **told)
         with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            job = run_stages(job, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, decide_run)
+            job = run_stages(job, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
         return run, _report(run, job)
 
 
@@ -76,32 +74,6 @@ def ended_by_sigterm(advice: str) -> Iterator[None]:
     except SIGTERMException as error:  # Lightning's would end the process with exit code 0
         print(f"stopped by SIGTERM; {advice}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from error
-
-
-def decide_run(job: Job, run: Run) -> Job:
-    """Choose the kind of removal of a run by trials on its dense model; a run that has chosen keeps it.
-
-    All processes take the first one's choice, which makes it while they wait.
-
-    Raises:
-        UserError: as :func:`choose_removal`.
-    """
-    if not job.kinds:
-        return job
-    budget = job.method.budget
-    asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
-
-    def choose() -> dict[str, Any]:
-        if (known := run.removal(asked)) is not None:
-            return known
-        with alone():
-            chosen, _ = choose_removal(load_net(run.net("dense")), job)
-        chosen = {"asked": asked, **chosen}
-        run.keep("removal.json", chosen)
-        return chosen
-
-    chosen = of_first("removal", choose, job.trainer)
-    return job.at(chosen["density"], chosen["removes"])
 
 
 def run_of(cli: CommandLine) -> Run:

@@ -34,6 +34,7 @@ from lit_compress.run.folder import Run, write_net
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
+from lit_compress.run.trials import decide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.tasks import task_type
@@ -55,10 +56,7 @@ SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one threa
 _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def run_stages(
-    job: Job, run: Run, ckpt_path: str | None, every: int, skips: int,
-    decide: Callable[[Job, Run], Job] = lambda job, run: job,
-) -> Job:  # fmt: skip
+def run_stages(job: Job, run: Run, ckpt_path: str | None, every: int, skips: int) -> Job:
     """Run every unfinished stage of the method, and return the job as it was decided on the way.
 
     Args:
@@ -67,7 +65,6 @@ def run_stages(
         ckpt_path: ``last`` continues where the run has stopped; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
-        decide: changes the job once the dense model is there.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.

@@ -18,6 +18,9 @@ from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
+from lit_compress.models.storage import load_net
+from lit_compress.run.first import of_first
+from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Gains, programs_of, search_speed, too_fast
 from lit_compress.stages.compression import CompressedStage, compress, measure
@@ -26,6 +29,7 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
+from lit_compress.utils.sharding import alone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,6 +96,32 @@ def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Pr
     best = min(able, key=lambda trial: trial.divergence or 0.0)
     tried = [asdict(replace(trial, chosen=trial is best)) for trial in trials]
     return {"density": best.density, "removes": best.removes, "tried": tried}, timed
+
+
+def decide(job: Job, run: Run) -> Job:
+    """Choose the kind of removal of a run by trials on its dense model; a run that has chosen keeps it.
+
+    All processes take the first one's choice, which makes it while they wait.
+
+    Raises:
+        UserError: as :func:`choose_removal`.
+    """
+    if not job.kinds:
+        return job
+    budget = job.method.budget
+    asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
+
+    def choose() -> dict[str, Any]:
+        if (known := run.removal(asked)) is not None:
+            return known
+        with alone():
+            chosen, _ = choose_removal(load_net(run.net("dense")), job)
+        chosen = {"asked": asked, **chosen}
+        run.keep("removal.json", chosen)
+        return chosen
+
+    chosen = of_first("removal", choose, job.trainer)
+    return job.at(chosen["density"], chosen["removes"])
 
 
 def _try(

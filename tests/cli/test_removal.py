@@ -123,8 +123,8 @@ def test_a_run_chooses_on_its_dense_model_and_keeps_that_after_a_kill(short_run,
     other = "speedup=3x@eager,1x8"
     assert f"model.budget was {asked}, now {other}" in fails(capsys, *args, other)
     with monkeypatch.context() as patch:
-        for name in ("choose_removal", "solve"):
-            patch.setattr(f"lit_compress.cli.fitting.{name}", lambda *_: 1 / 0)
+        for name in ("run.trials.choose_removal", "cli.fitting.solve"):
+            patch.setattr(f"lit_compress.{name}", lambda *_: 1 / 0)
         main([*args, asked])
     run, report = Run(folder), report_of(folder)
     assert run.removal() == chosen and run.density(asked) == chosen["density"] == report["budget"]["density"]
