@@ -115,6 +115,8 @@ def test_what_cannot_be(dense):
     ):
         with pytest.raises(UserError, match=words):
             solve(job_of("SVD", asked, dense))
+    with pytest.raises(UserError, match="Magnitude, which stores the removed weights as zeros"):
+        job_of("Magnitude", "size=20MB", dense)
     retrain = KroneckerWeighted(removes="structures", weighting="inputs")
     assert 0 < solve(job_of("SecondOrder", "size=60kB", dense, retrain=retrain)) < 1
 
