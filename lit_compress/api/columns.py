@@ -23,7 +23,7 @@ LABELS = ("label", "labels", "target", "class")
 def choose_columns(
     given: Mapping[str, Any], splits: Mapping[str, Dataset], config: PreTrainedConfig | None, trained: bool
 ) -> dict[str, Any]:
-    """Return ``kind``, ``text``, ``label`` and ``labels`` of the task: given, or what data sets and model say.
+    """Return ``kind``, ``text``, ``label`` and ``labels`` of the task: as given, else by the data and the model.
 
     Args:
         given: by the user; ``label`` may be the names of columns of 0 and 1, one for each label.
