@@ -24,7 +24,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   export RUN OUT [--format hf|onnx|openvino] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without lit_compress; also as one program
   report RUN|FOLDER [--out DIR]
-                         the page of a run, or of all runs in a folder: tables, Pareto fronts, curves
+                         the page of a run, or of all runs in a folder: tables, Pareto fronts, layers
   list methods|tasks|recipes|runs [DIR] [--json]
                          list the methods, tasks, recipes or runs
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]

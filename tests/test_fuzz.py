@@ -20,7 +20,7 @@ from lit_compress.cli.words import take_apart
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.pages import details_of
+from lit_compress.run.pages import layers_of
 from lit_compress.run.results import read_report, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import write_manifest, write_record
@@ -144,7 +144,7 @@ def answers(run) -> dict[str, object]:
     read["density"] = record.density("params=5M")
     read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run).runs]
     read["export"] = read_report(run / "export")
-    read["details"] = details_of(run)
+    read["details"] = layers_of(run)
     for name in record.finished():
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]

@@ -1,10 +1,9 @@
-"""Figures of matplotlib: the structure of a model, the curves of a run, metrics against costs."""
+"""Figures of matplotlib: the structure of a model, metrics against costs."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,47 +106,6 @@ def _place(row: dict[str, Any]) -> tuple[str, str]:
     stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
     cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
     return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
-
-
-# ---------------------------------------------------------------------------------------------------- curves
-
-
-def curves_figure(
-    losses: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], metric: str,
-    points: Sequence[tuple[float, float]], chance: float | None = None,
-) -> Figure:  # fmt: skip
-    """Return a figure with a panel for every kind of loss, in which every stage is a line, and one for the dev metric.
-
-    Args:
-        losses: label of a panel -> name of the stage -> points (step, loss).
-        metric: label of the last panel.
-        points: (step, metric) of all stages; [] for no such panel.
-        chance: metric of the best constant answer, a dotted line; None if it is not known.
-    """
-    from matplotlib.figure import Figure
-
-    count = len(losses) + bool(points)
-    figure = Figure(figsize=(4.4 * count, 2.6), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for axes, (label, lines) in zip(panels, losses.items(), strict=False):
-        for (stage, line), colour in zip(lines.items(), cycle(COLOURS)):
-            axes.plot(*zip(*line, strict=True), label=_plain(stage), color=colour, **_thin(line))
-        axes.set_ylabel(_plain(label))
-        axes.legend(fontsize=8, frameon=False)
-    if points:
-        panels[-1].plot(*zip(*points, strict=True), color=COLOURS[2], **_thin(points))
-        panels[-1].set_ylabel(_plain(metric))
-        if chance is not None:
-            panels[-1].axhline(chance, color="0.5", linestyle=":", label="a constant answer")
-            panels[-1].legend(fontsize=8, frameon=False)
-    for axes in panels:
-        axes.set_xlabel("training step")
-        axes.grid(alpha=0.3)
-    return figure
-
-
-def _thin(line: Sequence[Any]) -> dict[str, Any]:
-    return {"marker": "o" if len(line) < 12 else None, "markersize": 3, "linewidth": 1.2}
 
 
 # --------------------------------------------------------------------------------------- metrics against costs

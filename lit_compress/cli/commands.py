@@ -110,7 +110,7 @@ def _export_run(run: Run, out: Path, line: Line, asked: dict[str, Any]) -> dict[
 
 
 def report(folder: str, *, out: str | None = None) -> None:
-    """Write the page of a run, of a comparison or of a folder of runs: tables, Pareto fronts, curves, answers.
+    """Write the page of a run, of a comparison or of a folder of runs: tables, Pareto fronts, layers.
 
     Args:
         folder: a run, an export, a comparison or a folder of runs.

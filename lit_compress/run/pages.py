@@ -2,7 +2,7 @@
 
 A run keeps for it when it ends, so that a page of 200 runs takes seconds:
 
-RUN/details.json   layers: the kept size of every matrix; curves: logged values, thinned
+RUN/details.json   layers: the kept size of every matrix
 RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
 """
 
@@ -14,7 +14,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
@@ -24,7 +24,7 @@ from urllib.parse import quote
 import jinja2
 
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
-from lit_compress.analysis.pictures import as_svg, curves_figure, pareto_figure, site_table, structure_figure
+from lit_compress.analysis.pictures import as_svg, pareto_figure, site_table, structure_figure
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.evaluation.predict import answers
 from lit_compress.export.table import counted, rows, score_lines, speed_line
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DETAILS, ANSWERS = "details.json", "answers.jsonl"
-SOME = 60  # runs, of which curves and options are shown
-MOST_POINTS = 120  # of a curve
-
-Curves = dict[str, list[tuple[float, float]]]  # name -> (step, value), by step
+SOME = 60  # runs, of which layers and options are shown
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -208,17 +205,15 @@ def _shown(runs: Sequence[RunResult], out: Path) -> list[dict[str, Any]]:
 
 
 def _one(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
-    report, details = run.report, details_of(run.folder) if run.folder else {}
+    report, layers = run.report, layers_of(run.folder) if run.folder else []
     ends = report["compressed"].get("interval") if report else None
     places = (run.folder / "export", run.folder) if run.folder else ()
     ship = next((place for place in places if (place / "structure.json").is_file()), None)
-    figure = _curves(details.get("curves") or {}, run) if some else None
-    layers = details.get("layers") if some else None
     return {
         "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
         "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
-        "curves": figure and _image(figure), "layers": _image(structure_figure(layers)) if layers else None,
+        "layers": _image(structure_figure(layers)) if some and layers else None,
         "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
         if some and report else "",
     }  # fmt: skip
@@ -228,34 +223,11 @@ def _link(folder: Path, out: Path) -> str:
     return quote(os.path.relpath(folder, out)) + "/"
 
 
-def _curves(curves: Curves, run: RunResult) -> Figure | None:
-    """Return the figure of the losses and the dev metric of a run; None if nothing was logged.
-
-    A line for each stage. The dense stage has a panel of its own: it learns labels alone, later ones also the teacher.
-    """
-    losses: dict[str, Curves] = {}
-    starts, step = list[tuple[int, str]](), 0
-    for record in run.stages:
-        starts.append((step, record["name"]))
-        step += record.get("steps") or 0
-    if run.status == "running":
-        starts.append((step, "now"))
-    for x, y in curves.get("train/loss", ()):
-        stage = next((name for start, name in reversed(starts) if x >= start), "training")
-        panel = "loss on labels" if stage == "dense" else "loss with the teacher"
-        losses.setdefault(panel, {}).setdefault(stage, []).append((x, y))
-    report = run.report or {"metric": {"name": ""}}
-    points = curves.get(f"val/{report['metric']['name']}") or []
-    if not losses and not points:
-        return None
-    return curves_figure(losses, f"dev {report['metric']['name']}", points, report.get("constant") or None)
-
-
 # -------------------------------------------------------------------------------------------------------- details
 
 
 def keep_details(run: Run, data: DataModule) -> None:
-    """Write the details of a run whose export is written: answers of two models, layers, curves.
+    """Write the details of a run whose export is written: answers of two models, and layers.
 
     Args:
         run: with the models of its stages, and ``export``.
@@ -269,54 +241,13 @@ def keep_details(run: Run, data: DataModule) -> None:
     shown = ({key: line[key] for key in ("texts", "given")}
              | dict(zip(("dense", "compressed"), line["answers"], strict=True)) for line in lines)  # fmt: skip
     run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
-    run.keep(DETAILS, json.dumps({
-        "layers": site_table(small, dense), "curves": read_curves(run.folder),
-    }) + "\n")  # fmt: skip
+    run.keep(DETAILS, json.dumps({"layers": site_table(small, dense)}) + "\n")
 
 
-def details_of(folder: Path) -> dict[str, Any]:
-    """Return the details that a run kept; of one that goes on, or of version 0.2, its curves."""
+def layers_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the layers that a run kept; [] of one that goes on, or of version 0.2."""
     if (folder / DETAILS).is_file():
         check_manifest(f"'{folder}'", folder, DETAILS)
         with suppress(ValueError):  # as if it were not there
-            return json_of(folder / DETAILS)
-    return {"curves": read_curves(folder)}
-
-
-def read_curves(folder: Path) -> Curves:
-    """Return the losses and dev metrics that the run in ``folder`` has logged, at most 120 points of each.
-
-    They are of TensorBoard's events, or of the ``metrics.csv`` of Lightning's CSVLogger; {} without any.
-    """
-    curves: Curves = {}
-    for name, x, y in [*_events(folder / "tensorboard")] or _columns(folder):
-        if name.startswith(("train/loss", "val/", "val_")) and not name.endswith(("/score", "val/loss")):
-            curves.setdefault(name, []).append((float(x), float(y)))
-    return {name: _thin(sorted(points)) for name, points in curves.items()}
-
-
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most ``MOST_POINTS`` of the points, evenly, with the first and the last."""
-    if len(points) <= MOST_POINTS:
-        return points
-    return [points[round(i * (len(points) - 1) / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
-
-
-def _events(folder: Path) -> Iterator[tuple[str, float, float]]:
-    """Yield the scalars of all files of events under ``folder``: name, step, value."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    none = {name: 1 for name in ("images", "histograms", "compressedHistograms", "audio", "tensors")}
-    for place in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
-        events = EventAccumulator(str(place), size_guidance={**none, "scalars": 0})
-        events.Reload()
-        for name in events.Tags()["scalars"]:
-            yield from ((name, event.step, event.value) for event in events.Scalars(name))
-
-
-def _columns(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the values of all ``metrics.csv`` under ``folder``: name, step, value."""
-    for path in sorted(folder.rglob("metrics.csv")):
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                yield from ((name, row["step"], row[name]) for name in row if name and row[name] and row.get("step"))
+            return list(json_of(folder / DETAILS)["layers"])
+    return []
