@@ -40,3 +40,10 @@ def test_rows_are_not_chosen_before_the_first_scores(low_rank):
         with pytest.raises(UserError, match=r"prune.interval: the first scores are known after 10 steps"):
             stage.set_total_steps(steps)
     stage.set_total_steps(11)
+
+
+def test_the_first_pruning_at_the_budget_is_after_the_first_scores():
+    """A final phase that begins before them waits for the step after the interval."""
+    stage = RowSparsePruning(RowPruning(interval=10, start=0.0, end=0.8), 0.3, 0.0)
+    stage.set_total_steps(20)
+    assert [stage.at_budget(step) for step in (4, 10, 11)] == [False, False, True]
