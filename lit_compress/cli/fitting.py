@@ -60,9 +60,11 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     run, made = run_of(cli), list[Job]()
     with ExitStack() as claim:
         told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)
-        job = made[0] if made else _take(cli, run, **told)
+        if not made:  # another process: commits of names, the teacher and the density are the first one's
+            _as_stored(cli, told["config"])
+            made.append(settle_budget(cli, run, density=told["density"]))
         with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            job = run_stages(job, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
+            job = run_stages(made[0], run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
         return run, _report(run, job)
 
 
@@ -108,12 +110,6 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
         run.begin(config, facts, {"asked": asked.asked, "density": job.method.density} if asked else None)
     made.append(job)
     return {"config": config, "density": job.method.given["density"] if asked else None}
-
-
-def _take(cli: CommandLine, run: Run, config: dict[str, Any], density: float | None) -> Job:
-    """Return the job with the decisions of the first process: commits of names, the teacher, the density."""
-    _as_stored(cli, config)
-    return settle_budget(cli, run, density=density)
 
 
 def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None) -> Job:
