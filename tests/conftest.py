@@ -16,7 +16,6 @@ import hub as small_hub
 import offline
 import pytest
 import torch
-from process_groups import pytest_runtest_call  # noqa: F401
 from quick import quick_runs
 from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
@@ -51,6 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or (folder == Path(__file__).parent and file not in ("test_house.py", "test_project.py"))
         ):
             item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Let no test leave a process group of torch.distributed: every later fit of its process would be a rank of it."""
+    try:
+        yield
+    finally:
+        if left := torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    if left:
+        pytest.fail("the test left a process group of torch.distributed; destroy it in the test", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

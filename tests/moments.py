@@ -7,8 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.kronecker import Moment, centred
 from lit_compress.stages.low_rank import Decomposer
+
+SHAPES = [(6, 9), (9, 6), (7, 7)]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -51,3 +54,15 @@ def estimated_loss(
     right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
     left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
     return float((left * right).sum())
+
+
+def weighted_error(
+    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
+) -> float:
+    """Return || diag(importance ** power) (weight - approx) ||_F, with the diagonals that ``axis`` asks for."""
+    rows, columns = importance if isinstance(importance, tuple) else (importance, None)
+    if axis == "in":
+        rows, columns = columns, rows
+    error = weight.double() - approx.double()
+    error = error if rows is None else rows.double()[:, None] ** power * error
+    return float(torch.linalg.matrix_norm(error if columns is None else error * columns.double() ** power))

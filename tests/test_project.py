@@ -6,12 +6,14 @@ import ast
 import re
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -161,3 +163,15 @@ def test_every_file_of_tests_has_a_name_of_its_own():
     """Pytest imports two files of one name as one module: alone both pass, together neither is collected."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_templates_and_recipes_are_in_the_wheel(tmp_path):
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    names = set(zipfile.ZipFile(wheel).namelist())
+    beside = [
+        path for path in (ROOT / "lit_compress").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert any(path.name == "card.md.jinja" for path in beside)
+    assert {path.relative_to(ROOT).as_posix() for path in beside} <= names
+    recipes = {f"lit_compress/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
+    assert recipes and recipes <= names

@@ -8,14 +8,39 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from decompositions import AXES, SHAPES, importance_of, nested, positive, product, weighted_error
-from moments import draw
+from moments import SHAPES, draw, weighted_error
+from torch import Tensor
 
 from lit_compress.numerics import decompose as module
-from lit_compress.numerics.decompose import Axis, decompose, weighted_svd
+from lit_compress.numerics.decompose import Axis, Importance, decompose, weighted_svd
 from lit_compress.utils.errors import UserError
 
 SIDES = (None, "out", "in", "balanced")
+AXES = ["none", "out", "in", "both"]
+
+
+def positive(size: int, seed: int = 3) -> Tensor:
+    """Draw a vector of importances."""
+    return draw(size, seed=seed).abs() + 0.1
+
+
+def product(weight: Tensor, rank: int, *args: object, **kwargs: object) -> Tensor:
+    """Return the product of the factors that ``decompose`` gives, whose form is checked."""
+    left, right = decompose(weight, rank, *args, **kwargs)  # type: ignore[arg-type]
+    assert left.shape == (weight.shape[0], rank) and right.shape == (rank, weight.shape[1])
+    assert left.is_contiguous() and right.is_contiguous() and left.dtype == right.dtype == weight.dtype
+    return left @ right
+
+
+def importance_of(weight: Tensor, axis: str) -> Importance | None:
+    """Return importances for a matrix along an axis: none, of rows, of columns, or a pair."""
+    rows, columns = positive(weight.shape[0], 3), positive(weight.shape[1], 4) ** 2
+    return {"none": None, "out": rows, "in": columns, "both": (rows, columns)}[axis]
+
+
+def nested(axis: str) -> Axis:
+    """Return the axis that ``weighted_svd`` takes for one of ``AXES``."""
+    return "out" if axis == "none" else axis  # type: ignore[return-value]
 
 
 def diagonals(weight, importance, axis, power):

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from decompositions import SHAPES, weighted_error
-from moments import draw, estimated_loss, moment
+from moments import SHAPES, draw, estimated_loss, moment, weighted_error
 from torch import Tensor
 
 from lit_compress.numerics.decompose import Axis, Importance, decompose
