@@ -29,7 +29,7 @@ def _row(label, task=TASK):
     return KIND.label_of(task, "f row 1", {"labels": label})
 
 
-READ = {
+READ: dict[tuple[int, ...], list[object]] = {
     (0, 2): [["threat", "toxic"], ("threat", "toxic"), [2, 0], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True],
              "toxic|threat", "threat; toxic", "toxic, threat", "['toxic', 'threat']", '["toxic", "threat"]',
              "[1, 0, 1]", "1 | 0 | 1"],
