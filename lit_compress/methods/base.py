@@ -309,14 +309,10 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     # ---------------------------------------------------------------- evaluation
 
-    def on_validation_start(self) -> None:
-        """Give the data's rows to the metrics that need texts or labels from them."""
-        if self.kind.needs_rows:
-            for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
-                bind(metrics, rows)
-
     def on_validation_epoch_start(self) -> None:
-        """Let the stage prepare the model for evaluation, e.g. fix its gates."""
+        """Give the rows to metrics that need them; let the stage prepare the model, e.g. fix its gates."""
+        for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
+            bind(metrics, rows)
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:

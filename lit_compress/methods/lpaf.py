@@ -44,7 +44,6 @@ from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.fields import Above
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +73,7 @@ class MixedRank(Retraining):
     double_forward: Literal["sequential", "concat"] | None = None
     matters: ClassVar[dict[str, Any]] = {
         "power": {"weighting": ("scores", "scores_raw", "mask")},
-        "double_forward": {"consistency": Above(0)},
+        "double_forward": {"consistency": True},
     }
 
     def __post_init__(self) -> None:

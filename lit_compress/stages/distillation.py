@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lit_compress.numerics.losses import LossKind
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.fields import Above
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,9 +41,9 @@ class Distillation:
     mask_padding: bool = False
     relative: bool = False
     matters: ClassVar[dict[str, Any]] = {
-        "temperature": {"alpha": Above(0)},
-        "mask_padding": {"alpha_layers": Above(0)},
-        "relative": {"alpha_layers": Above(0)},
+        "temperature": {"alpha": True},
+        "mask_padding": {"alpha_layers": True},
+        "relative": {"alpha_layers": True},
     }
 
     def __post_init__(self) -> None:

@@ -61,7 +61,6 @@ class TaskType:
         results: fields of the model's output from which :meth:`logits` is computed.
         per_token: True if the results have a place for every token that is read.
         extras: further columns that are read if they exist; ``id`` must be different in every row.
-        needs_rows: True if the metrics need the rows of the split.
         columns, label: default names of the columns, for the user's own task.
         texts: smallest and largest number of text columns.
         classes: True if the labels are classes with names.
@@ -95,7 +94,6 @@ class TaskType:
     results: tuple[str, ...] = ("logits",)
     per_token = False
     extras: tuple[str, ...] = ()
-    needs_rows = False
     columns: tuple[str, ...] = ("text",)
     label = "label"
     texts = (1, 1)

@@ -49,7 +49,7 @@ class SpanQA(TaskType):
     results = ("start_logits", "end_logits")
     per_token = True
     extras = ("id", "answer_start")
-    needs_rows = own_head = True
+    own_head = True
     cuts_ends = False
     columns = ("question", "context")
     label = "answers"

@@ -60,27 +60,11 @@ class Fields:
         cls.__init__ = __init__  # type: ignore[assignment, method-assign]
 
 
-class Above(float):
-    """All numbers above one.
-
-    >>> 0.5 in Above(0), 0 in Above(0), str(Above(0))
-    (True, False, 'above 0')
-    """
-
-    def __contains__(self, value: float) -> bool:
-        """Return whether ``value`` is one of them."""
-        return value > self
-
-    def __str__(self) -> str:
-        """Return them in words."""
-        return f"above {float(self):g}"
-
-
 def check_effects(method: Fields) -> None:
     """Refuse an option that was changed although its method does not read it, by the values of its other options.
 
     A class of options has a class attribute ``matters``: option -> {another option: the values with which the first one
-    is read}. Values are a tuple or :class:`Above`; an option of a group inside the class has a dot in its name.
+    is read}. Values are a tuple, or True for all above 0; an option of a group inside the class has a dot in its name.
 
     Args:
         method: whose options, and the settings among them, are looked at.
@@ -102,11 +86,12 @@ def _check(kind: type, values: Mapping[str, Any], usual: Mapping[str, Any], grou
             continue
         for other, read in others.items():
             first, _, inside = other.partition(".")
-            if (actual := attrgetter(inside)(values[first]) if inside else values[first]) in read:
+            actual = attrgetter(inside)(values[first]) if inside else values[first]
+            if (actual > 0) if read is True else (actual in read):
                 continue
             if is_dataclass(value):
                 name, value = next((f"{name}.{k}", v) for k, v in vars(value).items() if v != vars(usual[name])[k])
-            nearest = read if isinstance(read, Above) else next(one for one in read if one is not None)
+            nearest = "above 0" if read is True else next(one for one in read if one is not None)
             raise UserError(
                 f"{group}{name}: {value} has no effect with {group}{other} {actual}; leave it out, or give "
                 f"{group}{other} {nearest}"

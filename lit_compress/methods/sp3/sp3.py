@@ -4,7 +4,7 @@ Yuxuan Hu, Jing Zhang, Zhe Zhao, Chen Zhao, Xiaodong Chen, Cuiping Li, Hong Chen
 PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program: https://github.com/hyx1999/SP3.
 
     Eqs. 6-9    LN(x) = P_out norm(P_in x) + beta, P_in = U^T R, P_out = diag(gamma) U  numerics/pca.py
-    Eqs. 10-12  P_V, P_O; P_Q, P_K of every head                                      numerics/pca.py, bases.py
+    Eqs. 10-12  P_V, P_O; P_Q, P_K of every head                                      numerics/pca.py, stage.py
     Eqs. 13-14  z on directions of hidden states, Q/K, V/O, FFN; on heads and layers  layers/training/projected.py
     Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  stages/gated.py
     Eq. 30      s, the expected density, with W_R                                     models/projected/gates.py

@@ -15,10 +15,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lit_compress.calibration.second_moments import collect_grams
+from lit_compress.calibration.second_moments import Grams, collect_grams
 from lit_compress.layers import HardConcrete
 from lit_compress.layers.training.projected import HeadProjections
-from lit_compress.methods.sp3.bases import bases_of, shared_bases
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import (
@@ -36,6 +35,7 @@ from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import matched_layers_loss
+from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.calibration import CALIBRATION_SEED
@@ -43,9 +43,12 @@ from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+RIDGE = 1e-6  # share of the mean eigenvalue that is added to a head's second moments
 
 
 @dataclass(frozen=True)
@@ -202,14 +205,10 @@ class ProjectedStage(GatedStage):
             method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
         )  # fmt: skip
-
-        def make() -> Bases:
-            bases, shares = bases_of(grams, centred=not get_architecture(net).rms)
-            self.shares.copy_(shares)
-            return bases
-
-        bases = shared_bases(net, make, settings.group) if shared else make()
         move(net, "cpu")
+        # eigenvectors of equal eigenvalues would differ between machines
+        bases, shares = from_first(lambda: bases_of(grams, centred=not get_architecture(net).rms))
+        self.shares.copy_(shares)
         return bases
 
     def attach(self, net: PreTrainedModel) -> None:
@@ -333,6 +332,26 @@ class ProjectedStage(GatedStage):
         """Write the principal components' shares of energy, which are plotted (the paper's Figure 1)."""
         if self.shares.any():
             save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
+
+
+def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
+    """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
+
+    Args:
+        grams: second moments from :func:`~lit_compress.calibration.second_moments.collect_grams`.
+        centred: True removes the mean of each input over its dimensions (R); False for the authors' axes, without R.
+    """
+    axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    query, key, value = [], [], []
+    for q, k, v in grams.heads:
+        pairs = [query_key_projections(a, b, RIDGE) for a, b in zip(q, k, strict=True)]
+        query.append(torch.stack([of_queries for of_queries, _ in pairs]))
+        key.append(torch.stack([of_keys for _, of_keys in pairs]))
+        value.append(principal_axes(v)[0].mT.contiguous())
+    shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
+    for row, (_, energy) in zip(shares, axes_of, strict=True):
+        row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
+    return Bases([axes for axes, _ in axes_of], query, key, value), shares
 
 
 def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:

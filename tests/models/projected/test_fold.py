@@ -7,7 +7,7 @@ from tiny import VARIANTS, make_batch
 
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.modelling import as_ordinary
-from lit_compress.methods.sp3.bases import bases_of
+from lit_compress.methods.sp3.stage import bases_of
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections
 
