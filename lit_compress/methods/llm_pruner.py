@@ -8,7 +8,7 @@ https://arxiv.org/abs/2305.11627; program: https://github.com/horseee/LLM-Pruner
     element^1     I_w = |w dL/dw|                                                     numerics/importance.py
     element^2     I_w = |w dL/dw - 1/2 w^2 h|, h the mean over the examples of (dL_i/dw)^2
     vector        I_W = |sum_j w_j dL/dw_j| of a row, or of a column of o and down (section 3.2)
-    group         sum, product or maximum over the matrices, or that of the last one, o or down
+    group         the sum over the matrices; the paper also tries product, maximum, and the last one, o or down
     pruning       in every block the same share of heads and of neurons, the least important; the first and the last
                   blocks stay whole; then the model is trained (section 3.3)
 
@@ -17,8 +17,6 @@ The stages are dense -> prune. Gradients are of the task's loss, on 10 examples 
 Deviations, and where paper and program differ:
     - Recovery trains all weights by default; ``prune.parameters lora`` is the paper's, at a learning rate of 1e-4.
     - The paper calibrates on BookCorpus and recovers on instructions; here both use the task's training examples.
-    - A head's elements in one matrix are summed before the reduction over the matrices; the program reduces row by row,
-      then sums over the head. For ``sum`` that is the same.
     - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
       that a density is met up to one neuron. The paper's ratio counts the pruned blocks, 25 % for 20 % of LLaMA-7B.
     - ``shape uniform`` (not in the program) keeps the same numbers in all blocks, within the density.
@@ -46,7 +44,7 @@ from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts
-from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
+from lit_compress.numerics.importance import Taylor, unit_importance
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
@@ -67,8 +65,6 @@ class CoupledPruning(Retraining):
 
     Args:
         importance: ``element1``, ``element2`` or ``vector``, as in the paper.
-        reduction: over the matrices that lose a head or a neuron: ``sum``, ``prod``, ``max``; ``last``: the score of
-            the last matrix alone.
         keep_first: number of blocks, from the first, that stay whole.
         keep_last: number of blocks, from the last, that stay whole.
         examples: number of training examples whose gradients decide.
@@ -76,7 +72,6 @@ class CoupledPruning(Retraining):
 
     epochs: int = 2
     importance: Taylor = "element1"
-    reduction: GroupReduction = "sum"
     keep_first: int = 0
     keep_last: int = 0
     examples: int = 10
@@ -152,7 +147,7 @@ def group_importance(
         net: dense, on the CPU.
         part: the sub-layer.
         gradients: by site.
-        settings: form and reduction.
+        settings: the form.
     """
     units, scores = unit_price(net, part).count, []
     for role, name in part.sites.items():
@@ -161,7 +156,7 @@ def group_importance(
         w, g, h = (m.mT if reads else m for m in (weight, sums.mean, weight if sums.squares is None else sums.squares))
         for rows in split_parts(role, torch.arange(len(w)), len(w) // (len(parts_of(role)) * part.heads)):
             scores.append(unit_importance(w[rows], g[rows], units, settings.importance, h[rows]))
-    return reduce_group(scores, settings.reduction)
+    return torch.stack(scores).sum(0)
 
 
 class LLMPruner(OneShot):

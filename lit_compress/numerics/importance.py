@@ -17,7 +17,6 @@ from lit_compress.utils.sharding import local
 
 FirstOrderForm = Literal["absolute", "signed"]
 Taylor = Literal["element1", "element2", "vector"]
-GroupReduction = Literal["sum", "prod", "max", "last"]
 Weighting = Literal["scores", "scores_raw", "mask", "none"]
 
 
@@ -284,16 +283,3 @@ def unit_importance(
         change = change - weight.double().square() * squares.double() / 2
     rows = change.sum(1).abs() if form == "vector" else change.abs().sum(1)
     return rows.view(units, -1).sum(1)
-
-
-def reduce_group(scores: Sequence[Tensor], reduction: GroupReduction = "sum") -> Tensor:
-    """Return the importance of units from their parts' in each of their matrices (LLM-Pruner).
-
-    Args:
-        scores: [units] per matrix, not negative; last the matrix that reads the units.
-        reduction: ``sum``, ``prod`` or ``max`` over the matrices, or ``last``.
-    """
-    if reduction == "last":
-        return scores[-1]
-    reduced: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax}
-    return reduced[reduction](torch.stack(list(scores)), 0)

@@ -30,6 +30,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "ridge": (1e-6, "it is always 1e-6"),
     "lora.targets": (None, "all matrices get updates"),
     "consistency_after_decay": (True, "two forwards go on after it; --model.retrain.consistency 0 turns them off"),
+    "prune.reduction": ("sum", "the scores of all matrices that lose a head or a neuron are summed"),
     "prune.scope": ("global", "the weights of all matrices are ranked together"),
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),

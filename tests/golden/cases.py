@@ -73,7 +73,6 @@ BOTH_WAYS = {
     "llama units uniform": [*UNITS, *HALF, "--shape", "uniform"],
     "gpt2 units uniform": [*UNITS, "--budget", "flops=0.8", "--shape", "uniform"],
     "bert pruned": [*PRUNED, *HALF, "--model.prune.keep_first", "1", "--model.prune.importance", "vector"],
-    "bert pruned max": [*PRUNED, *HALF, "--model.prune.reduction", "max"],
     "llama pruned": [*PRUNED, *HALF],
     "llama pruned uniform": [*PRUNED, "--budget", "params=20K", "--shape", "uniform",
                              "--model.prune.importance", "element2"],
