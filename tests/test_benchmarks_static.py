@@ -31,7 +31,7 @@ def test_classes_are_learned_on_training_rows_and_scored_on_dev_rows(folder, tin
     data = DataModule(task="sst2", backbone=str(tiny_backbone), path=str(tiny_data), batch_size=8)
     static = fit_head(read(folder), data)
     scores = score(static, data)
-    answers = static.answers([data.validation_rows[0]["sentence"]]).argmax(1)
+    answers = static.answers([data.val_dataloader()[0].dataset.rows["sentence"]]).argmax(1)
     labels = [batch["labels"] for batch in data.val_dataloader()[0]], [b["index"] for b in data.val_dataloader()[0]]
     right = [int(answers[i]) == int(label) for label, i in zip(*map(torch.cat, labels), strict=True)]
     assert scores["val/accuracy"] == pytest.approx(sum(right) / len(right)) and scores["val/accuracy"] > 0.6

@@ -175,7 +175,7 @@ def fit_head(static: StaticVectors, data: DataModule) -> StaticVectors:
 
 def score(static: StaticVectors, data: DataModule) -> dict[str, float]:
     """Return the scores of the first dev split, as :func:`~lit_compress.evaluation.evaluate.evaluate` with ``sure``."""
-    kind, metrics, rows = task_type(data.record), build_metrics(data.record), data.validation_rows[0]
+    kind, metrics, rows = task_type(data.record), build_metrics(data.record), data.val_dataloader()[0].dataset.rows
     answers = torch.from_numpy(static.answers([rows[column] for column in data.record.text])).float()
     bind(metrics, rows)
     for batch in data.val_dataloader()[0]:

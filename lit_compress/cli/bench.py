@@ -171,8 +171,8 @@ def _own_lengths(target: Target, line: Line) -> tuple[tuple[str, int], ...]:
     if any(name != "trust_remote_code" for name in line.names):
         data = target.parse(line).build().data
         data.backbone = str(target.folder)  # the tokenizer that belongs to the model
-        lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
-        rows = of_all(len(data.prediction_texts), data.available("predict")[0])
+        inputs = data.predict_dataloader().dataset
+        lengths, rows = sorted(inputs.encoded["length"]), of_all(len(inputs.rows), inputs.available)
         note(f"bench: the median and the longest length are from {rows} rows of split {data.predicted}")
         return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
     path = target.folder / "report.json"

@@ -161,5 +161,5 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     if path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(found, parts, "predict")
-    rows = of_all(write_predictions(net, parts.data, path), parts.data.available("predict")[0])
+    rows = of_all(*write_predictions(net, parts.data, path))
     print(f"predicted {rows} rows of split {parts.data.predicted}: {path}")

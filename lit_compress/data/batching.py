@@ -265,14 +265,16 @@ class PaddedBatches(TorchDataset[dict[str, Any]]):
         encoded: the rows as token ids.
         pad_token: number of the token with which texts are filled up.
         counts: function from a batch to the ``total`` of its rows; shares need it.
+        rows: the rows as they were read.
+        available: number of rows before some were drawn; None if they are one text.
     """
 
     def __init__(
-        self, encoded: Dataset, pad_token: int, counts: Callable[[dict[str, Tensor]], Tensor] | None = None
-    ) -> None:
-        self.encoded = encoded
-        self.pad_token = pad_token
-        self.counts = counts
+        self, encoded: Dataset, pad_token: int, counts: Callable[[dict[str, Tensor]], Tensor] | None = None,
+        rows: Any = None, available: int | None = None,
+    ) -> None:  # fmt: skip
+        self.encoded, self.pad_token, self.counts = encoded, pad_token, counts
+        self.rows, self.available = rows, available
 
     def __len__(self) -> int:
         return len(self.encoded)

@@ -29,7 +29,6 @@ from lit_compress.utils.hub import is_name
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from torch import Tensor
 
 LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
@@ -332,15 +331,11 @@ class DataModule(Splits):
             # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
         }
-        counts = task_type(self.record).counts
-        return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id), counts), **options)
+        kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
+        available = None if kind.one_text else split.available
+        return ResumableLoader(PaddedBatches(split.encoded, pad, kind.counts, split.rows, available), **options)
 
     # ------------------------------------------------------------------------------ rows and sizes
-
-    @property
-    def validation_rows(self) -> list[Dataset]:
-        """The rows of every loader of :meth:`val_dataloader`."""
-        return [split.rows for split in self._validation()]
 
     def _validation(self) -> list[Split]:
         """Return the splits of a validation: the dev splits; in a Trainer, which chooses an epoch, held-out rows."""
@@ -348,25 +343,6 @@ class DataModule(Splits):
         self.setup("fit" if chooses else "validate")
         splits = [self._splits[name, True] for name in ((HELD_OUT,) if chooses else self.record.validation)]
         return [split for split in splits if split is not None]
-
-    @property
-    def prediction_texts(self) -> Dataset:
-        """The rows for predict; a batch's ``index`` has their numbers."""
-        self.setup("predict")
-        return self._split(self.predicted, labelled=False).rows
-
-    def validation_size(self) -> int:
-        """Return how many rows the first dev metric is of; inputs, where the rows are one text."""
-        self.setup("validate")
-        split = self._split(self.record.validation[0])
-        return len(split.encoded if task_type(self.record).one_text else split.rows)
-
-    def available(self, stage: str = "validate") -> list[int | None]:
-        """Return how many rows every split of validate, test or predict has without a limit; None if it is one text."""
-        self.setup(stage)
-        others = {"test": ("test", True), "predict": (self.predicted, False)}
-        splits = [self._split(*others[stage])] if stage in others else self._validation()
-        return [None if task_type(self.record).one_text else split.available for split in splits]
 
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""

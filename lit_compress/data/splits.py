@@ -128,12 +128,6 @@ class Splits(LightningDataModule):
             encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
         return Split(rows, encoded, key, available)
 
-    @property
-    def test_rows(self) -> Dataset:
-        """The rows of :meth:`test_dataloader`."""
-        self.setup("test")
-        return self._split("test").rows
-
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
         self.setup("fit")

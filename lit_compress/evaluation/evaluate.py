@@ -36,15 +36,15 @@ def evaluate(
     """
     device = current_device()
     net = move(net, device).eval()
+    names = ["val", *(name.replace("validation", "val") for name in data.record.validation[1:])]
     if stage == "test":
-        splits, rows = [("test", data.test_dataloader())], [data.test_rows]
+        splits = [("test", data.test_dataloader())]
     else:
-        names = ["val", *(name.replace("validation", "val") for name in data.record.validation[1:])]
-        splits, rows = list(zip(names, data.val_dataloader(), strict=False)), data.validation_rows
+        splits = list(zip(names, data.val_dataloader(), strict=False))
     values: dict[str, float] = {}
     kind = task_type(data.record)
-    for (prefix, loader), texts, available in zip(splits, rows, data.available(stage), strict=True):
-        metrics = build_metrics(data.record, alone=True)
+    for prefix, loader in splits:
+        metrics, texts = build_metrics(data.record, alone=True), loader.dataset.rows
         bind(metrics, texts)
         for batch in track(loader, "evaluate", len(loader)):
             with torch.inference_mode():
@@ -53,6 +53,7 @@ def evaluate(
                 kind.observe(metrics, outputs.cpu(), batch)
         scores = {name: float(value) for name, value in metrics.compute().items()}
         if sure:
+            available = loader.dataset.available
             there = {} if available is None else {"available": available}
             scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts)) | there
         values |= {f"{prefix}/{name}": value for name, value in scores.items()}

@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
-def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int:
+def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tuple[int, int | None]:
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
     A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that is in the file, each if
     there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ...
 
     Returns:
-        The number of lines written to ``path``, which appears only when complete.
+        The number of lines written to ``path``, which appears only when complete; and of how many, None for one text.
     """
-    loader, task, kind, texts = data.predict_dataloader(), data.record, task_type(data.record), data.prediction_texts
+    loader, task, kind = data.predict_dataloader(), data.record, task_type(data.record)
+    texts = loader.dataset.rows
     by_row = pieces_by_row(net, data, loader, len(loader), len(texts), "predict")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
             line = {**_shown(row), **kind.answer(task, row, by_row[number])}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return len(texts)
+    return len(texts), loader.dataset.available
 
 
 def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
@@ -53,9 +54,8 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     """
     data = nets[0][1]
     task, kind = data.record, task_type(data.record)
-    if task.wants_vectors or not kind.answered or not len(data.validation_rows[0]):
+    if task.wants_vectors or not kind.answered or not len(rows := data.val_dataloader()[0].dataset.rows):
         return []
-    rows = data.validation_rows[0]
     rows = rows.select(range(min(kind.answered, len(rows))))
     by_net = []
     for net, read in nets:

@@ -246,7 +246,7 @@ def _measure(
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
     report |= constant_answer(source.data).fields
-    report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
+    report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
     intervals, first = {name: measured.interval for name, measured in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
         intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)

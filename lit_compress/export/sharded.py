@@ -153,7 +153,7 @@ def write_report(
         }  # fmt: skip
     timing = {"rounds": 0, "spread": None, "steady": False, "speedup": None}
     report = compared(task, method, stages, timing, config)
-    report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
+    report["metric"] |= {"rows": scores[0]["val/rows"], "available": scores[0].get("val/available")}
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "vocabulary": None, "embeddings": None,

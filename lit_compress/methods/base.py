@@ -311,8 +311,8 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     def on_validation_epoch_start(self) -> None:
         """Give the rows to metrics that need them; let the stage prepare the model, e.g. fix its gates."""
-        for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
-            bind(metrics, rows)
+        for metrics, loader in zip(self.val_metrics, self.trainer.val_dataloaders, strict=False):
+            bind(metrics, loader.dataset.rows)
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -71,8 +71,9 @@ def test_drawn_examples_are_seeded_and_nested(make):
 def test_drawn_validation_examples_are_nested_and_those_of_every_seed(make):
     def rows(**options):
         dm = make(**options)
-        [found] = dm.validation_rows
-        assert [_rows(loader) for loader in dm.val_dataloader()] == [list(range(len(found)))]
+        [loader] = dm.val_dataloader()
+        found = loader.dataset.rows
+        assert _rows(loader) == list(range(len(found)))
         return list(zip(found["sentence"][:], found["label"][:], strict=True))
 
     every, five = rows(), rows(validation_examples=5)
@@ -105,9 +106,9 @@ def test_validation_examples_are_those_of_fit_and_validate_alone(make, sst2):
     """The test split stays whole; predict takes what it goes through whole unless it is given the option."""
     dm = make(validation_examples=4)
     dm.setup("fit")
-    assert dm.train_size() == 37 and len(dm.validation_rows[0]) == 4
-    assert dm.prediction_texts["sentence"][:] == dm.validation_rows[0]["sentence"][:]
-    assert _rows(dm.predict_dataloader()) == list(range(4)) and len(make().prediction_texts) == 11
+    assert dm.train_size() == 37 and len(dev := dm.val_dataloader()[0].dataset.rows) == 4
+    assert dm.predict_dataloader().dataset.rows["sentence"][:] == dev["sentence"][:]
+    assert _rows(dm.predict_dataloader()) == list(range(4)) and len(make().predict_dataloader().dataset.rows) == 11
     (sst2 / "test.tsv").write_text((sst2 / "validation.tsv").read_text())
     dm = make(validation_examples=4)
     assert _rows(dm.test_dataloader()) == _rows(dm.predict_dataloader()) == list(range(11))
@@ -116,12 +117,13 @@ def test_validation_examples_are_those_of_fit_and_validate_alone(make, sst2):
 def test_predict_prefers_test_and_needs_no_labels(make, sst2):
     dm = make()
     [index] = [batch["index"] for batch in dm.predict_dataloader()]
-    assert sorted(index.tolist()) == list(range(11)) and len(dm.prediction_texts) == 11
+    assert sorted(index.tolist()) == list(range(11)) and len(dm.predict_dataloader().dataset.rows) == 11
     (sst2 / "test.tsv").write_text("sentence\nthe film\ngood\nwas the film bad\n")
     dm = make()
     [batch] = dm.predict_dataloader()
     assert "labels" not in batch
-    texts = [dm.prediction_texts[row]["sentence"] for row in batch["index"].tolist()]
+    rows = dm.predict_dataloader().dataset.rows
+    texts = [rows[row]["sentence"] for row in batch["index"].tolist()]
     assert texts == ["was the film bad", "the film", "good"]
     with pytest.raises(UserError, match="only predict, and factorize with drawn or exact labels, read rows"):
         dm.test_dataloader()
@@ -193,6 +195,9 @@ def test_held_out_rows_are_a_function_of_data_and_seed_and_take_the_place_of_the
         dm.setup("fit")
         return dm, [list(dm._split(name).rows["sentence"]) for name in ("train", "held_out")]
 
+    def sentences(dm):
+        return list(dm.val_dataloader()[0].dataset.rows["sentence"])
+
     whole, dm = make(), split(hold_out=7)[0]
     whole.setup("fit")
     kept, held = split(hold_out=7)[1]
@@ -200,9 +205,9 @@ def test_held_out_rows_are_a_function_of_data_and_seed_and_take_the_place_of_the
     assert [kept, held] == split(hold_out=7)[1] != split(hold_out=7, seed=1)[1]
     assert sorted(kept + held) == sorted(whole._split("train").rows["sentence"])
     assert split(hold_out=7, train_examples=5)[1][1] == held and dm.fingerprint() != make().fingerprint()
-    assert [list(rows["sentence"]) for rows in dm.validation_rows] == [list(whole.validation_rows[0]["sentence"])]
+    assert sentences(dm) == sentences(whole)
     dm.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert [list(rows["sentence"]) for rows in dm.validation_rows] == [held]
+    assert sentences(dm) == held
     assert _rows(dm.val_dataloader()[0]) == list(range(7))
     with pytest.raises(UserError, match="hold_out: 37 of 37 training rows leaves none; the largest is 36"):
         make(hold_out=37).setup("fit")

@@ -171,7 +171,7 @@ def test_a_task_reads_its_configuration_of_the_hub(hub, tiny_backbone):
     commit = hub.add("nyu-mll/glue", glue(), kind="datasets")
     data = DataModule("sst2", str(tiny_backbone))
     data.setup("fit")
-    assert data.train_size() == 40 and data.validation_size() == 20
+    assert data.train_size() == 40 and len(data.val_dataloader()[0].dataset) == 20
     assert not hub.asked("other.csv") and hub.asked(f"resolve/{commit}/sst2/train-00000-of-00002.parquet")
     assert not has_split(SST2, Place(), "test")
     number = len(hub.asked())
@@ -196,7 +196,10 @@ def test_a_data_set_of_anybody(given, hub, tmp_path, tiny_backbone):
     }  # fmt: skip
     own_task = DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence"))
     own_task.setup("fit")
-    assert own_task.record.labels == ("0", "1") and (own_task.train_size(), own_task.validation_size()) == (36, 4)
+    assert own_task.record.labels == ("0", "1") and (
+        own_task.train_size(),
+        len(own_task.val_dataloader()[0].dataset),
+    ) == (36, 4)
 
 
 @pytest.mark.parametrize("given", ["me/glue", "folder"])
@@ -211,7 +214,7 @@ def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_back
     assert line.endswith("--data.custom.configuration other") and not hub.asked(".parquet")
     made = DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst2"))
     made.setup("fit")
-    assert made.train_size() == 40 and made.validation_size() == 20
+    assert made.train_size() == 40 and len(made.val_dataloader()[0].dataset) == 20
     with pytest.raises(UserError, match="several configurations: other, sst2, none is called 'sst'"):
         DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst"))
 

@@ -85,7 +85,7 @@ def test_the_vocabulary_of_the_data(export, data):
     """Same logits on the texts of the data, smaller files, and unseen words are spelled."""
     whole, before, card = export()
     assert before["vocabulary"] is None and "pieces are left" not in card
-    texts = data.validation_rows[0]["sentence"][:8]
+    texts = data.val_dataloader()[0].dataset.rows["sentence"][:8]
     expected, seen = logits(whole, texts), AutoTokenizer.from_pretrained(whole)
     out, report, card = export(vocabulary="data")
     assert torch.allclose(logits(out, texts), expected, atol=1e-6)
@@ -115,7 +115,7 @@ def test_a_smaller_table(export, data):
     left = report["compressed"]["params"]["total"] - report["compressed"]["params"]["non_embedding"]
     assert left == rows * 33 + 32 * (64 + 2 + 2)
     assert f"in {size:,} bytes of {found['of']:,}" in card and "8-bit integers" in card
-    net, texts = load_net(out), data.validation_rows[0]["sentence"][:8]
+    net, texts = load_net(out), data.val_dataloader()[0].dataset.rows["sentence"][:8]
     inputs = AutoTokenizer.from_pretrained(out)(texts, return_tensors="pt", padding=True)
     with torch.no_grad():
         assert torch.allclose(net(**inputs).logits, logits(out, texts), atol=1e-6)
@@ -177,7 +177,7 @@ def test_a_program_of_eight_bits(export, data):
     assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(
-        data.validation_rows[0]["sentence"][:8], return_tensors="pt", padding=True
+        data.val_dataloader()[0].dataset.rows["sentence"][:8], return_tensors="pt", padding=True
     )
     with torch.no_grad():
         off = program(**inputs).logits - load_net(out)(**inputs).logits

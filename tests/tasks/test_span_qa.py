@@ -203,7 +203,7 @@ def test_predictions_are_answers_with_n_best(shared, tmp_path):
     rows = Dataset.from_parquet(str(shared / "data/squad_v2/validation.parquet"), cache_dir=str(tmp_path / "c"))
     rows.select(range(12)).to_parquet(tmp_path / "validation.parquet")
     data = DataModule("squad_v2", str(shared / "models" / "minilm-l6-h384"), str(tmp_path), max_length=64)
-    assert write_predictions(net, data, tmp_path / "p.jsonl") == 12
+    assert write_predictions(net, data, tmp_path / "p.jsonl") == (12, 12)
     lines = read_rows(tmp_path / "p.jsonl")
     for line, row in zip(lines, rows, strict=False):
         assert line["id"] == row["id"] and line["answer"] in line["context"] and "answers" not in line
