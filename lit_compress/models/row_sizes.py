@@ -66,27 +66,22 @@ class RowSizes:
     def along(self, order: Tensor) -> Tensor:
         """Return the weights stored with the first row of ``order``, with the first two, ...: int64 [rows].
 
+        A row of a removed head counts for nothing until the head has values.
+
         Args:
             order: the number of every row, int64 [rows].
         """
-        return self._along(_places(order))[0]
-
-    def _along(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return :meth:`along` for the place of every row in the order, and the place at which a row counts.
-
-        A row of a removed head counts for nothing until the head has values.
-        """
-        counted, columns = places.clone(), dict[str, Tensor]()
+        counted, columns = _places(order), dict[str, Tensor]()
         for part in self._parts:
             columns[part.last] = (self._heads if part.kind == "attention" else self._neurons)(part, counted)
-        stored = torch.zeros_like(places)
+        stored = torch.zeros_like(order)
         for name, matrix in self.matrices.items():
             rows = _so_far(counted[matrix.rows], self.rows)
             kept = rows * (_so_far(columns[name], self.rows) if name in columns else matrix.columns)
             if rank := matrix.rank:
                 kept = (rank * sum(matrix.size) + kept).clamp(max=matrix.size[0] * matrix.size[1])
             stored += kept
-        return stored, counted
+        return stored
 
     def _firsts(self, part: SubLayer) -> dict[str, slice]:
         """Return role -> rows of the matrices that read the stream, in forward order."""

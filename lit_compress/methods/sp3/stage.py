@@ -29,7 +29,7 @@ from lit_compress.models.projected.gates import (
     gated_size,
 )
 from lit_compress.models.projected.insert import Bases, identity_bases, insert_projections
-from lit_compress.models.projected.outline import outline_evenly
+from lit_compress.models.projected.outline import even_units, outline_projected
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
@@ -163,7 +163,7 @@ class ProjectedStage(GatedStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        return outline_evenly(net, self.form, self.asked(net))
+        return outline_projected(net, self.form, even_units(gated_size(net, self.form), self.asked(net)))
 
     def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
         """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""

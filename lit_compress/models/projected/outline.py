@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
-from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
 from lit_compress.models.sites import module_at, size_at
@@ -39,11 +39,6 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
         }
 
     return kept(largest(lambda share: size.count(kept(share)) <= density * size.total, 0.0, 1.0))
-
-
-def outline_evenly(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
-    """Give ``net`` the sizes that an even share of all dimensions leaves, see :func:`outline_projected`."""
-    return outline_projected(net, form, even_units(gated_size(net, form), density))
 
 
 def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
