@@ -6,6 +6,7 @@ epochs would be accidental.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from lit_compress.evaluation.answer_scores import Answers
 from lit_compress.evaluation.intervals import Interval, bootstrap_table
 from lit_compress.evaluation.kept_rows import KeptRows, RowScores, Score
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
-from lit_compress.evaluation.text_metrics import Perplexity, Rouge
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.tagging import entity_tags
 from lit_compress.utils.errors import UserError, nearest
@@ -216,6 +216,49 @@ def entities(words: Sequence[tuple[int, tuple[str, str] | None]]) -> list[tuple[
     return spans
 
 
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+@functools.cache
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(ROUGE), use_stemmer=True)
+
+
+class Rouge(RowScores):
+    """ROUGE-1, 2, L and Lsum of the package ``rouge_score``, with stemming: F, mean over the texts, 0 to 1.
+
+    Lsum compares sentences, which are separated by line ends in predictions and references, as in CNN/DailyMail. No
+    other sentence splitter is used, so that nothing is downloaded. On one line Lsum equals L.
+    """
+
+    names = ROUGE
+    texts: list[Tensor]
+
+    def update(self, preds: Sequence[str], target: Sequence[str]) -> None:
+        """Add one batch."""
+        by_text = [_scorer().score(true, text) for text, true in zip(preds, target, strict=True)]
+        rows = [[scores[name].fmeasure for name in ROUGE] for scores in by_text]
+        self.keep(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
+
+
+class Perplexity(KeptRows):
+    """Exponential of the mean negative log-likelihood of all tokens of all batches and ranks; infinite without any."""
+
+    higher_is_better = False
+    sums: list[Tensor]
+
+    def update(self, losses: Tensor, counted: Tensor) -> None:
+        """Add one batch: losses [b, tokens] in nats, and bool [b, tokens], which of them count."""
+        self.keep(torch.stack([torch.where(counted, losses.float(), 0.0).sum(1), counted.sum(1)], dim=1))
+
+    def compute(self) -> Tensor:
+        """Return the perplexity of all batches of all ranks."""
+        loss, count = self.kept()[0].double().sum(0) if len(self.sums) else torch.zeros(2)
+        return (loss / count).exp().float().to(self.device) if count else torch.tensor(torch.inf, device=self.device)
+
+
 def bind(metrics: MetricCollection, rows: Any) -> None:
     """Give the rows of a split to the metrics that need them."""
     for metric in metrics.values():
@@ -247,15 +290,14 @@ def higher_is_better(task: Task) -> bool:
     return bool(METRICS[task.metrics[0]](task).higher_is_better)
 
 
-def build_metrics(task: Task, prefix: str = "", alone: bool = False) -> MetricCollection:
-    """Return the metrics of ``task``; keys are ``prefix`` + the names of the metrics and of other values they compute.
+def build_metrics(task: Task, alone: bool = False) -> MetricCollection:
+    """Return the metrics of ``task``; keys are the names of the metrics and of other values they compute.
 
     The type of the task calls the collection in ``observe``, with logits [batch, num_labels] (or predictions [batch]
     for regression) and labels [batch] where a row has one label.
 
     Args:
         task: its record.
-        prefix: of the keys.
         alone: this process sees all rows, whatever others do.
 
     Raises:
@@ -270,4 +312,4 @@ def build_metrics(task: Task, prefix: str = "", alone: bool = False) -> MetricCo
     metrics = {name: kind(task) for kind, name in kinds.items()}
     for metric in metrics.values() if alone else ():
         metric.distributed_available_fn = lambda: False
-    return MetricCollection(dict(metrics), prefix=prefix, compute_groups=False)
+    return MetricCollection(dict(metrics), compute_groups=False)
