@@ -53,9 +53,12 @@ def evaluate(
                 kind.observe(metrics, outputs.cpu(), batch)
         scores = {name: float(value) for name, value in metrics.compute().items()}
         if sure:
-            available = loader.dataset.available
-            there = {} if available is None else {"available": available}
-            scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts)) | there
+            count, available = len(loader.dataset if kind.one_text else texts), loader.dataset.available
+            bounds = intervals(metrics, scores, count).items()
+            scores |= {"rows": count}
+            for name, (low, high) in bounds:
+                scores |= {f"{name}_low95": low, f"{name}_high95": high}
+            scores |= {} if available is None else {"available": available}
         values |= {f"{prefix}/{name}": value for name, value in scores.items()}
     move(net, "cpu")
     return values
@@ -65,14 +68,6 @@ def interval_of(scores: Mapping[str, float], name: str) -> Interval | None:
     """Return the interval of a score of :func:`evaluate` with ``sure``; None if it has none."""
     low, high = (scores.get(f"{name}_{end}") for end in ("low95", "high95"))
     return None if low is None or high is None else (low, high)
-
-
-def _bounds(metrics: MetricCollection, values: dict[str, float], rows: int) -> dict[str, float]:
-    """Return the number of rows, and the ends of the intervals of the scores that have one."""
-    bounds: dict[str, float] = {"rows": rows}
-    for name, (low, high) in intervals(metrics, values, rows).items():
-        bounds |= {f"{name}_low95": low, f"{name}_high95": high}
-    return bounds
 
 
 def constant_answer(data: DataModule) -> Constant:

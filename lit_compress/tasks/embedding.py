@@ -179,19 +179,9 @@ class Embedding(TaskType):
         return '"a text"'
 
     def meaning(self, task: Task) -> str:
-        """Return how a vector is made of the states; by hand, where that is short."""
+        """Return how a vector is made of the states."""
         given = "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives"
-        by_hand = {
-            "mean": [
-                'weights = inputs["attention_mask"][..., None]',
-                "vector = (output.last_hidden_state * weights).sum(1) / weights.sum(1)",
-            ],
-            "cls": ["vector = output.last_hidden_state[:, 0]"],
-        }.get(task.pooling.tokens)
-        if by_hand is None or task.pooling.dense or task.pooling.dim or task.pooling.prompt:
-            return f"{given}\nthe vectors."
-        last = ["vector = vector / vector.norm(dim=-1, keepdim=True)"] if task.pooling.normalize else []
-        return "\n".join([given, "the vectors; by hand:\n\n```python", *by_hand, *last, "```"])
+        return f"{given}\nthe vectors."
 
 
 def number_of(text: str) -> int:

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
+from lit_compress.models.budget import parse_budget
 from lit_compress.numerics.losses import LossKind
 from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import MappedDistillation
@@ -95,26 +96,15 @@ class SP3(Method):
     distillation: SP3Distillation = SP3Distillation()
 
     def __post_init__(self) -> None:
-        self.count = parse_count(str(self.params)) if self.decides_alone("params") else None
+        self.count = None
+        if self.decides_alone("params"):
+            try:
+                self.count = round(parse_budget(f"params={self.params}").value)  # type: ignore[union-attr]
+            except UserError as error:
+                raise UserError(str(error).replace("model.budget: 'params=", "model.params: '")) from error
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
         stage = ProjectedStage(self.prune, self.density, self.count)
         stage.round_to = self.round_to or 1
         return [stage]
-
-
-def parse_count(text: str) -> int:
-    """Return the number that a text like 5M, 2.5M, 800K or 5000000 says.
-
-    Raises:
-        UserError: the text is no number, or one below 1.
-    """
-    powers = {"K": "e3", "M": "e6", "B": "e9"}
-    try:
-        count = round(float(text[:-1] + powers.get(text[-1:].upper(), text[-1:])))
-    except (ValueError, OverflowError):
-        count = 0
-    if count < 1:
-        raise UserError(f"model.params: '{text}' is no number of parameters; e.g. 5M, 800K, 5000000")
-    return count

@@ -11,7 +11,7 @@ from tiny import make_batch, make_net
 
 from lit_compress.layers import ProjectedLinear
 from lit_compress.methods import SP3
-from lit_compress.methods.sp3.sp3 import SP3Distillation, parse_count
+from lit_compress.methods.sp3.sp3 import SP3Distillation
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.projected.gates import DIMENSIONS, GATES
@@ -190,10 +190,10 @@ def test_regression_hears_the_teacher():
 
 
 def test_params_and_density():
-    assert [parse_count(t) for t in ("5M", "2.5m", "800K", "5000000")] == [5_000_000, 2_500_000, 800_000, 5_000_000]
+    assert [SP3(params=text).count for text in ("2.5m", "800K", "5000000")] == [2_500_000, 800_000, 5_000_000]
     for text in ("five", "", "0", "5X", "-3M"):
-        with pytest.raises(UserError, match=r"is no number of parameters; e.g. 5M"):
-            parse_count(text)
+        with pytest.raises(UserError, match=rf"model.params: '{text}' (is|has) .*; e.g. params=5M|valid: k, M, B"):
+            SP3(params=text)
     net = make_net()
     stage = sp3(density=None, params="8K").stages()[-1]
     stage.check(net)
