@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.numerics.pooling import POOLINGS
+from lit_compress.numerics.vectors import POOLINGS
 from lit_compress.tasks import task_type
 from lit_compress.tasks.sentences import LEGACY_KEYS, SETTINGS, read_dense
 from lit_compress.utils.files import write_json

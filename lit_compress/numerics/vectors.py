@@ -1,4 +1,6 @@
-"""Losses of vectors of texts; only their directions count. All vectors here have length 1.
+"""Vectors of texts: made of the states of tokens, as sentence-transformers names and computes it, and their losses.
+
+In the losses only directions count, and vectors have length 1.
 
     match   1/n sum_i (1 - cos(s_i, t_i)) + 1/n^2 sum_ij (cos(s_i, s_j) - cos(t_i, t_j))^2   to a teacher's (V)
     scored  log(1 + sum over score_i > score_j of exp((cos_j - cos_i) / 0.05))                 CoSENT         (P)
@@ -16,7 +18,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 SHARPNESS = 20.0  # 1 / 0.05, that of sentence-transformers
+
+
+def pool(states: Tensor, mask: Tensor, name: str) -> Tensor:
+    """Return the vectors [rows, width] of texts, padded on either side.
+
+    Args:
+        states: [rows, tokens, width].
+        mask: [rows, tokens], 1 at the tokens of the text, which are neighbours, and 0 at padding.
+        name: one of ``POOLINGS``. ``weightedmean`` weighs the k-th token of a text by k.
+    """
+    if name == "max":
+        return states.masked_fill(mask[..., None] == 0, -float("inf")).amax(1)
+    place = mask.cumsum(1) * mask  # 1, 2, ... at the tokens of a text
+    count = mask.sum(1, keepdim=True)
+    weights = {"cls": place == 1, "lasttoken": (place == count) & (mask != 0), "weightedmean": place}.get(name, mask)
+    total = weights.sum(1, keepdim=True).clamp_min(1).to(states.dtype)
+    return (states * weights.to(states.dtype)[..., None]).sum(1) / (
+        total.sqrt() if name == "mean_sqrt_len_tokens" else total
+    )
 
 
 def match_loss(vectors: Tensor, target: Tensor) -> Tensor:

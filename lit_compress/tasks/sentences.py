@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_compress.numerics.pooling import POOLINGS, pool
+from lit_compress.numerics.vectors import POOLINGS, pool
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_json
 
