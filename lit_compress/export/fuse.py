@@ -12,7 +12,7 @@ from torch import nn
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
-from lit_compress.models.constant_units import remove_constant_units
+from lit_compress.models.cut import remove_constant_units
 from lit_compress.models.surgery import link, replace, with_same_parameters
 from lit_compress.models.vocabulary import cut_rows, shrink_shapes
 from lit_compress.numerics.decompose import all_finite

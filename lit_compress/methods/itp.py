@@ -4,7 +4,7 @@ Molchanov, Mallya, Tyree, Frosio, Kautz, "Importance Estimation for Neural Netwo
 https://arxiv.org/abs/1906.10771, in the form LoSparse (https://arxiv.org/abs/2306.11222, sections 2.2 and 4) compares
 with: its pruning with rank 0, of the rows of W themselves (Eqs. 2-4, 9; stages/rows.py).
 
-The export computes the same as the pruned model in evaluation mode (models/constant_units.py):
+The export computes the same as the pruned model in evaluation mode (models/cut.py):
     - a zero row of the first FFN matrix gives act(b), a constant: it goes into the next bias, the neuron is removed
     - a head whose value rows are all zero gives their bias: it goes into the next bias, the head is removed
     - other zero rows are not stored (layers/deployed/low_rank_rows.py)

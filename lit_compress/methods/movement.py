@@ -19,7 +19,7 @@ Choices:
     - No distillation unless asked for (nn_pruning: 0.9, temperature 2).
 
 The export computes the same as the pruned model in evaluation mode: removed rows are not stored, and a neuron or a head
-whose rows are all removed is removed with the columns that read it, as in ITP (models/constant_units.py).
+whose rows are all removed is removed with the columns that read it, as in ITP (models/cut.py).
 """
 
 from __future__ import annotations

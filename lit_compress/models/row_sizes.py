@@ -1,7 +1,7 @@
 """The weights that an export stores if only some rows of the matrices are kept, for rankings of rows.
 
 A neuron whose rows are all removed goes with the column that reads it, a head without values with all of its rows and
-columns (constant_units.py). So a row has no price of its own, but the stored weights of the best n rows have a closed
+columns (cut.py). So a row has no price of its own, but the stored weights of the best n rows have a closed
 form. A weight of a matrix is stored from the moment on at which both its row and its column are, so they are, over all
 matrices, the sum of (rows stored so far) x (columns stored so far).
 """
