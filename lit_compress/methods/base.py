@@ -311,7 +311,7 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     def on_validation_epoch_start(self) -> None:
         """Give the rows to metrics that need them; let the stage prepare the model, e.g. fix its gates."""
-        for metrics, loader in zip(self.val_metrics, self.trainer.val_dataloaders, strict=False):
+        for metrics, loader in zip(self.val_metrics, self.trainer.val_dataloaders, strict=False):  # type: ignore[arg-type]
             bind(metrics, loader.dataset.rows)
         self.stage.before_validation(self.net, self.trainer.global_step)
 
