@@ -24,8 +24,7 @@ Deviations:
       most blocks. The blocks of the others are dropped, which the paper does not do. After soft every head that is not
       empty is filled, as in the paper, and the density may be missed.
     - Blocks to be filled begin at zero: the filled model computes the same as the pruned one, except dropped heads. We
-    did
-      not find where the authors let them begin.
+      did not find where the authors let them begin.
     - Biases are not masked (nn_pruning's ``bias_mask`` does it): biases of neurons and heads are removed with them, and
       the constant of a head without values goes into the next bias (exact in evaluation mode).
     - nn_pruning evaluates with the final threshold, we with the present one.

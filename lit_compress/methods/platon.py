@@ -12,11 +12,10 @@ ICML 2022, https://arxiv.org/abs/2206.12562. Element-wise, with w after an optim
 As in the authors' program, gradients are clipped (the configs clip to norm 1) and w is read before it is zeroed: a
 zeroed weight that the step moved has a score and may return.
 
-Deviations: AdamW instead of Adamax. A window enters the averages when it is complete, one step earlier than in the
-authors' program, which does so at the first step of the next window; the averages are the same. Weights are zeroed
-after every step of the ramp, not only when they are ranked. Biases are never pruned; the authors' are, by a filter of
-names.
-Zeros are stored: density falls, bytes and FLOPs do not.
+Deviations: AdamW instead of Adamax. A window enters the averages when it is complete. In the authors' program that is
+one step later, at the first step of the next window. The averages are the same. Weights are zeroed after every step of
+the ramp, not only when they are ranked. Biases are never pruned; the authors' are, by a filter of names. Zeros are
+stored: density falls, bytes and FLOPs do not.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ Deviations, and where paper and program differ:
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
     - The hidden states before a block are on disk, and forwards are of that block (calibration/sliced_stream.py).
       With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
-    - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d): 0.84 at a slice of
-      25 %, and more than all at slices below 13 %.
+    - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d). That is 0.84 at a
+      slice of 25 %, and more than all at slices below 13 %.
 """
 
 from __future__ import annotations
