@@ -29,13 +29,11 @@ from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.loggers import where_curves_are
-from lit_compress.run.plan import layer_notes, layers_table, sizes_table
 from lit_compress.run.settle import check_stages
-from lit_compress.run.solve import outline
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
-from lit_compress.utils.tables import print, show
+from lit_compress.utils.tables import print
 
 
 def fit(line: Line) -> None:
@@ -55,12 +53,7 @@ def plan(line: Line) -> None:
     cli = CommandLine(line, "plan")
     choose_teacher(cli, run_of(cli), cli.ready().data.record)
     job = settle_budget(cli)
-    check_stages(job)
-    sizes = outline(job)
-    show(layers_table(sizes))
-    for text in layer_notes(sizes):
-        print(text)
-    show(sizes_table(sizes))
+    check_stages(job, layers=True)
     check_fit(job)
 
 

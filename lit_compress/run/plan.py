@@ -2,77 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.methods.base import OneShot
-from lit_compress.models.accounting import count_params, dense_site_params
-from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
-from lit_compress.run.solve import Outline, cost
+from lit_compress.run.solve import Outline
 from lit_compress.utils.tables import print, screen_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from transformers import PreTrainedModel
-
-    from lit_compress.methods.base import Method
 
 MOST_CLASSES = 8  # that are listed with their counts
-
-
-def target_density(method: Method, net: PreTrainedModel) -> float:
-    """Return the fraction of the weights of the sites of ``net`` that ``method`` is to leave.
-
-    It is the density that was asked for, in the unit of the method's rule. Where a rank or a number of weights was
-    asked for, or whole blocks or directions go at once, it follows from the shapes.
-    """
-    if method.density < 1 and (method.rule or not isinstance(method, OneShot)):
-        return method.density
-    left = copy.deepcopy(net)
-    for stage in method.stages():
-        left = stage.outline(left)
-    return count_params(left).sites / dense_site_params(net)
-
-
-def plan_lines(method: Method, net: PreTrainedModel, steps: Mapping[str, int]) -> Iterator[str]:
-    """Yield the lines of the plan: stages, and the weights that are left.
-
-    Args:
-        method: its rule for ranks, if there is one, says which weights a density counts.
-        net: dense, without values.
-        steps: optimizer steps of every stage.
-    """
-    stages = (f"{stage.name} {stage.settings.epochs} epochs = {steps[stage.name]:,} steps" for stage in method.stages())
-    yield f"{type(method).__name__}: {', '.join(stages)}"
-    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
-    density, of = target_density(method, net), method.rule.counted if method.rule else "sites"
-    left = round(density * sites)
-    if of == "model":
-        left = round(density * total)
-        yield f"weights of the model {total:,} -> about {left:,} (density {density:.4g}), embeddings included"
-    else:
-        yield (
-            f"weights of the sites {sites:,} -> about {left:,} (density {density:.4g}), "
-            f"of the model {total:,} -> about {total - sites + left:,}"
-        )
-    if method.stores_zeros:
-        yield "the removed weights are stored as zeros: they take as much of the file as before"
-
-
-def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
-    """Return the line on a budget: the density that meets it, and the expected value of the export."""
-    if budget.kind == "density":
-        return f"budget {budget.asked}"
-    if budget.kind == "speedup":
-        return f"budget {budget.asked}: density {density:.4g} reaches it, by times of programs of about these shapes"
-    value = cost(budget, outline)
-    if budget.kind == "flops":
-        value /= outline.whole.flops
-    about = "about " if outline.about else ""
-    return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 
 
 def sizes_table(outline: Outline) -> Table:
@@ -162,8 +103,13 @@ def facts_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"longest: tokens of the longest input; cut: inputs of more than {facts['max_length']} tokens"
 
 
-def show_plan(task: str, facts: dict[str, Any], lines: Iterable[str]) -> None:
-    """Print the facts of the data and the lines of the plan."""
+def show_plan(task: str, facts: dict[str, Any], lines: Iterable[str], outline: Outline, layers: bool = False) -> None:
+    """Print the facts of the data, the lines of the plan and the sizes, with ``layers`` also of every layer."""
     show(facts_table(task, facts))
     for line in (*facts_lines(facts), *lines):
         print(line)
+    if layers:
+        show(layers_table(outline))
+        for line in layer_notes(outline):
+            print(line)
+    show(sizes_table(outline))

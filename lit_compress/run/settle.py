@@ -11,7 +11,7 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
-from lit_compress.run.plan import budget_plan, plan_lines, show_plan
+from lit_compress.run.plan import show_plan
 from lit_compress.run.solve import check_choices, outline
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
@@ -40,8 +40,12 @@ def check_sizes(method: Method) -> None:
         )
 
 
-def check_stages(job: Job) -> dict[str, Any]:
+def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     """Check data, architecture, ranks and schedules of all stages before the first one starts; print the plan.
+
+    Args:
+        job: all of it.
+        layers: also print the sizes of every layer.
 
     Returns:
         The facts of the data.
@@ -64,8 +68,13 @@ def check_stages(job: Job) -> dict[str, Any]:
         stage.check_data(data.train_size())
         steps[stage.name] = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps[stage.name])
-    asked = [budget_plan(method.budget, method.density, outline(job))] if method.budget else []
-    show_plan(data.record.name, facts := data.facts(), [*plan_lines(method, net, steps), *asked])
+    stages = (f"{stage.name} {stage.settings.epochs} epochs = {steps[stage.name]:,} steps" for stage in method.stages())
+    lines = [f"{type(method).__name__}: {', '.join(stages)}"]
+    if method.budget:
+        lines.append(f"budget {method.budget.asked}: density {method.density:.4g}")
+    if method.stores_zeros:
+        lines.append("the removed weights are stored as zeros: they take as much of the file as before")
+    show_plan(data.record.name, facts := data.facts(), lines, outline(job), layers)
     return facts
 
 
