@@ -32,10 +32,10 @@ from typing import Any, NoReturn
 from benchmarks import common
 from benchmarks.base_size.coding import pack
 from benchmarks.forks import Fork
-from lit_compress.cli.compare import Plan, check_plan, plan_of
+from lit_compress.cli.compare import check_plan, plan_of
 from lit_compress.cli.words import take_apart
 from lit_compress.run import workers
-from lit_compress.run.comparison import Fit
+from lit_compress.run.comparison import Fit, Plan
 
 STUDY = "base_size"
 CONFIG = Path(__file__).with_name("base_size.yaml")
@@ -197,13 +197,13 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     began = time.time()
 
     def ended(task: str, job: Fit, error: str | None) -> None:
-        state = plans[task].place.state(job)
+        state = makers[task].place.state(job)
         print(
             f"{time.time() - began:4.0f} s: {task} {job.name}: {state.get('seconds')} s, {error or 'done'}", flush=True
         )
 
     makers = {
-        task: Maker(plan.place, plan.jobs, plan.teachers, at_once, partial(ended, task)) for task, plan in plans.items()
+        task: Maker(workers.Layout(plan.out), plan.jobs, at_once, partial(ended, task)) for task, plan in plans.items()
     }
     with ThreadPoolExecutor(at_once) as pool:
         made = [pool.submit(makers[task].make, job) for task, job in queue(plans) if time.time() < until]
@@ -220,9 +220,9 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
 
 def collected(task: str, plan: Plan, commit: str | None) -> dict[str, Any]:
     """Return the result of a task: a row for every finished run, and what failed or is missing."""
-    out = plan.place.out
+    out = plan.out
     out.mkdir(parents=True, exist_ok=True)
-    found = plan.gathered()
+    found = workers.gather(plan)
     rows = []
     for cell in found["cells"]:
         if cell["status"] == "done":
@@ -296,7 +296,7 @@ def main() -> None:
     if options.list:
         for task in options.tasks:
             plan = planned(options, task)
-            print(*(job.command for job in (*plan.teachers, *plan.jobs)), sep="\n")
+            print(*(job.command for job in (*plan.teachers.values(), *plan.jobs)), sep="\n")
         return
     import lit_compress.cli.commands
     import lit_compress.methods  # noqa: F401  imported once, before the runs are forked
@@ -324,7 +324,7 @@ def main() -> None:
             print(f"{result['name']} {name}: {error}")
     print(summary(results), flush=True)
     if options.exports:
-        place = plans[options.tasks[0]].place.out
+        place = plans[options.tasks[0]].out
         models = {"teacher": place / "teachers" / "seed=1" / "dense" / "net"}
         models |= {name: path / "export" for name in EXPORTED for path in place.glob(f"runs/{name}*")}
         pack(options.exports, {k: v for k, v in models.items() if v.is_dir()}, options.backbone, 15.5, 60)

@@ -245,7 +245,7 @@ def compare(
         line = _line("compare", given | options)
         plan = plan_of(str(config), str(out) if out else None, line.own, line.values)
         page = run_plan(plan, workers)
-        return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)
+        return Compared(json.loads((plan.out / "compare.json").read_text()), page)
 
 
 class Compared(dict[str, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,13 @@ from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
 from lit_compress.run.comparison import (
     COMMAND,
-    Cell,
     Comparison,
     Entry,
     Fit,
-    cells,
+    Plan,
     divide,
     read_comparison,
     shares,
-    teachers,
     words_of,
 )
 from lit_compress.run.folder import Run
@@ -41,31 +39,6 @@ from lit_compress.utils.tables import print, screen_table, show
 
 # keys of the config that options of the command replace
 OWN = ("methods", "budgets", "seeds", "learning_rates", "updates", "hold_out")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A comparison that was checked: its cells and teachers, and their data.
-
-    Only the runs of the methods ``only`` are made; results are gathered for all.
-    """
-
-    comparison: Comparison
-    place: Layout
-    task: str
-    teachers: list[Fit]
-    cells: list[Cell]
-    command: str
-    only: frozenset[str]
-
-    @property
-    def jobs(self) -> list[Fit]:
-        """The runs to be made, without teachers, in their order."""
-        return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
-
-    def gathered(self) -> dict[str, Any]:
-        """Write the results so far and return them, as :func:`~lit_compress.run.workers.gather`."""
-        return gather(self.place, self.cells, asdict(self.comparison), self.command, self.task)
 
 
 def compare(
@@ -96,15 +69,11 @@ def compare(
     values = (methods, budgets, seeds, learning_rates, updates, hold_out)
     plan = plan_of(config, out, dict(zip(OWN, values, strict=True)), dict(line.options))
     if list:
-        for job in (*plan.teachers, *plan.jobs):
+        for job in (*plan.teachers.values(), *plan.jobs):
             print(job.command)
         return
     with stopped_by_sigterm():
-        if index is not None:
-            check_plan(plan)
-            _make_one(plan, index)
-        else:
-            run_plan(plan, workers)
+        run_plan(plan, workers, index)
 
 
 def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
@@ -136,8 +105,9 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
         if key not in made.methods:
             raise UserError(f"methods: no method '{key}' in '{config}'; {nearest(key, made.methods)}")
     only = frozenset(map(str, made.methods if keys is None else keys))
-    made = replace(made, options={**made.options, **options})
-    return _settled(made, place, only, shlex.join([*COMMAND, "compare", *words]))
+    return _settled(
+        replace(made, options={**made.options, **options}), place, shlex.join([*COMMAND, "compare", *words]), only
+    )
 
 
 def check_plan(plan: Plan) -> None:
@@ -146,11 +116,11 @@ def check_plan(plan: Plan) -> None:
     Raises:
         UserError: it does.
     """
-    check_folder("out", plan.place.out)
-    plan.place.check_same([*plan.teachers, *(job for cell in plan.cells for job in cell.jobs)])
+    check_folder("out", plan.out)
+    Layout(plan.out).check_same([*plan.teachers.values(), *(job for cell in plan.cells for job in cell.jobs)])
 
 
-def _settled(made: Comparison, out: Path, only: frozenset[str], command: str) -> Plan:
+def _settled(made: Comparison, out: Path, command: str, only: frozenset[str]) -> Plan:
     """Return the plan of a comparison, whose names on the hub, teacher, and number of epochs are known afterwards.
 
     Raises:
@@ -171,9 +141,7 @@ def _settled(made: Comparison, out: Path, only: frozenset[str], command: str) ->
     epochs, length = 0, 1
     if any(entry.train for entry in entries):
         epochs, length = divide(made.updates, made.epochs, list(map(shares, entries)), parts.data.steps_per_epoch())
-    made = replace(made, epochs=epochs or None)
-    planned = cells(made, entries, out, epochs, length)
-    return Plan(made, Layout(out), task.name, teachers(made, out), planned, command, only)
+    return Plan(replace(made, epochs=epochs or None), entries, out, epochs, length, task.name, command, only)
 
 
 def _recorded(out: Path) -> dict[str, Any] | None:
@@ -202,42 +170,30 @@ def _resolve(entry: Entry, task: str) -> Entry:
     return replace(entry, method=kind.__name__, stages=stages, words=tuple(words))
 
 
-def _make_one(plan: Plan, index: int) -> None:
-    """Make the run of one line of --list.
-
-    Raises:
-        UserError: there is no such line; the run failed.
-    """
-    jobs = [*plan.teachers, *plan.jobs]
-    if not 0 <= index < len(jobs):
-        raise UserError(
-            f"index: {index} is not in [0, {len(jobs) - 1}]; nearest valid {0 if index < 0 else len(jobs) - 1}"
-        )
-    job = jobs[index]
-    was_there = plan.place.done(job)
-    Worker(plan.place, [job], plan.teachers).work()
-    results = plan.gathered()
-    if error := plan.place.error(job):
-        raise UserError(f"{job.name} failed: {error}; its log: {plan.place.log(job)}")
-    print(f"{job.name}: {'was done already' if was_there else 'done'}")
-    if all(cell["status"] in ("done", "failed") for cell in results["cells"]):
-        print(f"page: {pages.write(plan.place.out)}")
-
-
-def run_plan(plan: Plan, workers: int) -> Path:
+def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
     """Make all runs that are missing, then write and print the results; return the page.
 
+    Args:
+        plan: of the comparison.
+        workers: runs at one time.
+        index: make the run of this line of --list alone; the page is written once there is no other to be made.
+
     Raises:
-        UserError: the folder cannot be used.
+        UserError: the folder cannot be used, there is no such line, or its run failed.
     """
     if workers < 1:
         raise UserError(f"workers: {workers} is below 1, the smallest valid value")
     check_plan(plan)
-    place, jobs = plan.place, plan.jobs
+    place, jobs, page = Layout(plan.out), plan.jobs, plan.out / "report" / "index.html"
+    if index is not None:
+        every = [*plan.teachers.values(), *jobs]
+        if not 0 <= index < len(every):
+            near = 0 if index < 0 else len(every) - 1
+            raise UserError(f"index: {index} is not in [0, {len(every) - 1}]; nearest valid {near}")
+        jobs = [every[index]]
     there = sum(map(place.done, jobs))
     said = f", {there} of them done already" if there else ""
-    count = sum(cell.label in plan.only for cell in plan.cells)
-    print(f"{count} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
+    print(f"{len(jobs)} of {len(plan.jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
           f"teacher{'s' if len(plan.teachers) > 1 else ''}: {place.out}")  # fmt: skip
     print(fairness(asdict(plan.comparison)), flush=True)
 
@@ -246,18 +202,22 @@ def run_plan(plan: Plan, workers: int) -> Path:
         what = f"failed: {error}" if error else f"done, {seconds:.0f} s"
         count = sum(place.done(job) or bool(place.error(job)) for job in jobs)
         print(f"[{count}/{len(jobs)}] {job.name if job.label else f'teacher {job.name}'}: {what}", flush=True)
-        plan.gathered()
+        gather(plan)
 
-    Worker(place, jobs, plan.teachers, workers, ended).work()
-    results = plan.gathered()
+    Worker(place, jobs, workers, ended).work()
+    results = gather(plan)
+    if index is not None:
+        if error := place.error(jobs[0]):
+            raise UserError(f"{jobs[0].name} failed: {error}; its log: {place.log(jobs[0])}")
+        if any(cell["status"] not in ("done", "failed") for cell in results["cells"]):
+            return page
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
     show(table(place.out))
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
-    page = pages.write(place.out)
-    print(f"results: {place.out / 'compare.json'}\npage: {page}")
+    print(f"results: {place.out / 'compare.json'}\npage: {pages.write(place.out)}")
     return page
 
 

@@ -10,7 +10,8 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import product
 from math import lcm
 from pathlib import Path
@@ -26,6 +27,10 @@ SHARED = (
 TEACHER = "teachers"  # folder of a comparison; RUNS: of the runs
 RUNS = "runs"
 MOST_PIECES = 1000  # epochs into which the steps are divided, if the user does not set a number
+_REMOVED = {
+    "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
+    "each": "give every value a method of its own",
+}  # keys of version 0.2
 
 
 @dataclass(frozen=True)
@@ -101,21 +106,22 @@ class Fit:
 
     Attributes:
         name: of its folder in ``runs`` or ``teachers``.
-        folder: relative to the comparison's.
         words: of the command, after ``python -m lit_compress``.
         label: of the method; "" for a teacher.
-        seed: of the run.
         rate: learning rate; None for teachers, and where nothing is trained.
-        needs: name of the teacher's job; None if there is none.
+        teacher: that it needs; None if a folder is given.
     """
 
     name: str
-    folder: Path
     words: tuple[str, ...]
     label: str = ""
-    seed: int = 0
     rate: float | None = None
-    needs: str | None = None
+    teacher: Fit | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Relative to the comparison's."""
+        return Path(RUNS if self.label else TEACHER) / self.name
 
     @property
     def command(self) -> str:
@@ -135,27 +141,112 @@ class Cell:
     jobs: tuple[Fit, ...]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A comparison that was checked: its runs and their folder.
+
+    Attributes:
+        comparison: its config.
+        entries: the methods, with their stages.
+        out: folder of the comparison.
+        epochs: over all stages after the teacher.
+        length: training steps of each.
+        task: of all runs.
+        command: that makes all of this again.
+        only: labels of the methods whose runs are made; results are gathered for all.
+    """
+
+    comparison: Comparison
+    entries: Sequence[Entry]
+    out: Path
+    epochs: int
+    length: int
+    task: str = ""
+    command: str = ""
+    only: frozenset[str] = frozenset()
+
+    @cached_property
+    def teachers(self) -> dict[int, Fit]:
+        """A ``fit`` of the dense model for every seed; {} if a folder is given."""
+        given, seeds = self.comparison.teacher, self.comparison.seeds
+        if isinstance(given, str):
+            return {}
+        words = ["--model=SVD", "--model.density=1.0", *words_of({**self._common, **given}), "--model.retrain.epochs=0"]
+        return {seed: Fit(f"seed={seed}", self._words(Path(TEACHER) / f"seed={seed}", words, seed)) for seed in seeds}
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All cells: for each budget, and each seed, all methods that have it."""
+        made, cells = self.comparison, []
+        every = (*made.budgets, *(budget for entry in self.entries for budget in entry.budgets))
+        for budget, seed, entry in product(dict.fromkeys(map(budget_name, every)), made.seeds, self.entries):
+            if budget not in map(budget_name, entry.budgets or made.budgets):
+                continue
+            kind, _, value = budget.partition("=")
+            name = f"{slug(entry.label)}-{slug(kind)}={slug(value)}-seed={seed}"
+            rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
+            jobs = tuple(self._job(entry, budget, seed, rate, name) for rate in rates)
+            cells.append(Cell(name, entry.label, str(entry.method), budget, seed, jobs))
+        return cells
+
+    @property
+    def jobs(self) -> list[Fit]:
+        """The runs to be made, without teachers, in their order."""
+        return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
+
+    def _job(self, entry: Entry, budget: str, seed: int, rate: float | None, cell: str) -> Fit:
+        split, made = shares(entry), self.comparison
+        total = sum(split.values()) or 1
+        taught = {k: v for k, v in made.taught.items() if not k.startswith(tuple(entry.without))}
+        kind, _, value = budget.partition("=")
+        schedule: dict[str, Any] = {f"model.{name}.epochs": round(self.epochs * split[name] / total) for name in split}
+        if rate is not None:
+            schedule |= {f"model.{name}.learning_rate": rate for name in split if split[name]}
+        teacher = self.teachers.get(seed)
+        words = [
+            *entry.words, *words_of({**self._common, **taught, **entry.options}),
+            f"--model.density={value}" if kind == "density" else f"--model.budget={budget}", *words_of(schedule),
+            f"--model.teacher={self.out / teacher.folder / 'dense' / 'net' if teacher else made.teacher}",
+            f"--trainer.limit_train_batches={self.length}",
+        ]  # fmt: skip
+        cell += "" if rate is None else f"-rate={rate:g}"
+        return Fit(cell, self._words(Path(RUNS) / cell, words, seed), entry.label, rate, teacher)
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        """The options of all runs; they come after the recipes' options, which have other batches."""
+        return {
+            "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
+            **self.comparison.options, "data.hold_out": self.comparison.hold_out,
+        }  # fmt: skip
+
+    def _words(self, folder: Path, words: Sequence[str], seed: int) -> tuple[str, ...]:
+        return "fit", *words, f"--seed_everything={seed}", f"--run_dir={self.out / folder}", "--ckpt_path=last"
+
+
 def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     """Return the comparison that the content of a YAML file describes.
 
     Raises:
         UserError: a key is unknown, missing, or has a value that cannot be used.
     """
-    known = [f.name for f in fields(Comparison)]
-    if "claims" in values:
-        raise UserError(
-            f"config: claims in '{path}': this key was removed in version 0.3; python -m benchmarks.comparison.claims "
-            "tests claims on the folder of a comparison"
-        )
-    for key in values:
-        if key not in known:
-            raise UserError(f"config: unknown key '{key}' in '{path}'; {nearest(key, known)}")
-    for f in fields(Comparison):
-        if f.default is MISSING and f.default_factory is MISSING and not values.get(f.name):
-            raise UserError(f"config: '{path}' names no {f.name}")
+    _check_keys(values, Comparison, f"'{path}'")
+    for name in ("methods", "budgets"):
+        if not values.get(name):
+            raise UserError(f"config: '{path}' names no {name}")
     made = Comparison(**{key: value for key, value in values.items() if value is not None})
     _check(made)
     return made
+
+
+def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
+    """Refuse a key that is no attribute of ``kind``, or was one."""
+    known = [f.name for f in fields(kind) if f.name not in ("label", "stages", "words")]
+    for key in values:
+        if key in _REMOVED:
+            raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {_REMOVED[key]}")
+        if key not in known:
+            raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
 
 
 def _check(made: Comparison) -> None:
@@ -164,19 +255,18 @@ def _check(made: Comparison) -> None:
     Raises:
         UserError: the first of them.
     """
+    several = "give a list of one or more, each once, e.g. "
     rules: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        ("methods", lambda value: isinstance(value, dict), "give one key per method"),
-        ("options", lambda value: isinstance(value, dict), "give OPTION: VALUE"),
-        ("taught", lambda value: isinstance(value, dict), "give OPTION: VALUE"),
-        ("budgets", _several, "give a list of one or more, each once, e.g. [0.25]"),
-        ("seeds", _several, "give a list of one or more, each once, e.g. [1]"),
-        ("learning_rates", _several, "give a list of one or more, each once, e.g. [1.0e-4]"),
+        *((name, lambda value: isinstance(value, dict), f"give {form}") for name, form in (
+            ("methods", "one key per method"), ("options", "OPTION: VALUE"), ("taught", "OPTION: VALUE"))),
+        ("budgets", _several, f"{several}[0.25]"),
+        ("seeds", _several, f"{several}[1]"),
+        ("learning_rates", _several, f"{several}[1.0e-4]"),
         ("seeds", lambda values: all(map(_whole, values)), "give whole numbers"),
         ("learning_rates", lambda values: all(isinstance(v, int | float) and v > 0 for v in values),
          "give numbers above 0, with a point: 1.0e-4"),  # YAML reads 1e-4 as text
-        ("updates", lambda value: _whole(value) and value >= 1, "give a whole number from 1 on"),
-        ("hold_out", lambda value: _whole(value) and value >= 1, "give a whole number from 1 on"),
-        ("epochs", lambda value: value is None or (_whole(value) and value >= 1), "give a whole number from 1 on"),
+        *((name, lambda value: value is None or (_whole(value) and value >= 1), "give a whole number from 1 on")
+          for name in ("updates", "hold_out", "epochs")),
     )  # fmt: skip
     for name, fits, advice in rules:
         if not fits(value := getattr(made, name)):
@@ -208,14 +298,7 @@ def _entry(label: str, values: Any) -> Entry:
     """Return the method that one key of ``methods`` describes."""
     if not isinstance(values, dict):
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
-    if "each" in values:
-        raise UserError(
-            f"config: methods.{label}.each: this key was removed in version 0.3; give every value a method of its own"
-        )
-    known = [f.name for f in fields(Entry) if f.name not in ("label", "stages", "words")]
-    for key in values:
-        if key not in known:
-            raise UserError(f"config: unknown key '{key}' in methods.{label}; {nearest(key, known)}")
+    _check_keys(values, Entry, f"methods.{label}")
     whole = {"method": None if "config" in values else label.partition(",")[0].strip(), **values}
     if isinstance(whole.get("without"), str):
         whole["without"] = (whole["without"],)
@@ -224,14 +307,12 @@ def _entry(label: str, values: Any) -> Entry:
 
 def budget_name(budget: Any) -> str:
     """Return a budget as ``kind=value``; a number is a density."""
-    return budget if isinstance(budget, str) and "=" in budget else f"density={_number(budget)}"
-
-
-def _number(value: Any) -> str:
+    if isinstance(budget, str) and "=" in budget:
+        return budget
     try:
-        return f"{float(value):g}"
+        return f"density={float(budget):g}"
     except (TypeError, ValueError):
-        raise UserError(f"budget: '{value}' is no density; give 0.25, or size=20MB, params=5M, flops=0.3") from None
+        raise UserError(f"budget: '{budget}' is no density; give 0.25, or size=20MB, params=5M, flops=0.3") from None
 
 
 def slug(text: str) -> str:
@@ -301,77 +382,3 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
 def _near(updates: int, step: int, batches: int) -> int:
     parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
     return parts * max(1, min(batches, round(updates / parts)))
-
-
-def teachers(made: Comparison, out: Path) -> list[Fit]:
-    """Return a ``fit`` of the dense model for every seed; [] if a folder is given."""
-    if isinstance(made.teacher, str):
-        return []
-    jobs = []
-    for seed in made.seeds:
-        folder = Path(TEACHER) / f"seed={seed}"
-        words = [
-            "fit", "--model=SVD", "--model.density=1.0", *words_of({**_common(made), **made.teacher}),
-            "--model.retrain.epochs=0", f"--seed_everything={seed}", *_place(out / folder),
-        ]  # fmt: skip
-        jobs.append(Fit(folder.name, folder, tuple(words), seed=seed))
-    return jobs
-
-
-def cells(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Cell]:
-    """Return all cells: for each budget, and each seed, all methods that have it.
-
-    Args:
-        made: the comparison.
-        entries: its methods, with their stages.
-        out: folder of the comparison.
-        epochs: over all stages after the teacher.
-        length: training steps of each.
-    """
-    made_cells = []
-    budgets = dict.fromkeys(map(budget_name, (*made.budgets, *(b for entry in entries for b in entry.budgets))))
-    for named, seed, entry in product(budgets, made.seeds, entries):
-        kind, _, value = named.partition("=")
-        name = f"{slug(entry.label)}-{slug(kind)}={slug(value)}-seed={seed}"
-        if named not in map(budget_name, entry.budgets or made.budgets):
-            continue
-        rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
-        jobs = tuple(_job(made, entry, named, seed, rate, name, out, epochs, length) for rate in rates)
-        made_cells.append(Cell(name, entry.label, str(entry.method), named, seed, jobs))
-    return made_cells
-
-
-def _job(
-    made: Comparison, entry: Entry, budget: str, seed: int, rate: float | None, cell: str, out: Path, epochs: int,
-    length: int,
-) -> Fit:  # fmt: skip
-    split = shares(entry)
-    total = sum(split.values()) or 1
-    name = cell if rate is None else f"{cell}-rate={rate:g}"
-    folder = Path(RUNS) / name
-    taught = {k: v for k, v in made.taught.items() if not k.startswith(tuple(entry.without) or ("\0",))}
-    kind, _, value = budget.partition("=")
-    schedule: dict[str, Any] = {f"model.{stage}.epochs": round(epochs * split[stage] / total) for stage in split}
-    if rate is not None:
-        schedule |= {f"model.{stage}.learning_rate": rate for stage in split if split[stage]}
-    own = isinstance(made.teacher, str)
-    teacher = made.teacher if own else out / TEACHER / f"seed={seed}" / "dense" / "net"
-    words = [
-        "fit", *entry.words, *words_of({**_common(made), **taught, **entry.options}),
-        f"--model.density={value}" if kind == "density" else f"--model.budget={budget}",
-        *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={length}",
-        f"--seed_everything={seed}", *_place(out / folder),
-    ]  # fmt: skip
-    return Fit(name, folder, tuple(words), entry.label, seed, rate, None if own else f"seed={seed}")
-
-
-def _common(made: Comparison) -> dict[str, Any]:
-    """Return the options of all runs; they come after the recipes' options, which have other batches."""
-    return {
-        "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
-        **made.options, "data.hold_out": made.hold_out,
-    }  # fmt: skip
-
-
-def _place(folder: Path) -> list[str]:
-    return [f"--run_dir={folder}", "--ckpt_path=last"]

@@ -9,7 +9,6 @@ OUT/locks/<run>       locked while a process makes it, also if its worker is kil
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from lit_compress.export.report import of_program
-from lit_compress.run.comparison import Cell, Fit
+from lit_compress.run.comparison import Cell, Fit, Plan
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, link_if_equal, write_json
 from lit_compress.utils.manifest import check_manifest
@@ -64,17 +64,17 @@ class Layout:
     def state(self, job: Fit) -> dict[str, Any]:
         """Return the record of a job; {} if it was never begun."""
         try:
-            return json_of(self._state_file(job))
+            return json_of(self._state(job))
         except (OSError, ValueError):
             return {}
 
-    def _state_file(self, job: Fit) -> Path:
-        return self.out / "state" / f"{job.name}.json"
-
     def record(self, job: Fit, **values: Any) -> None:
         """Write the record of a job."""
-        self._state_file(job).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._state_file(job), {"words": self._words(job), **values})
+        self._state(job).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._state(job), {"words": self._words(job), **values})
+
+    def _state(self, job: Fit) -> Path:
+        return self.out / "state" / f"{job.name}.json"
 
     def _words(self, job: Fit) -> list[str]:
         words = (word.replace(f"={self.out}/", "=OUT/", 1) for word in job.words)
@@ -86,21 +86,26 @@ class Layout:
 
     def error(self, job: Fit) -> str | None:
         """Return the line of a run that failed; None if it did not."""
-        state = self.state(job)
-        return state.get("error") if state.get("status") == "failed" and not self.done(job) else None
+        return None if self.done(job) else self.state(job).get("error")
 
-    def lock(self, job: Fit) -> Path:
-        """Return the lock file of a job."""
-        return self.out / "locks" / job.name
+    def lock(self, job: Fit) -> tuple[FileLock, int] | None:
+        """Take the lock of a job; return it with its descriptor, or None if another process has it."""
+        file, handles = self.out / "locks" / job.name, list[int]()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file, timeout=0, mode=0o664, on_acquired=handles.append)
+        try:
+            lock.acquire()
+        except Timeout:
+            return None
+        return lock, handles[0]
 
     def running(self, job: Fit) -> bool:
         """Return whether a worker, here or elsewhere, is making a job."""
-        if not self.lock(job).is_file():
+        if not (self.out / "locks" / job.name).is_file():
             return False
-        if (taken := lock_of(self.lock(job))) is None:
-            return True
-        taken[0].release()
-        return False
+        if (taken := self.lock(job)) is not None:
+            taken[0].release()
+        return taken is None
 
     def log(self, job: Fit) -> Path:
         """Return the log file of a job."""
@@ -136,46 +141,31 @@ def start_process(words: Sequence[str], log: Path, handle: int, environment: dic
         )  # fmt: skip
 
 
-def lock_of(file: Path) -> tuple[FileLock, int] | None:
-    """Take the lock of ``file``; return it with its descriptor, or None if another process has it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handles: list[int] = []
-    lock = FileLock(file, timeout=0, mode=0o664, on_acquired=handles.append)
-    try:
-        lock.acquire()
-    except Timeout:
-        return None
-    return lock, handles[0]
-
-
 class Worker:
     """Makes jobs one after another, or several at once.
 
     Args:
         place: the folder.
-        jobs: to make, in this order.
-        teachers: made when a job needs one.
+        jobs: to make, in this order; their teachers are made first.
         at_once: how many processes.
         ended: is called after every job that ended here, with its error or None.
     """
 
     def __init__(
-        self, place: Layout, jobs: Sequence[Fit], teachers: Sequence[Fit], at_once: int = 1,
+        self, place: Layout, jobs: Sequence[Fit], at_once: int = 1,
         ended: Callable[[Fit, str | None], None] = lambda job, error: None,
     ) -> None:  # fmt: skip
         self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
-        self.teachers = {job.name: job for job in teachers}
         self.began, self.stopped, self._patience = time.time(), False, 0.0
         self._told = Lock()
 
     def work(self) -> None:
         """Make all jobs that are not done, and at the end wait for those that other workers make."""
-        needed = {job.needs for job in self.jobs if not self.place.done(job)}
-        teachers = [job for job in self.teachers.values() if job.name in needed]
+        teachers = dict.fromkeys(job.teacher for job in self.jobs if job.teacher and not self.place.done(job))
         with ThreadPoolExecutor(self.at_once) as pool:
             try:
                 for jobs, wait in (([*teachers, *self.jobs], False), (self.jobs, True)):
-                    for made in [pool.submit(self.make, job, wait) for job in jobs]:
+                    for made in [pool.submit(self.make, job, wait) for job in jobs if job]:
                         made.result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -183,28 +173,27 @@ class Worker:
 
     def make(self, job: Fit, wait: bool = True) -> None:
         """Make a job, and the teacher that it needs; ``wait`` if another worker makes it."""
-        if self.stopped or self.place.done(job) or self._failed(job):
+        if self._is_over(job):
             return
-        teacher = self.teachers.get(job.needs or "")
-        if teacher is not None and not self.place.done(teacher):
-            self.make(teacher)
-            if not self.place.done(teacher):
-                return self._end(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
-        while (taken := lock_of(self.place.lock(job))) is None:
+        if job.teacher and not self.place.done(job.teacher):
+            self.make(job.teacher)
+            if not self.place.done(job.teacher):
+                return self._end(job, f"its teacher {job.teacher.name} failed: {self.place.error(job.teacher)}")
+        while (taken := self.place.lock(job)) is None:
             if self.stopped or not wait:
                 return None
             time.sleep(POLL)
-        lock, handle = taken
         try:
-            if not (self.stopped or self.place.done(job) or self._failed(job)):  # by another worker, a moment ago
-                self._run(job, handle)
+            if not self._is_over(job):  # by another worker, a moment ago
+                self._run(job, taken[1])
         finally:
-            lock.release()
+            taken[0].release()
 
-    def _failed(self, job: Fit) -> bool:
-        """Return whether a job failed since this worker began, here or elsewhere; earlier failures are tried again."""
+    def _is_over(self, job: Fit) -> bool:
+        """Return whether a job needs no run: it is done, failed since this worker began, or the worker was stopped."""
         state = self.place.state(job)
-        return state.get("status") == "failed" and state.get("ended", 0) >= self.began
+        failed = state.get("status") == "failed" and state.get("ended", 0) >= self.began
+        return self.stopped or failed or self.place.done(job)
 
     def _run(self, job: Fit, handle: int) -> None:
         """Run the process of a job, and record its end."""
@@ -244,8 +233,9 @@ class Worker:
 
     def _share(self, job: Fit) -> None:
         """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
-        if (teacher := self.teachers.get(job.needs or "")) is not None:
-            link_if_equal(*(self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (job, teacher)))
+        if job.teacher:
+            both = (self.place.out / one.folder / "dense" / "net" / "model.safetensors" for one in (job, job.teacher))
+            link_if_equal(*both)
 
     def stop(self, patience: float = GRACE) -> None:
         """Let processes that still run end, after ``patience`` seconds hard; the same command continues their runs."""
@@ -265,24 +255,16 @@ def last_line(log: Path, code: int) -> str:
     return " ".join((errors or lines or [f"exit code {code}"])[-1].split())[:300]
 
 
-def gather(place: Layout, cells: Sequence[Cell], config: dict[str, Any], command: str, task: str) -> dict[str, Any]:
-    """Write ``compare.json``, a function of the files in the folder, and return its content.
-
-    Args:
-        place: the folder of the comparison.
-        cells: of its plan.
-        config: as the user gave it.
-        command: that makes all of this again.
-        task: of all runs.
-    """
-    entries = [_cell(place, cell) for cell in cells]
-    done = [place.out / entry["run"] for entry in entries if entry["status"] == "done"]
+def gather(plan: Plan) -> dict[str, Any]:
+    """Write ``compare.json``, a function of the files in the folder, and return its content."""
+    place, config = Layout(plan.out), asdict(plan.comparison)
+    done = next((job for cell in plan.cells for job in cell.jobs if place.done(job)), None)
+    metric = of_program(_read(plan.out / done.folder / "report.json"))["metric"] if done else None
     gathered = {
-        "format": FORMAT, "config": config, "task": task,
-        "metric": of_program(_read(done[-1] / "report.json"))["metric"] if done else None,
-        "fairness": fairness(config), "cells": entries, "command": command,
+        "format": FORMAT, "config": config, "task": plan.task, "metric": metric, "fairness": fairness(config),
+        "cells": [_cell(place, cell, metric) for cell in plan.cells], "command": plan.command,
     }  # fmt: skip
-    write_json(place.out / COMPARISON, gathered)
+    write_json(plan.out / COMPARISON, gathered)
     return gathered
 
 
@@ -296,42 +278,39 @@ def fairness(config: dict[str, Any]) -> str:
     )
 
 
-def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
+def _cell(place: Layout, cell: Cell, metric: Any) -> dict[str, Any]:
     """Return the entry of a cell: the trials, and the run that held-out rows choose."""
-    trained = cell.jobs[0].rate is not None
-    tried, ranks = zip(*(_tried(place, job) for job in cell.jobs), strict=True)
-    states, errors = [one["status"] for one in tried], [one["error"] for one in tried if one["error"]]
-    best, error, status = tried[ranks.index(max(ranks))], next(iter(errors), None), "missing"
-    if len(errors) == len(tried):
-        status = "failed"
-    elif {"done", "failed"} >= {*states} and (best["held_out"] is not None or not trained):
-        status = "done"
-        error = f"{len(errors)} of {len(tried)} learning rates failed: {errors[0]}" if errors else None
-    elif "running" in states:
-        status = "running"
-    chosen = best if status == "done" else tried[0]
+    tried = [_tried(place, job, metric) for job in cell.jobs]
+    errors = [one["error"] for one in tried if one["error"]]
+    done = [one for one in tried if one["status"] == "done"]
+    status = next(
+        (one["status"] for one in tried if one["status"] in ("running", "missing")), "done" if done else "failed"
+    )
+    error, chosen = next(iter(errors), None), tried[0]
+    if status == "done":
+        best = max if metric["mode"] == "max" else min
+        chosen = best(done, key=lambda one: one["held_out"]) if len(done) > 1 else done[0]
+        error = error and f"{len(errors)} of {len(tried)} learning rates failed: {error}"
     return {
         "name": cell.name, "method": cell.method, "label": cell.label, "budget": cell.budget, "seed": cell.seed,
-        "learning_rate": chosen["learning_rate"] if status == "done" else None, "tried": list(tried) if trained else [],
-        "status": status, "error": error, "run": chosen["run"],
+        "learning_rate": chosen["learning_rate"] if status == "done" else None,
+        "tried": tried if cell.jobs[0].rate is not None else [], "status": status, "error": error, "run": chosen["run"],
         "seconds": sum(one["seconds"] or 0 for one in tried), "memory_mib": chosen["memory_mib"],
     }  # fmt: skip
 
 
-def _tried(place: Layout, job: Fit) -> tuple[dict[str, Any], float]:
-    """Return the entry of a learning rate, and a number that is larger for a better metric on the held-out rows."""
-    error, held_out, rank, memory = place.error(job), None, -math.inf, None
+def _tried(place: Layout, job: Fit, metric: Any) -> dict[str, Any]:
+    """Return the entry of a learning rate."""
+    error, held_out, memory = place.error(job), None, None
     status = "done" if place.done(job) else "failed" if error else "running" if place.running(job) else "missing"
     if status == "done":
-        report, records = (_read(place.out / job.folder / name) for name in ("report.json", "stages.json"))
+        records = _read(place.out / job.folder / "stages.json")
         memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
-        held_out = (records[-1].get("held_out") or {}).get(f"val/{report['metric']['name']}")
-        if held_out is not None:
-            rank = held_out if report["metric"]["mode"] == "max" else -held_out
+        held_out = (records[-1].get("held_out") or {}).get(f"val/{metric['name']}")
     return {
         "learning_rate": job.rate, "held_out": held_out, "run": job.folder.as_posix(), "status": status, "error": error,
         "seconds": place.state(job).get("seconds"), "memory_mib": memory,
-    }, rank  # fmt: skip
+    }  # fmt: skip
 
 
 def _read(path: Path) -> Any:

@@ -164,7 +164,7 @@ def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path
 
     def plan_of(config, out, *given):
         got.extend([*given, yaml.safe_load(Path(config).read_text())])
-        return SimpleNamespace(place=SimpleNamespace(out=tmp_path))
+        return SimpleNamespace(out=tmp_path)
 
     monkeypatch.setattr(functions, "plan_of", plan_of)
     monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import cells, divide, read_comparison, shares, teachers
+from lit_compress.run.comparison import Plan, divide, read_comparison, shares
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
@@ -29,7 +29,7 @@ def plan(**changes):
     made = read_comparison(BASE | changes, "c.yaml")
     methods = [replace(e, stages=STAGES[e.method], words=(f"--model={e.method}",)) for e in made.entries()]
     splits = [*map(shares, methods)]
-    return made, cells(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5))
+    return Plan(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5))
 
 
 def options(job):
@@ -37,25 +37,25 @@ def options(job):
 
 
 def test_every_method_budget_and_seed_is_a_cell_and_trained_ones_try_the_same_rates():
-    made, found = plan()
+    found = plan().cells
     assert len(found) == 2 * 2 * 3 == len({cell.name for cell in found})
     assert Counter(len(cell.jobs) for cell in found) == {2: 8, 1: 4}
     assert (
         found[0].name == "lpaf-density=0.25-seed=1" and found[0].jobs[1].name == "lpaf-density=0.25-seed=1-rate=0.0003"
     )
-    assert [job.seed for job in teachers(made, OUT)] == [1, 2]
+    assert [*plan().teachers] == [1, 2]
     for cell in found:
         for job in cell.jobs:
             given = options(job)
             assert given["run_dir"] == f"out/{job.folder}" and given["ckpt_path"] == "last"
-            assert given["seed_everything"] == str(cell.seed) and job.needs == f"seed={cell.seed}"
+            assert given["seed_everything"] == str(cell.seed) and job.teacher.name == f"seed={cell.seed}"
             assert given["model.teacher"] == f"out/teachers/seed={cell.seed}/dense/net"
             size = {"density=0.25": {"model.density": "0.25"}, "size=20mb": {"model.budget": "size=20MB"}}
             assert given.items() >= size[cell.budget.lower()].items()
 
 
 def test_all_trained_methods_make_the_same_updates():
-    _, found = plan()
+    found = plan().cells
     for cell in found:
         for job in cell.jobs:
             given = options(job)
@@ -68,7 +68,7 @@ def test_all_trained_methods_make_the_same_updates():
 
 
 def test_options_of_a_method_replace_those_of_all():
-    _, found = plan()
+    found = plan().cells
     by_label = {cell.label: options(cell.jobs[0]) for cell in found}
     assert by_label["SP3"]["trainer.precision"] == "32-true" and "model.distillation.alpha" not in by_label["SP3"]
     assert (
@@ -77,7 +77,7 @@ def test_options_of_a_method_replace_those_of_all():
 
 
 def test_a_method_may_have_budgets_of_its_own():
-    _, found = plan(methods={"SVD": {}, "LPAF": {"budgets": [0.33, 0.25]}}, budgets=[0.5, 0.25], seeds=[1])
+    found = plan(methods={"SVD": {}, "LPAF": {"budgets": [0.33, 0.25]}}, budgets=[0.5, 0.25], seeds=[1]).cells
     assert [(cell.label, cell.budget) for cell in found] == [
         ("SVD", "density=0.5"), ("SVD", "density=0.25"), ("LPAF", "density=0.25"), ("LPAF", "density=0.33"),
     ]  # fmt: skip
@@ -85,12 +85,12 @@ def test_a_method_may_have_budgets_of_its_own():
 
 
 def test_a_given_teacher_is_that_of_all_seeds():
-    made, found = plan(teacher="my_model")
-    assert teachers(made, OUT) == [] and {options(c.jobs[0])["model.teacher"] for c in found} == {"my_model"}
+    made = plan(teacher="my_model")
+    assert made.teachers == {} and {options(c.jobs[0])["model.teacher"] for c in made.cells} == {"my_model"}
 
 
 def test_an_epoch_is_limited_to_its_steps():
-    _, found = plan(options={"trainer.accumulate_grad_batches": 3})
+    found = plan(options={"trainer.accumulate_grad_batches": 3}).cells
     assert options(found[0].jobs[0])["trainer.limit_train_batches"] == "4"
 
 
@@ -114,7 +114,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"methods": {"A": {"optoins": {}}}}, "unknown key 'optoins' in methods.A; did you mean 'options'?"),
         (
             {"methods": {"SVD": {"each": {"a": [1]}}}},
-            "methods.SVD.each: this key was removed in version 0.3; give",
+            "each in methods.SVD: this key was removed in version 0.3; give",
         ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
         ({"learning_rates": ["1e-4"]}, "learning_rates: ['1e-4']; give numbers above 0, with a point: 1.0e-4"),
@@ -131,5 +131,5 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
 )
 def test_mistakes_are_one_line(changes, said):
     with pytest.raises(UserError) as error:
-        plan(**changes)
+        plan(**changes).cells  # noqa: B018
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -12,18 +12,23 @@ from forks import Fork
 
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
-from lit_compress.run.comparison import RUNS, TEACHER, Cell, Fit
-from lit_compress.run.workers import Layout, Worker, gather, last_line, lock_of
+from lit_compress.run.comparison import RUNS, TEACHER, Cell, Comparison, Fit, Plan
+from lit_compress.run.workers import Layout, Worker, gather, last_line
 from lit_compress.utils.errors import UserError
 
-CONFIG = {"learning_rates": [0.1, 0.2], "updates": 4, "hold_out": 2}
 
-
-def job(place, name, rate=0.1, needs="seed=1", held_out=0.5, label="A"):
+def job(place, name, rate=0.1, teacher="seed=1", held_out=0.5, label="A"):
     """A job whose words say what its report will have; "fail" instead of a number: why it fails."""
-    folder = place.out / (RUNS if needs else TEACHER) / name
-    words = (str(folder), str(held_out))
-    return Fit(name, folder.relative_to(place.out), words, label, 1, rate, needs)
+    needed = job(place, teacher, None, None, label="") if isinstance(teacher, str) else teacher
+    folder = place.out / (RUNS if label else TEACHER) / name
+    return Fit(name, (str(folder), str(held_out)), label, rate, needed)
+
+
+def results(place, *cells):
+    """What is gathered of cells: name, label, jobs."""
+    plan = Plan(Comparison({}, [], learning_rates=(0.1, 0.2), updates=4, hold_out=2), [], place.out, 1, 4, "sst2", "c")
+    vars(plan)["cells"] = [Cell(name, label, "SVD", "density=0.25", 1, jobs) for name, label, jobs in cells]
+    return gather(plan)
 
 
 def pretend(words, log, handle, environment):
@@ -65,21 +70,21 @@ def made(place, some):
 
 
 def test_two_workers_make_every_run_once(place):
-    teacher = job(place, "seed=1", None, None)
     jobs = [job(place, f"a-{i}") for i in range(6)]
+    teacher = jobs[0].teacher
     if not (other := os.fork()):
-        Worker(place, jobs, [teacher], 2).work()
+        Worker(place, jobs, 2).work()
         os._exit(0)
-    Worker(place, jobs, [teacher], 2).work()
+    Worker(place, jobs, 2).work()
     assert os.waitpid(other, 0)[1] == 0
     assert [made(place, some) for some in (teacher, *jobs)] == [1] * 7
-    Worker(place, jobs, [teacher]).work()
+    Worker(place, jobs).work()
     assert [made(place, some) for some in jobs] == [1] * 6
 
 
 def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
     """Its process goes on: nobody else starts the run before that has ended."""
-    some, (read, write) = job(place, "a", needs=None), os.pipe()
+    some, (read, write) = job(place, "a", teacher=None), os.pipe()
 
     def pause(*_):
         os.write(write, str(os.getpid()).encode())
@@ -88,29 +93,23 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
 
     if not (worker := os.fork()):
         monkeypatch.setattr(workers, "start_process", lambda words, log, handle, environment: Fork(pause, handle))
-        Worker(place, [some], []).work()
+        Worker(place, [some]).work()
     child = int(os.read(read, 20))
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
-    assert place.running(some) and lock_of(place.lock(some)) is None
+    assert place.running(some) and place.lock(some) is None
     os.kill(child, signal.SIGKILL)
     while place.running(some):
         time.sleep(0.01)
-    Worker(place, [some], []).work()
-    assert (
-        place.done(some)
-        and gather(place, [Cell("c", "A", "SVD", "density=0.25", 1, (some,))], CONFIG, "c", "sst2")["cells"][0][
-            "memory_mib"
-        ]
-        == 7.0
-    )
+    Worker(place, [some]).work()
+    assert place.done(some) and results(place, ("c", "A", (some,)))["cells"][0]["memory_mib"] == 7.0
 
 
 def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
     bad, good = job(place, "bad", held_out="fail: no"), job(place, "good", 0.2, held_out=0.7)
     said = []
     for _ in range(2):
-        Worker(place, [bad, good], [job(place, "seed=1", None, None)], ended=lambda *e: said.append(e)).work()
+        Worker(place, [bad, good], ended=lambda *e: said.append(e)).work()
     assert made(place, bad) == 2 and made(place, good) == 1 and place.error(bad) == "fail: no"
     assert [(some.name, error) for some, error in said][1:] == [
         ("bad", "fail: no"),
@@ -118,33 +117,29 @@ def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
         ("bad", "fail: no"),
     ]
     alone = job(place, "alone", held_out="fail: x")
-    cells = [
-        Cell("both", "A", "SVD", "density=0.25", 1, (bad, good)),
-        Cell("one", "B", "SVD", "density=0.25", 1, (alone,)),
-        Cell("none", "C", "SVD", "density=0.25", 1, (job(place, "later"),)),
-    ]
-    Worker(place, [alone], []).work()
-    lock, _ = lock_of(place.lock(cells[2].jobs[0]))
-    both, one, none = gather(place, cells, CONFIG, "c", "sst2")["cells"]
+    later = job(place, "later")
+    cells = ("both", "A", (bad, good)), ("one", "B", (alone,)), ("none", "C", (later,))
+    Worker(place, [alone]).work()
+    lock, _ = place.lock(later)
+    both, one, none = results(place, *cells)["cells"]
     lock.release()
     assert (both["status"], both["run"], both["learning_rate"]) == ("done", "runs/good", 0.2)
     assert both["error"] == "1 of 2 learning rates failed: fail: no"
     assert (one["status"], one["error"], none["status"]) == ("failed", "fail: x", "running")
-    assert gather(place, cells, CONFIG, "c", "sst2")["cells"][2]["status"] == "missing"
+    assert results(place, *cells)["cells"][2]["status"] == "missing"
 
 
 def test_without_its_teacher_no_run_is_made(place):
-    some = job(place, "a")
-    Worker(place, [some], [job(place, "seed=1", None, None, "fail: memory")]).work()
+    some = job(place, "a", teacher=job(place, "seed=1", None, None, "fail: memory", label=""))
+    Worker(place, [some]).work()
     assert made(place, some) == 0 and place.error(some) == "its teacher seed=1 failed: fail: memory"
 
 
 def test_held_out_rows_choose_the_rate(place):
     jobs = job(place, "a-1", 0.1, held_out=0.8), job(place, "a-2", 0.2, held_out=0.6)
     other = job(place, "b", None, held_out=0.5, label="B")
-    cells = [Cell("a", "A", "SVD", "density=0.25", 1, jobs), Cell("b", "B", "SVD", "density=0.25", 1, (other,))]
-    Worker(place, [*jobs, other], [job(place, "seed=1", None, None)]).work()
-    found = gather(place, cells, CONFIG, "c", "sst2")
+    Worker(place, [*jobs, other]).work()
+    found = results(place, ("a", "A", jobs), ("b", "B", (other,)))
     a, b = found["cells"]
     assert (a["learning_rate"], a["run"], [one["held_out"] for one in a["tried"]]) == (0.1, "runs/a-1", [0.8, 0.6])
     assert (b["learning_rate"], b["tried"], b["status"]) == (None, [], "done")
@@ -167,12 +162,12 @@ def test_a_run_whose_export_is_a_program_of_integers_counts_as_that_program():
 
 
 def test_a_run_of_other_options_is_refused(place):
-    Worker(place, [job(place, "a")], [job(place, "seed=1", None, None)]).work()
+    Worker(place, [job(place, "a")]).work()
     place.check_same([job(place, "a")])
     bad, corrected = job(place, "bad", held_out="fail: no"), job(place, "bad", held_out=0.7)
-    Worker(place, [bad], []).work()
+    Worker(place, [bad]).work()
     place.check_same([corrected])
-    Worker(place, [corrected], []).work()
+    Worker(place, [corrected]).work()
     assert place.done(corrected)
     with pytest.raises(UserError, match=r"has 'a' with other options: 0.5, now 0.6; give another --out"):
         place.check_same([job(place, "a", held_out=0.6)])
@@ -194,4 +189,4 @@ def test_processes_at_once_share_the_cores(at_once, given, threads, tmp_path, mo
     monkeypatch.delenv("OMP_NUM_THREADS")
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert Worker(Layout(tmp_path), [], [], at_once)._environment().get("OMP_NUM_THREADS") == threads
+    assert Worker(Layout(tmp_path), [], at_once)._environment().get("OMP_NUM_THREADS") == threads
