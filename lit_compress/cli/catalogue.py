@@ -222,7 +222,7 @@ def shared() -> dict[str, Option]:
     assert run and data and choices
     more = {
         "config": Option("config", "str", None, "a file, or the name of a shipped config; several are merged"),
-        "print_config": Option("print_config", "str", "", "print the whole config and end"),
+        "print_config": Option("print_config", "bool", "", "print the whole config and end"),
         "model": Option("model", "str", None, "the method: its name, or the import path of your own"),
     }
     options = more | run.options() | data.options("data.") | choices.options("export.")

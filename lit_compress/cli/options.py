@@ -31,7 +31,7 @@ from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --tr
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task, task_name
 from lit_compress.utils.devices import use_device
-from lit_compress.utils.errors import UserError, user_error
+from lit_compress.utils.errors import UserError, require, user_error
 from lit_compress.utils.progress import note
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
@@ -156,8 +156,8 @@ class CommandLine:
         init = model.get("init_args") or {}
         if line.last("model.budget"):  # it takes the place of what a config says of the size
             init |= {n: None for n in _SIZES if n in own and not own[n].default and f"model.{n}" not in line.values}
-        left = [(n, text) for n, text in line.options if n not in ("config", "model", "model.class_path")]
-        words = [f"--{n}={text}" if text or n != "print_config" else f"--{n}" for n, text in left]
+        words = [f"--{n}={text}" for n, text in line.options if n not in ("config", "model", "print_config")]
+        words += ["--print_config"] if "print_config" in line.names else []
         config = {**config, "model": {"class_path": path, "init_args": init}}
         if stored:  # in place of a group of options, the parser would read a file
             check_config(config, path)
@@ -182,12 +182,8 @@ class CommandLine:
             if (value := config.trainer[name]) is not None and value is not True:
                 raise UserError(f"trainer.{name}: {value} {why}")
         for name in ("checkpoint_every", "max_skipped"):
-            if config[name] < 1:
-                raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
-        if not 0 <= (seed := config.seed_everything) < 2**32:
-            raise UserError(
-                f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {0 if seed < 0 else 2**32 - 1}"
-            )
+            require(config, name, low=1)
+        require(config, "seed_everything", low=0, high=2**32 - 1)
         for option in self.line.names:
             stage, _, name = option.removeprefix("model.").rpartition(".")
             taker = {"learning_rate": "optimizer", "weight_decay": "optimizer", "warmup": "lr_scheduler"}.get(name)

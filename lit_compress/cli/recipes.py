@@ -170,16 +170,14 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None, notes: list[s
             continue
         content, remark = resolve_config(text, task)
         told += [remark] if remark else []
-        content = _of_classes(without_removed(content, strict=True))
-        merged = _merge(_taken_over(merged, content), content)
-    if (method := line.last("model") or line.last("model.class_path")) is not None:
-        content = {"model": {"class_path": method}}
-        merged = _merge(_taken_over(merged, content), content)
+        merged = _over(merged, without_removed(content, strict=True))
+    if (method := line.last("model")) is not None:
+        merged = _over(merged, {"model": method})
     elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
         merged["model"] = {"class_path": DEFAULT_METHOD}
         told.append(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
     for name, value in line.values.items():
-        if name not in ("model", "model.class_path"):
+        if name != "model":
             name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name
             merged = merge_row(merged, {name: value})
     data = merged.get("data") or {}
@@ -188,29 +186,17 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None, notes: list[s
     return {**merged, "model": merged.get("model") or {}}
 
 
-def _of_classes(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose method is a mapping with its class, as it also may be its name alone."""
-    model = content.get("model")
-    return {**content, "model": {"class_path": model}} if isinstance(model, str) else content
-
-
-def _taken_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with only those values of its method that the method of ``above`` has as well."""
-    new = _of_classes(above).get("model")
-    name, model = new.get("class_path") if isinstance(new, dict) else None, below.get("model")
-    if not (name and isinstance(model, dict) and isinstance(model.get("init_args"), dict)):
-        return below
-    known = catalogue.of_method(name)
-    if name == model.get("class_path") or not known:
-        return below
-    names = {option.split(".", 1)[1] for option in known}
-
-    def kept(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-        groups = [key for key, value in values.items() if isinstance(value, dict) and "class_path" not in value]
-        inner = {k: kept(v, f"{before}{k}.") if k in groups else v for k, v in values.items()}
-        return {key: value for key, value in inner.items() if f"{before}{key}" in names}
-
-    return {**below, "model": {"class_path": name, "init_args": kept(model["init_args"])}}
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with another over it; if that has another method, its options alone are left of the first's."""
+    if isinstance(above.get("model"), str):
+        above = {**above, "model": {"class_path": above["model"]}}
+    old, new = below.get("model"), above.get("model")
+    name = new.get("class_path") if isinstance(new, dict) else None
+    if name and isinstance(old, dict) and name != old.get("class_path") and (known := catalogue.of_method(name)):
+        init = old.get("init_args")
+        kept = {key: v for key, v in _flat(init if isinstance(init, dict) else {}) if f"model.{key}" in known}
+        below = {**below, "model": {"class_path": name, "init_args": merge_row({}, kept)}}
+    return _merge(below, above)
 
 
 def check_config(config: dict[str, Any], method: str | None) -> None:
@@ -233,14 +219,16 @@ def check_config(config: dict[str, Any], method: str | None) -> None:
         moved = f"model.{key}" in catalogue.names(method)
         hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
         raise UserError(f"config: unknown key 'model.{key}'; {hint}")
-    check_names(Line("fit", options=[*_texts(config)]), method)
+    texts = [(name, "{" if value is None else str(value)) for name, value in _flat(config)]
+    check_names(Line("fit", options=texts), method)
 
 
-def _texts(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted names of all values, with their text."""
+def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values of a config; a class with its arguments is one value."""
     for key, value in values.items():
         name = f"{before}{key}"
-        if isinstance(value, dict) and not name.startswith("trainer."):
-            yield from _texts(value, f"{name}.")
+        group = isinstance(value, dict) and (name == "model" or "class_path" not in value)
+        if group and not name.startswith("trainer."):
+            yield from _flat(value, f"{name}.")
         elif name not in ("model.class_path", "model.init_args.task"):
-            yield name, "{" if value is None else str(value)
+            yield name, value

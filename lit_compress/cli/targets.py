@@ -262,7 +262,7 @@ def _method(model: Mapping[str, Any], line: Line, needed: bool) -> tuple[str, di
     if package.startswith(f"{methods.__name__}.") or package == methods.__name__:
         if name in catalogue.methods():
             return f"{methods.__name__}.{name}", init
-    elif path == (line.last("model") or line.last("model.class_path")):
+    elif path == line.last("model"):
         _refuse_functions(path, init)
         return path, init
     if not needed:

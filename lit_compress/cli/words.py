@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.removed import removed, removed_value
 
 FUNCTIONS = {"list": "list_"}  # command -> its function, where the names differ
-ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help"}
+ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help", "model.class_path": "model"}
+_SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools -> the option's last part
 # short option of factorize -> option of fit
 SHORT = {
     **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape", "allocation",
@@ -110,13 +112,10 @@ def from_python(command: str, given: Mapping[str, Any]) -> Line:
     """Return the arguments of a function by option; those that are None are left out."""
     own, line = own_options(command), Line(command)
     for name, value in given.items():
-        if value is None:
-            continue
-        if name in own:
+        if value is not None and name in own:
             line.own[name] = value
-        else:
-            name = SHORT.get(name, name) if command == "factorize" else name
-            line.values[ALIASES.get(name, name)] = str(value) if isinstance(value, Path) else value
+        elif value is not None:
+            line.values[_in_full(name, command, own)] = str(value) if isinstance(value, Path) else value
     return line
 
 
@@ -133,42 +132,47 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
     """
     own = own_options(command) if own is None else own
     line, left, given = Line(command, args=args), list(args), dict[str, list[str]]()
-    positions = [name for name in own if own[name].position]
     while left:
         word = left.pop(0)
         if not word.startswith("-") or word[1:2].isdigit() or word == "-":
-            if len(given.keys() & set(positions)) == len(positions):
+            place = next((name for name in own if own[name].position and name not in given), None)
+            if place is None:
                 ending = f"--config {word}" if word.endswith((".yaml", ".yml")) else "see --help"
                 raise UserError(f"'{word}' has no option before it; {ending}")
-            given[next(name for name in positions if name not in given)] = [word]
+            given[place] = [word]
             continue
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name if name in own else ALIASES.get(name, name)
+        typed, equals, value = word.lstrip("-").partition("=")
+        name = _in_full(typed, command, own)
         if name == "help":
             line.help = left.pop(0) if left[:1] == ["trainer"] else ""
             continue
-        many = name in own and own[name].kind.startswith("list")
-        values = [value] if equals else _values(left, many)
-        if not values and name in own and len(only := choices_of(own[name].kind)) == 1:
-            values = only
-        asked = own.get(name) or catalogue.shared().get(name)
-        if not values and name != "print_config" and not (asked and asked.kind.startswith("bool")):
-            if name == "config":
-                raise UserError("config: no file or shipped config is named after --config; e.g. lpaf_sst2.yaml")
-            known = name in own or name in catalogue.shared() or "." in name
+        option = own.get(name) or catalogue.shared().get(name)
+        kind = option.kind if option else ""
+        values = [value] if equals else _values(left, name in own and kind.startswith("list"))
+        if not values:
+            only = choices_of(kind) if name in own else []
+            values = ["true"] if kind.startswith("bool") else only if len(only) == 1 else []
+        if not values:
+            known = option or "." in name
             raise UserError(f"{name}: the value is missing" if known else unknown(name, None, list(own)))
         if name in own:
-            given.setdefault(name, []).extend(values or ["true"])
-        elif command == "factorize" and name in SHORT:
-            line.options.append((SHORT[name], values[0]))
+            given.setdefault(name, []).extend(values)
         else:
-            line.options.append((name, values[0] if values else "" if name == "print_config" else "true"))
+            line.options.append((name, values[0]))
     for name, option in own.items():
         if name in given:
             line.own[name] = converted(option, given[name])
         elif option.default is None and line.help is None:
             raise UserError(f"{name.upper() if option.position else name}: it is missing; see {command} --help")
     return line
+
+
+def _in_full(name: str, command: str, own: Mapping[str, Option]) -> str:
+    """Return the option of ``fit`` that a short name stands for; the command's own options keep theirs."""
+    if name in own:
+        return name
+    short = SHORT.get(name) if command == "factorize" else None
+    return short or ALIASES.get(name, name)
 
 
 def _values(left: list[str], many: bool) -> list[str]:
@@ -198,13 +202,10 @@ def converted(option: Option, texts: list[str]) -> Any:
             raise UserError(f"{name}: '{texts[-1]}' is not valid; {nearest(texts[-1], choices)}")
         return texts[-1]
     makers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": {"true": True, "false": False}.get}
-    try:
-        value = makers.get(kind, str)(texts[-1])
-    except ValueError:
-        value = None
-    if value is None:
-        raise UserError(f"{name}: '{texts[-1]}' is not a valid {kind}")
-    return value
+    with suppress(ValueError):
+        if (value := makers.get(kind, str)(texts[-1])) is not None:
+            return value
+    raise UserError(f"{name}: '{texts[-1]}' is not a valid {kind}")
 
 
 def choices_of(kind: str) -> list[str]:
@@ -241,25 +242,22 @@ def check_names(line: Line, method: str | None) -> None:
     Raises:
         UserError: see above.
     """
-    known = {*catalogue.names(_known(method)), "model.class_path"}
+    known = catalogue.names(_known(method))
+    classes = [f"trainer.{option}" for option in _CLASSES] + [f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)]
+    if method and _known(method) is None:  # its class alone knows its options
+        classes.append("model.")
     for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:
         name = plain(name)
         if known_line := removed_value(name, value):
             raise UserError(known_line)
         if name in ("model.task", "help"):
             raise UserError(f"{name}: follows from the data; give --data.task")
-        inside = name.startswith(tuple(f"trainer.{option}" for option in _CLASSES))
-        inside |= name.startswith(tuple(f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)))
-        inside |= (
-            name.startswith("model.") and method is not None and _known(method) is None
-        )  # its class alone knows it
-        if name not in known and not inside:
+        if name not in known and not name.startswith(tuple(classes)):
             raise UserError(unknown(name, method, list(own_options(line.command))))
-        group = name not in ("model", "model.class_path") and any(other.startswith(f"{name}.") for other in known)
-        if group and name not in line.values and not value.startswith("{"):
-            first = next(other for other in catalogue.names(_known(method)) if other.startswith(f"{name}."))
+        inside = [other for other in known if other.startswith(f"{name}.")]
+        if inside and name != "model" and name not in line.values and not value.startswith("{"):
             raise UserError(
-                f"{name}: '{value}' is no value of a group of options; give them one by one, e.g. --{first}"
+                f"{name}: '{value}' is no value of a group of options; give them one by one, e.g. --{inside[0]}"
             )
         check_read(line.command, name)
 
@@ -277,7 +275,7 @@ def is_read(command: str, option: str) -> bool:
     def inside(names: Iterable[str]) -> bool:
         return any(f"{option}.".startswith(f"{name}.") for name in names)
 
-    if option in ("model", "model.class_path"):
+    if option == "model":
         return command in ("export", "factorize")  # which run a method that may be the user's own
     parts = option.split(".")
     trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
@@ -307,34 +305,22 @@ def unknown(key: str, method: str | None, own: Sequence[str]) -> str:
     if line := removed(key):
         return line
     method = _known(method)
-    known, last = [*own, *catalogue.names(method)], key.rpartition(".")[2]
-    all_names, title = catalogue.names(), (method or "").rpartition(".")[2]
-    stages = [name.split(".")[1] for name in known if name.startswith("model.") and name.endswith(".epochs")]
-    stage = key.removeprefix("model.").partition(".")[0]
-    others = any(name.startswith(f"model.{stage}.epochs") for name in all_names)
-    if method and others and stage not in stages and f"model.{stage}" not in known:
-        return f"model.{stage}: {title} has no stage {stage}; its stages: {', '.join(stages)}"
-    name = {"lr": "learning_rate"}.get(last, last)
-    of_stages = [option for option in known if option.startswith("model.") and option.endswith(f".{name}")]
-    if key in (last, f"model.{last}") and len(of_stages) > 1:
-        return f"unknown option '{key}'; every stage has its own: {', '.join(of_stages)}"
-    groups = ("model.", "data.", "export.", "trainer.")
-    whole = ("model",) if key == "method" else tuple(group + key for group in groups)
-    direct = next((name for name in whole if name in known), None)
-    if not direct and method and (full := next((k for k in (key, f"model.{key}") if k in all_names), None)):
-        group = full.rpartition(".")[0]
-        options = ", ".join(name for name in known if name.rpartition(".")[0] == group)
-        return f"unknown option '{key}' for {title}; its options: {options}"
-    same = direct or min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
-
-    def likeness(prefix: str) -> float:
-        close = get_close_matches(prefix + key, known, n=1)
-        return SequenceMatcher(None, prefix + key, close[0]).ratio() if close else 0.0
-
-    prefixes = ("",) if key.startswith(groups) else ("", *groups)
-    return f"unknown option '{key}'; " + (
-        f"did you mean '{same}'?" if same else nearest(max(prefixes, key=likeness) + key, known)
-    )
+    known, said = [*own, *catalogue.names(method)], f"unknown option '{key}'"
+    full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")
+    if method and full and full not in known:  # another method has it
+        group, options = full, list[str]()
+        while not options:
+            group = group.rpartition(".")[0]
+            options = [name for name in known if name.rpartition(".")[0] == group]
+        return f"{said} for {method.rpartition('.')[2]}; its options: {', '.join(options)}"
+    group, dot, last = key.removeprefix("model.").rpartition(".")
+    tail = f".{group}{dot}{_SYNONYMS.get(last, last)}"
+    if same := sorted((name for name in known if f".{name}".endswith(tail)), key=len):
+        return f"{said}; did you mean {' or '.join(map(repr, same[:4]))}?"
+    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if close := get_close_matches(key, [*known, *by_last], n=1):
+        return f"{said}; did you mean '{by_last.get(close[0], close[0])}'?"
+    return f"{said}; {nearest(key, known)}"
 
 
 def as_typed(message: str, args: Sequence[str]) -> str:

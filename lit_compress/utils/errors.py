@@ -96,7 +96,8 @@ def require(
         raise UserError(f"{option}: {value} is not above {above}; {hint}")
     assert lower is not None
     interval = f"{'(' if low is None else '['}{lower}, {upper}{')' if high is None else ']'}"
-    bounds = float(lower) if low is not None else lower + 0.01, float(upper) if high is not None else upper - 0.01
+    number = type(value) if isinstance(value, float) else type(lower)
+    bounds = number(lower) if low is not None else lower + 0.01, number(upper) if high is not None else upper - 0.01
     near = bounds[0] if value <= lower else bounds[1]
     raise UserError(f"{option}: {value} is not in {interval}; {hint or f'nearest valid {near}'}")
 

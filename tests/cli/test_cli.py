@@ -31,18 +31,17 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--model.rank", "0"), "error: model.rank: 0 is below 1, the smallest valid value"),
         ((*CONFIG, "--model.retrain.learning_rate=-1"), "error: model.retrain.learning_rate: -1.0 is not above 0"),
         (("fit", "lpaf_sst2.yaml"), "'lpaf_sst2.yaml' has no option before it; --config lpaf_sst2.yaml"),
-        (("fit", "--config"), "no file or shipped config is named after --config"),
+        (("fit", "--config"), "config: the value is missing"),
         (("fit", "--model", "Lpaf"), "unknown method 'Lpaf'; did you mean 'LPAF'?"),
         (
             ("fit", "--model", "SP3", "--model.retrain.epochs", "1"),
-            "SP3 has no stage retrain; its stages: dense, prune",
+            "unknown option 'model.retrain.epochs' for SP3; its options: model.backbone, model.budget, model.dense,",
         ),
         ((*CONFIG, "--model.density", "0.2", "--model.rank", "30"), "only one of them can decide the ranks"),
         (("fit", "--model", "SVD", "--model.density", "0.2", "--model.rank_ratio", "0.3"), "only one of them"),
         (
             (*CONFIG, "--model.lr", "1"),
-            "unknown option 'model.lr'; every stage has its own: model.dense.learning_rate, model.prune.learning_rate, "
-            "model.retrain.learning_rate",
+            "unknown option 'model.lr'; did you mean 'model.dense.learning_rate' or 'model.prune.learning_rate' or",
         ),
         ((*CONFIG, "--model.prune.score", "sign"), "model.prune.score: 'sign' is not a valid value of"),
         ((*CONFIG, "--trainer.max_epochs", "3"), "trainer.max_epochs: 3 would hold for every stage"),

@@ -66,7 +66,7 @@ def test_the_nearest_is_the_option_that_was_meant(capsys):
             "'model.rank' for FirstOrder; its options: model.backbone, model.budget, model.dense,",
         ),
         (("FirstOrder", "--model.gates", "1"), "'model.gates'; "),
-        (("SVD", "--epochs", "3"), "'epochs'; every stage has its own: model.dense.epochs, model.retrain.epochs"),
+        (("SVD", "--epochs", "3"), "'epochs'; did you mean 'model.dense.epochs' or 'model.retrain.epochs'?"),
         (("SVD", "--budget", "size=2MB"), "unknown option 'budget'; did you mean 'model.budget'?"),
         (("SVD", "--dense.epochs", "3"), "unknown option 'dense.epochs'; did you mean 'model.dense.epochs'?"),
         (
