@@ -1,8 +1,8 @@
 """Targets of ``evaluate``, ``predict`` and ``bench``: a run, an export, a model of a run, or any fine-tuned model.
 
 The config of a run or an export gives values, and the command line says what may run. The file may be somebody else's:
-its method is one of the package, or the command line names it. The Trainer's arguments count only if they change the
-result of an evaluation or an export.
+a method that is run is one of the package, or the command line names it. The Trainer's arguments count only if they
+change the result of an evaluation or an export.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
 _ANY = "FWSVD"  # the method when none is run
-_COMMON = ("backbone", "revision", "sites", "teacher")  # arguments of every method that the data and the models need
 
 
 @dataclass(frozen=True)
@@ -222,14 +221,15 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
         config: plain values of known keys.
         line: of the command.
         net: folder of the model.
-        runs: the command runs the method; others only evaluate, so that a method which the package lacks is not needed.
+        runs: the command runs the method; others only evaluate, so that no method is needed.
 
     Raises:
         UserError: an option is wrong; or the method is not of the package, is needed, and ``line`` does not name it.
     """
-    name, init = _method(config["model"], line, needed=runs)
-    data = dict(config["data"])
-    origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
+    model, data = config["model"], dict(config["data"])
+    known = model["init_args"]
+    name, init = _method(model, line) if runs else (_ANY, {"teacher": known.get("teacher")})
+    origin = known["backbone"] if known.get("revision") is None else f"{known['backbone']}@{known['revision']}"
     init |= {"backbone": str(net), "revision": None}
     if init.get("teacher"):  # of which a run has a copy
         copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
@@ -245,32 +245,29 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
         values.pop(option, None)
     if line.command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
-    model = {"class_path": name, "init_args": init}
-    cli = CommandLine(line, line.command, {**config, "model": model, "data": data, "trainer": trainer})
+    stored = {**config, "model": {"class_path": name, "init_args": init}, "data": data, "trainer": trainer}
+    cli = CommandLine(line, line.command, stored)
     cli.origin = origin  # whose vectors may be the labels
     return cli
 
 
-def _method(model: Mapping[str, Any], line: Line, needed: bool) -> tuple[str, dict[str, Any]]:
-    """Return the import path of a stored method, and its arguments.
+def _method(model: Mapping[str, Any], line: Line) -> tuple[str, dict[str, Any]]:
+    """Return the name or import path of a stored method, and its arguments.
 
     Raises:
         UserError: as :func:`parse_stored`.
     """
     path, init = model["class_path"], dict(model["init_args"])
     package, _, name = path.rpartition(".")
-    if package.startswith(f"{methods.__name__}.") or package == methods.__name__:
-        if name in catalogue.methods():
-            return f"{methods.__name__}.{name}", init
-    elif path == line.last("model"):
-        _refuse_functions(path, init)
-        return path, init
-    if not needed:
-        return f"{methods.__name__}.{_ANY}", {key: init[key] for key in _COMMON if key in init}
-    raise UserError(
-        f"{line.command}: the method '{path}' is not of this package, and is not imported; if you trust it, name it: "
-        f"--model {path}"
-    )
+    if f"{package}.".startswith(f"{methods.__name__}.") and name in catalogue.methods():
+        return name, init
+    if path != line.last("model"):
+        raise UserError(
+            f"{line.command}: the method '{path}' is not of this package, and is not imported; if you trust it, name "
+            f"it: --model {path}"
+        )
+    _refuse_functions(path, init)
+    return path, init
 
 
 def _refuse_functions(path: str, init: Mapping[str, Any]) -> None:

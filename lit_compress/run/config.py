@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from lit_compress.utils.errors import UserError
@@ -26,7 +25,8 @@ def checked_config(what: str, stored: Any) -> dict[str, Any]:
     return plain_config(what, checked_groups(what, stored))
 
 
-_CLASS = ("class_path", "init_args", "dict_kwargs")  # how the parser knows a class
+_CLASS = {"class_path", "init_args", "dict_kwargs"}  # how the parser knows a class
+_TRAINING = ("optimizer", "lr_scheduler")  # classes that train a stage
 
 
 def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dict[str, Any]:
@@ -37,18 +37,10 @@ def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dic
     kept: dict[str, Any] = {
         name: config[name] for name in ("seed_everything", "checkpoint_every", "max_skipped") if name in config
     }
-    init = {name: _untrained(value) for name, value in config["model"]["init_args"].items()}
-    init = _plain(init, f"{what}: model" if strict else None)
+    init = _plain(config["model"]["init_args"], f"{what}: model" if strict else None)
     kept |= {name: _plain(config.get(name, {}), f"{what}: {name}") for name in ("data", "export")}
     trainer = _plain(config.get("trainer", {}), None)
     return kept | {"model": {"class_path": config["model"]["class_path"], "init_args": init}, "trainer": trainer}
-
-
-def _untrained(value: Any) -> Any:
-    """Return an argument of a method without the classes that train a stage."""
-    if not isinstance(value, dict):
-        return value
-    return {name: entry for name, entry in value.items() if name not in ("optimizer", "lr_scheduler")}
 
 
 def _plain(values: dict[Any, Any], what: str | None) -> dict[str, Any]:
@@ -59,23 +51,20 @@ def _plain(values: dict[Any, Any], what: str | None) -> dict[str, Any]:
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(name, str) and name not in _CLASS and "." not in name:
-            if isinstance(value, dict):
-                if not set(_CLASS) & value.keys():
-                    kept[name] = _plain(value, what and f"{what}.{name}")
-            elif all(one is None or isinstance(one, str | int | float) for one in _flat(value)):
-                kept[name] = value
-        if what and name not in kept:
+        if name in _TRAINING:
+            continue
+        group = isinstance(value, dict) and not _CLASS & value.keys()
+        if isinstance(name, str) and name not in _CLASS and "." not in name and (group or _is_plain(value)):
+            kept[name] = _plain(value, what and f"{what}.{name}") if group else value
+        elif what:
             raise UserError(f"{what}.{name} is no plain value; a stored config cannot name classes")
     return kept
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield the values in nested lists."""
-    for one in value if isinstance(value, list) else ():
-        yield from _flat(one)
-    if not isinstance(value, list):
-        yield value
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, Any]:
