@@ -52,7 +52,7 @@ def read_line(command: str, args: Sequence[str]) -> Line:
         SystemExit: ``--help`` was given, and was printed.
     """
     line = take_apart(command, args)
-    if line.help is not None:
+    if line.help:
         _print_help(line)
         raise SystemExit(0)
     return checked(line)
@@ -110,13 +110,9 @@ def _print_help(line: Line) -> None:
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
     _print_options({n: o for n, o in options.items() if n not in own and (command in WHOLE or is_read(command, n))})
-    trains = command in (*WHOLE, "factorize")
-    if trains and line.help == "trainer":
-        print("\nLightning's Trainer:")
-        _print_options(catalogue.trainer())
-    elif trains:
+    if command in (*WHOLE, "factorize"):
         print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")
-        print("  all of them: --help trainer")
+        print("  all of them: lightning.ai/docs/pytorch/stable/common/trainer.html")
 
 
 def _print_options(options: Mapping[str, Option]) -> None:

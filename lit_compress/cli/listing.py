@@ -7,15 +7,12 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.markup import escape
-from rich.table import Table
-
 from lit_compress import methods
 from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.run.results import read_results
 from lit_compress.tasks.records import TASKS
-from lit_compress.utils.errors import UserError, printable
-from lit_compress.utils.tables import print, show
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.tables import print, screen_table, show
 
 Lines = list[dict[str, Any]]
 
@@ -36,18 +33,8 @@ def list_(
     if json:
         print(dumps(lines, indent=2, ensure_ascii=False))
     else:
-        _print(lines)
-
-
-def _print(lines: Lines) -> None:
-    """Print the lines as a table; into a file it is as wide as it needs to be."""
-    shown = Table()
-    for name, value in lines[0].items():
-        number = isinstance(value, int | float)
-        shown.add_column(name.replace("_", " "), justify="right" if number else "left", overflow="fold")
-    for line in lines:
-        shown.add_row(*(escape(printable(_text(value))) for value in line.values()))
-    show(shown)
+        header = [name.replace("_", " ") for name in lines[0]]
+        show(screen_table(header, (map(_text, line.values()) for line in lines), left=len(header)))
 
 
 def _text(value: Any) -> str:

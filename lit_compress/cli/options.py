@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, reduce
 from importlib import import_module
 from inspect import signature
 from operator import or_
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 import lightning.pytorch as pl
 import yaml
@@ -65,9 +65,7 @@ def _parser() -> LightningArgumentParser:
     """Return the parser of all options but those that a single command has; methods are made by their class."""
     parser = LightningArgumentParser(prog="python -m lit_compress", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)  # for --print_config; configs are read before
-    hints = get_type_hints(Settings)
-    for option in fields(Settings):
-        parser.add_argument(f"--{option.name}", type=hints[option.name], default=option.default)
+    parser.add_class_arguments(Settings)
     parser.add_lightning_class_args(pl.Trainer, "trainer")
     parser.set_defaults({f"trainer.{name}": value for name, value in _TRAINER.items()})
     parser.add_lightning_class_args(DataModule, "data")

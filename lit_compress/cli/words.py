@@ -74,7 +74,7 @@ class Line:
         options: of ``fit``, each with its name and the text of its value, in their order.
         values: of ``fit``, by name, from Python.
         args: all words.
-        help: ``--help`` was given: "trainer" also asks for the Trainer's options; None: it was not.
+        help: ``--help`` was given.
     """
 
     command: str
@@ -82,7 +82,7 @@ class Line:
     options: list[tuple[str, str]] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     args: Sequence[str] = ()
-    help: str | None = None
+    help: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -144,7 +144,7 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
         typed, equals, value = word.lstrip("-").partition("=")
         name = _in_full(typed, command, own)
         if name == "help":
-            line.help = left.pop(0) if left[:1] == ["trainer"] else ""
+            line.help = True
             continue
         option = own.get(name) or catalogue.shared().get(name)
         kind = option.kind if option else ""
@@ -162,7 +162,7 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
     for name, option in own.items():
         if name in given:
             line.own[name] = converted(option, given[name])
-        elif option.default is None and line.help is None:
+        elif option.default is None and not line.help:
             raise UserError(f"{name.upper() if option.position else name}: it is missing; see {command} --help")
     return line
 

@@ -20,6 +20,7 @@ from typing import Any
 from lit_compress.utils.errors import UserError, nearest
 
 COMMAND = ("python", "-m", "lit_compress")
+COMPARISON = "compare.json"  # file with the results
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",

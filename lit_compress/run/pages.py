@@ -15,7 +15,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -31,10 +30,9 @@ from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.results import Results, RunResult, budget_order, groups, read_results
+from lit_compress.run.results import Results, RunResult, budget_order, groups, read_json, read_results
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, json_of, write_text, yaml_text
-from lit_compress.utils.manifest import check_manifest
+from lit_compress.utils.files import atomic_folder, check_folder, write_text, yaml_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -246,8 +244,4 @@ def keep_details(run: Run, data: DataModule) -> None:
 
 def layers_of(folder: Path) -> list[dict[str, Any]]:
     """Return the layers that a run kept; [] of one that goes on, or of version 0.2."""
-    if (folder / DETAILS).is_file():
-        check_manifest(f"'{folder}'", folder, DETAILS)
-        with suppress(ValueError):  # as if it were not there
-            return list(json_of(folder / DETAILS)["layers"])
-    return []
+    return (read_json(folder / DETAILS) or {}).get("layers", [])

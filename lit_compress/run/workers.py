@@ -25,14 +25,13 @@ from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
-from lit_compress.export.report import of_program
-from lit_compress.run.comparison import Cell, Fit, Plan
+from lit_compress.run.comparison import COMPARISON, Cell, Fit, Plan
+from lit_compress.run.results import read_json, read_report
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, link_if_equal, write_json
-from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.tables import print
 
-COMPARISON, FORMAT = "compare.json", 1
+FORMAT = 1
 POLL = 0.2  # seconds
 GRACE = 20.0  # seconds in which a process may end by itself
 # options that may differ when a comparison is continued: they change no result
@@ -259,7 +258,7 @@ def gather(plan: Plan) -> dict[str, Any]:
     """Write ``compare.json``, a function of the files in the folder, and return its content."""
     place, config = Layout(plan.out), asdict(plan.comparison)
     done = next((job for cell in plan.cells for job in cell.jobs if place.done(job)), None)
-    metric = of_program(_read(plan.out / done.folder / "report.json"))["metric"] if done else None
+    metric = (read_report(plan.out / done.folder) or {})["metric"] if done else None
     gathered = {
         "format": FORMAT, "config": config, "task": plan.task, "metric": metric, "fairness": fairness(config),
         "cells": [_cell(place, cell, metric) for cell in plan.cells], "command": plan.command,
@@ -304,16 +303,10 @@ def _tried(place: Layout, job: Fit, metric: Any) -> dict[str, Any]:
     error, held_out, memory = place.error(job), None, None
     status = "done" if place.done(job) else "failed" if error else "running" if place.running(job) else "missing"
     if status == "done":
-        records = _read(place.out / job.folder / "stages.json")
+        records = read_json(place.out / job.folder / "stages.json")
         memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
         held_out = (records[-1].get("held_out") or {}).get(f"val/{metric['name']}")
     return {
         "learning_rate": job.rate, "held_out": held_out, "run": job.folder.as_posix(), "status": status, "error": error,
         "seconds": place.state(job).get("seconds"), "memory_mib": memory,
     }  # fmt: skip
-
-
-def _read(path: Path) -> Any:
-    """Return the content of a record of a run."""
-    check_manifest(f"out: '{path.parent}'", path.parent, path.name)
-    return json_of(path)

@@ -7,7 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from lit_compress.utils.errors import printable
 
@@ -20,7 +20,7 @@ def print(*values: object, sep: str = " ", file: TextIO | None = None, flush: bo
     builtins.print(*(printable(str(value)) for value in values), sep=sep, file=file, flush=flush)
 
 
-def screen_table(header: Sequence[str], body: Iterable[Sequence[str]], left: int = 1, whole: int = 0) -> Table:
+def screen_table(header: Sequence[str], body: Iterable[Iterable[str]], left: int = 1, whole: int = 0) -> Table:
     """Return a table for the terminal.
 
     Args:
@@ -34,7 +34,8 @@ def screen_table(header: Sequence[str], body: Iterable[Sequence[str]], left: int
 
     table = Table()
     for i, name in enumerate(header):
-        table.add_column(escape(printable(name)), justify="left" if i < left else "right", no_wrap=i < whole)
+        side: Literal["left", "right"] = "left" if i < left else "right"
+        table.add_column(escape(printable(name)), justify=side, no_wrap=i < whole, overflow="fold")
     for row in body:
         table.add_row(*(escape(printable(cell)) for cell in row))
     return table

@@ -44,7 +44,8 @@ def pretend(words, log, handle, environment):
             return 2
         os.makedirs(folder, exist_ok=True)
         net = {"metric": float(value), "interval": [0.4, 0.6], "density": 0.25}
-        report = {"metric": {"name": "accuracy", "mode": "max"}, "compressed": net, "dense": net,
+        report = {"task": "sst2", "stages": {}, "metric": {"name": "accuracy", "mode": "max"},
+                  "compressed": net, "dense": net,
                   "ratios": {"flops": 0.5, "params": {"total": 0.5}, "bytes": 0.5}}  # fmt: skip
         with open(f"{folder}/stages.json", "w") as file:
             json.dump([{"name": "retrain", "peak_mib": 7.0, "held_out": {"val/accuracy": float(value)}}], file)
