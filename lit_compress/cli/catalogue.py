@@ -50,11 +50,6 @@ class _Class:
         self.meanings = {name: " ".join(words.split()) for name, words in entries}
         self.about = text.partition("\n")[0]
 
-    @property
-    def takes_choices(self) -> bool:
-        """Whether a command's function takes the choices for an export, ``**choices``."""
-        return isinstance(self.node, ast.FunctionDef) and self.node.args.kwarg is not None
-
     def lineage(self) -> Iterator[_Class]:
         """Yield this class and its base classes in the package, the nearest first."""
         yield self
@@ -203,8 +198,7 @@ def of_method(name: str) -> dict[str, Option]:
     """Return the options of a method, in the order in which a run uses them; {} without the source of its classes."""
     kind, base = method(name), find(f"{PACKAGE.name}.methods.base", "Method")
     assert base is not None
-    whole = kind is not None and any(one.node.name == "Method" for one in kind.lineage())
-    options, common = kind.options("model.") if kind and whole else {}, list(base.own())
+    options, common = kind.options("model.") if kind and kind.is_method() else {}, list(base.own())
 
     def place(option: str) -> float:
         first = option.split(".")[1]

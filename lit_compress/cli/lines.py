@@ -109,7 +109,7 @@ def _print_help(line: Line) -> None:
         names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
-    _print_options({n: o for n, o in options.items() if n not in own and (command in WHOLE or is_read(command, n))})
+    _print_options({n: o for n, o in options.items() if n not in own and is_read(command, n)})
     if command in (*WHOLE, "factorize"):
         print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")
         print("  all of them: lightning.ai/docs/pytorch/stable/common/trainer.html")

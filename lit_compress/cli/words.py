@@ -101,10 +101,9 @@ def own_options(command: str) -> dict[str, Option]:
     if function is None:
         return {}
     options = {name: option for name, option in function.options().items() if name != "line"}
-    if function.takes_choices:
-        for name, option in catalogue.shared().items():
-            if name.startswith("export."):
-                options[name[7:]] = replace(option, name=name[7:], default="None")
+    for name, option in catalogue.shared().items() if command == "export" else ():
+        if name.startswith("export."):
+            options[name[7:]] = replace(option, name=name[7:], default="None")
     return options
 
 
@@ -270,7 +269,7 @@ def _known(method: str | None) -> str | None:
 def is_read(command: str, option: str) -> bool:
     """Return whether a command reads an option, which is named as in a config."""
     if command in WHOLE:
-        return not option.startswith("trainer.") or option.removeprefix("trainer.") not in SET_BY_STAGE
+        return True
 
     def inside(names: Iterable[str]) -> bool:
         return any(f"{option}.".startswith(f"{name}.") for name in names)
@@ -288,7 +287,7 @@ def check_read(command: str, option: str) -> None:
     Raises:
         UserError: it does not.
     """
-    if not is_read(command, option) and command not in WHOLE:
+    if not is_read(command, option):
         use = "; nearest: eval_batch_size" if option == "data.batch_size" else "; leave it out"
         use += ", or use fit" if command == "factorize" else ""
         raise UserError(f"{option}: {command} does not read it{use}")

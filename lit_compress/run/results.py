@@ -83,14 +83,12 @@ class Results:
     """All that a page shows.
 
     Attributes:
-        folder: that was read.
         runs: in order.
         command: that makes a comparison again; "" outside of one.
         config: of the comparison.
         fairness: how its runs were made equal, one sentence or two; "" outside of one.
     """
 
-    folder: Path
     runs: list[RunResult]
     command: str = ""
     config: dict[str, Any] | None = None
@@ -112,7 +110,7 @@ def read_results(folder: Path, command: str = "report") -> Results:
         raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
     runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
     _name_labels(runs)
-    return Results(folder, sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)))
+    return Results(sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)))
 
 
 def _is_run(folder: Path) -> bool:
@@ -229,7 +227,7 @@ def _comparison(folder: Path) -> Results:
             )
         )  # fmt: skip
     return Results(
-        folder, runs, comparison.get("command") or "", comparison.get("config"),
+        runs, comparison.get("command") or "", comparison.get("config"),
         str(comparison.get("fairness") or ""),
     )  # fmt: skip
 
@@ -263,7 +261,7 @@ def other_density(budget: str, density: float | None) -> float | None:
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
-    ``bar`` is the spread, or of a single run the standard error. ``each`` has the costs of every finished run by name.
+    ``bar`` is the spread, or of a single run the standard error.
     ``chance``: none is clearly better than a constant answer.
     ``stored`` is the density if a density was asked for and the stored one is more than 1 % off, else None.
     """
@@ -279,7 +277,6 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         values = [run.report["compressed"]["metric"] for run in done if run.report]
         entries = [run.report["compressed"] for run in done if run.report]
         chance = [near_chance(run.report, "compressed") for run in done if run.report]
-        own = {run.name: each[run.name] for run in done}
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
         grouped.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some),
@@ -287,6 +284,6 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "bar": errors[0] if spread is None and errors else spread,
             "density": (density := mean(e["density"] for e in entries) if entries else None),
             "stored": other_density(budget, density), "gain": mean_gain([gains[run.name] for run in done]),
-            "costs": mean_costs(list(own.values())), "each": own, "runs": some, "chance": bool(chance) and all(chance),
+            "costs": mean_costs([each[run.name] for run in done]), "runs": some, "chance": bool(chance) and all(chance),
         })  # fmt: skip
     return grouped
