@@ -131,8 +131,7 @@ class CommandLine:
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self._notes: list[str] = []  # printed when all options are known to be valid
-        self.config = self._parsed(merged_configs(line, base or usual, self._notes), stored=base is not None)
+        self.config = self._parsed(merged_configs(line, base or usual, note), stored=base is not None)
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -162,9 +161,6 @@ class CommandLine:
         try:
             given = _parser().parse_object(config)
             return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
-        except SystemExit:  # after --print_config
-            self._tell()
-            raise
         except Exception as error:
             mistake = user_error(error) or explained(error, path)
             raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
@@ -221,12 +217,7 @@ class CommandLine:
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
         job = Job(init.model, init.data, dict(init.trainer), config.seed_everything, init.export)
         self._built = asked, job
-        self._tell()
         return job
-
-    def _tell(self) -> None:
-        while self._notes:
-            note(self._notes.pop(0))
 
     def ready(self, recorded: dict[str, Any] | None = None) -> Job:
         """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.

@@ -12,7 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,9 @@ def method_at_hand(line: Line) -> str | None:
     return named
 
 
-def merged_configs(line: Line, base: dict[str, Any] | None = None, notes: list[str] | None = None) -> dict[str, Any]:
+def merged_configs(
+    line: Line, base: dict[str, Any] | None = None, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """Return the content of all configs of a command line, merged, with the method; ``model`` is always a mapping.
 
     A method takes over the values of a config for another one that are its options as well.
@@ -159,23 +161,24 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None, notes: list[s
     Args:
         line: the command line.
         base: the first config, which all others override.
-        notes: gets the notes on them.
+        tell: gets the notes on them.
 
     Raises:
         UserError: a config cannot be used.
     """
-    merged, task, told = dict(base or {}), _named_task(line), [] if notes is None else notes
+    merged, task = dict(base or {}), _named_task(line)
     for name, text in line.options:
         if name != "config":
             continue
         content, remark = resolve_config(text, task)
-        told += [remark] if remark else []
+        if remark:
+            tell(remark)
         merged = _over(merged, without_removed(content, strict=True))
     if (method := line.last("model")) is not None:
         merged = _over(merged, {"model": method})
     elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
         merged["model"] = {"class_path": DEFAULT_METHOD}
-        told.append(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+        tell(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
     for name, value in line.values.items():
         if name != "model":
             name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name
