@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.models.storage import save_net
+from lit_compress.models.storage import load_net, save_net
 
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False, "enable_checkpointing": False,
@@ -43,7 +43,7 @@ def fit(tiny_backbone, tiny_data, tmp_path):
 
     def run(method, name, previous, look=None, teacher=None, batch_size=8, accumulate=1, callbacks=(), **arguments):
         stage = next(s for s in method.stages() if s.name == name)
-        method.prepare(stage, 7, previous, teacher)
+        method.prepare(stage, 7, previous, teacher and (lambda: load_net(teacher)))
         data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=batch_size, seed=7)
         data.accumulate = accumulate
         own = {"max_epochs": stage.settings.epochs, "log_every_n_steps": 1, "default_root_dir": tmp_path}

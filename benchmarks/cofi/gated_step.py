@@ -19,6 +19,7 @@ import torch
 
 from benchmarks import common, timing
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning
+from lit_compress.models.storage import load_net
 from lit_compress.utils.devices import move
 
 
@@ -38,7 +39,7 @@ def step_of(name: str, folder: Path, precision: str, device: str) -> Callable[[]
     """Return a function that makes one step of a stage of CoFi on the model in ``folder`` and returns its seconds."""
     method = Alone(backbone="unused", density=0.4, prune=CoFiPruning(init="finetuned"))
     stage = next(s for s in method.stages() if s.name == name)
-    method.prepare(stage, 0, folder, folder)
+    method.prepare(stage, 0, folder, lambda: load_net(folder))
     method.configure_model()
     method.to(device).train()
     for teacher in method._teacher:

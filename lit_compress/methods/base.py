@@ -25,7 +25,6 @@ from lit_compress.methods.micro_batches import MicroBatches
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
-from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
@@ -186,7 +185,7 @@ class Method(MicroBatches, Checkpointed, Fields):
     # ---------------------------------------------------------------- set-up
 
     def prepare(
-        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | PreTrainedModel | None,
+        self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], PreTrainedModel] | None = None,
         structure: Structure | None = None,
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
@@ -195,11 +194,11 @@ class Method(MicroBatches, Checkpointed, Fields):
             stage: one of :meth:`stages`.
             seed: of the run.
             previous: folder of the model to start from; None for the backbone.
-            teacher: the dense model, or its folder.
+            teacher: returns the dense model; None: the stage learns from the task alone.
             structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
-        self.stage, self._seed, self._previous, self._given_teacher = stage, seed, previous, (teacher,)
-        self._structure = structure
+        self.stage, self._seed, self._previous = stage, seed, previous
+        self._load_teacher, self._structure = teacher, structure
 
     def configure_model(self) -> None:
         """Build the model before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
@@ -209,10 +208,8 @@ class Method(MicroBatches, Checkpointed, Fields):
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
-            (given,) = self._given_teacher
-            if given is not None and self.stage.distil and self.distillation.on:
-                teacher = load_net(given) if isinstance(given, Path) else given
-                self._teacher = (teacher.requires_grad_(False).eval(),)
+            if self._load_teacher is not None and self.stage.distil and self.distillation.on:
+                self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
         trim()  # what a calibration has left free is not used by the training
         if self._structure is None and several():
@@ -253,7 +250,9 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     def release(self) -> None:
         """Release the model, its teacher and the stage after a fit."""
-        del self.net, self.stage, self._given_teacher
+        for teacher in self._teacher:
+            move(teacher, "cpu")
+        del self.net, self.stage, self._load_teacher
         self._teacher = ()
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

@@ -15,7 +15,6 @@ from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import Training, count_steps
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.distil import RATE, DistilStage, Recovery
-from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ class Distilling:
             UserError: gradients are not finite, or a checkpoint is of other data.
         """
         weights = dense_site_params(dense)
-        run_stage(self._made, self.run, "", model, dense, weights, "last", every, skips)
-        move(dense, "cpu")
+        run_stage(self._made, self.run, "", model, lambda: dense, weights, "last", every, skips)
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry on the finished stage."""

@@ -51,7 +51,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     dtype = getattr(torch, of_files)
 
     def measured(name: str) -> Measured:
-        net, entry = load_net(run.net(name)), done[name]
+        net, entry = run.dense if name == "dense" else load_net(run.net(name)), done[name]
         size = entry.get("bytes") or file_bytes(copy.deepcopy(net).to(dtype))  # of a teacher that was given
         return Measured(net, size, entry["metric"][key], entry["initial"].get(key))
 

@@ -20,11 +20,12 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.export.sentences import write_sentences
-from lit_compress.models.storage import save_net
+from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, read_yaml, remove, yaml_text
@@ -68,6 +69,11 @@ class Run:
     def net(self, name: str) -> Path:
         """Return the folder of the model of a finished stage."""
         return self.folder / name / "net"
+
+    @cached_property
+    def dense(self) -> PreTrainedModel:
+        """The model of the dense stage, which nobody changes."""
+        return load_net(self.net("dense"))
 
     @property
     def started(self) -> bool:

@@ -232,7 +232,7 @@ def keep_details(run: Run, data: DataModule) -> None:
         data: of the run.
     """
     export = run.folder / "export"
-    dense, small, own = load_net(run.net("dense")), load_net(export), data
+    dense, small, own = run.dense, load_net(export), data
     if small.config.vocab_size != dense.config.vocab_size:
         own = data.read_by(load_tokenizer(str(export), data.record))
     lines = answers([(dense, data), (small, own)])

@@ -90,14 +90,14 @@ def run_stages(job: Job, run: Run, ckpt_path: str | None, every: int, skips: int
         if stage.distil and made.method.distillation.on:
             _check_teacher(made, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
-        teacher = run.net("dense") if name != "dense" else None
-        run_stage(make, run, f"{number + 1}/{len(names)} ", previous, teacher, weights, ckpt_path, every, skips)
+        place = f"{number + 1}/{len(names)} "
+        run_stage(make, run, place, previous, lambda: run.dense, weights, ckpt_path, every, skips)
     return job if decided else decide(job, run)
 
 
 def run_stage(
     make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previous: Path | None,
-    teacher: Path | PreTrainedModel | None, weights: int, ckpt_path: str | None, every: int, skips: int,
+    teacher: Callable[[], PreTrainedModel], weights: int, ckpt_path: str | None, every: int, skips: int,
 ) -> None:  # fmt: skip
     """Run or continue one stage, and write its best model and its record into the run.
 
@@ -106,7 +106,7 @@ def run_stage(
         run: the run folder.
         place: of the stage in the run, before its name in lines.
         previous: folder of the model to start from; None for the backbone.
-        teacher: the dense model, or its folder; None: the stage has none.
+        teacher: returns the dense model, on the CPU, before and afterwards.
         weights: of the matrices of the transformer blocks.
         ckpt_path: as :func:`run_stages`, also the others.
 
@@ -140,7 +140,8 @@ def run_stage(
         raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
     forget(trainer, method)
     split, data.trainer = data.split, None  # type: ignore[assignment]
-    _finish_stage(*make(), previous, run, trainer, split, time.time() - start)
+    _finish_stage(make, job, stage, run, trainer, split, time.time() - start)
+    method.release()
     if several():  # wait for the other ranks
         torch.distributed.barrier()
 
@@ -243,20 +244,24 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
 
 @rank_zero_only
 def _finish_stage(
-    job: Job, stage: Stage, previous: Path | None, run: Run, trainer: Trainer, split: list[int], seconds: float
-) -> None:
+    make: Callable[[], tuple[Job, Stage]], job: Job, stage: Stage, run: Run, trainer: Trainer, split: list[int],
+    seconds: float,
+) -> None:  # fmt: skip
     """Write the best model of a finished stage, files for the next stage, and the stage's record."""
     method, data, name = job.method, job.data, stage.name
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
     mark = check_mark(checkpoint, type(method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
-    stage.notes = mark.get("notes", {})
-    method.prepare(stage, job.seed, previous, None, mark["structure"])
-    method.configure_model()
+    if method.device_mesh is not None:  # other processes have parts of the model: it is built again
+        previous = stage.previous
+        job, stage = make()
+        method = job.method
+        method.prepare(stage, job.seed, previous, None, mark["structure"])
+        method.configure_model()
+        stage.set_total_steps(mark["total_steps"])
+    stage.notes, net = mark.get("notes", {}), method.net
     method.load_state_dict(checkpoint["state_dict"])
-    net = method.net
-    stage.set_total_steps(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)

@@ -183,11 +183,11 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forget(trainer: Trainer, method: Method) -> None:
-    """Free the memory that a finished fit no longer needs: gradients, moments, the model and its teacher."""
+    """Free the memory that a finished fit no longer needs: gradients and moments."""
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
         optimizer.param_groups.clear()
-    method.release()
+    method.zero_grad()
     trim()
 
 

@@ -18,7 +18,6 @@ from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
-from lit_compress.models.storage import load_net
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
@@ -115,7 +114,7 @@ def decide(job: Job, run: Run) -> Job:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            chosen, _ = choose_removal(load_net(run.net("dense")), job)
+            chosen, _ = choose_removal(run.dense, job)
         chosen = {"asked": asked, **chosen}
         run.keep("removal.json", chosen)
         return chosen

@@ -16,7 +16,7 @@ from lit_compress.methods.base import Distillation
 from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.sp3.sp3 import SP3Distillation
-from lit_compress.models.storage import save_net
+from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, task_loss
 from lit_compress.run import runner as stages
 from lit_compress.run.folder import Run
@@ -33,7 +33,7 @@ def make(folder, teacher, family="bert", **distillation):
     net = put(folder / "net", make_net(family, dropout=0.0))
     teacher = put(folder / "teacher", teacher)
     method = Magnitude(backbone="unused", distillation=Distillation(**distillation))
-    method.prepare(method.stages()[1], 0, net, teacher)
+    method.prepare(method.stages()[1], 0, net, lambda: load_net(teacher))
     method.configure_model()
     return method
 
@@ -128,7 +128,7 @@ def test_two_forwards(mode, tmp_path, monkeypatch):
         )
         stage = method.stages()[-1]
         stage.factors = lambda _: lambda name, weight, rank: (weight[:, :rank], weight[:rank])
-        method.prepare(stage, 0, net, teacher)
+        method.prepare(stage, 0, net, lambda: load_net(teacher))
         method.configure_model()
         stage.set_total_steps(100)
         method.step_seed = 5

@@ -23,6 +23,7 @@ from lit_compress.methods.sp3.stage import ProjectedPruning
 from lit_compress.methods.theseus import Replacing
 from lit_compress.models.backbones import load_net
 from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net as load_folder
 from lit_compress.models.storage import save_net
 from lit_compress.numerics import chunked_logits
 from lit_compress.stages.distillation import Distillation
@@ -120,7 +121,7 @@ def fitted(folder, kind, backbone, data, batch_size, accumulate, method=None, na
         distillation=Distillation(alpha=0.5, alpha_layers=3.0, mask_padding=True, relative=True),
     )  # fmt: skip
     stage = next(stage for stage in method.stages() if stage.name == name)
-    method.prepare(stage, 7, folder / "dense", folder / "teacher")
+    method.prepare(stage, 7, folder / "dense", lambda: load_folder(folder / "teacher"))
     module = DataModule(task, backbone, data, batch_size=batch_size, eval_batch_size=3, seed=7, **settings)
     module.accumulate = accumulate
     keep = KeepGradients()
