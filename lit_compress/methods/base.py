@@ -4,7 +4,7 @@ This is the only file that knows Lightning's order inside an optimizer step: clo
 ``on_before_optimizer_step`` (gradients accumulated, reduced, unscaled, not clipped: scores are read here) -> clipping
 (scores of after the step copy the gradients before it) -> step -> back in ``optimizer_step`` (weights are zeroed here).
 
-The closure of a step goes through its micro-batches, see micro_batches.py.
+The closure of a step goes through its micro-batches, see stages/micro_batches.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.methods.checkpoints import Checkpointed
-from lit_compress.methods.micro_batches import MicroBatches
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
@@ -31,6 +30,7 @@ from lit_compress.stages.base import Stage, Training, build_optimizer, build_sch
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
 from lit_compress.stages.distillation import Distillation, check_widths
 from lit_compress.stages.lora import Retraining, add_updates
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.stages.weighting import Removes

@@ -52,8 +52,9 @@ from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, s
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 from lit_compress.utils.errors import UserError, require
 
@@ -127,7 +128,7 @@ class BlockPruning(MovementStage):
         """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
         return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Put a masked layer at every site."""
         size = self.settings.block
         for part in sublayers(net):
@@ -257,7 +258,7 @@ class Filling(Stage):
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Cut the pruned model; all remaining values in its matrices are trained, including zeros."""
         cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net

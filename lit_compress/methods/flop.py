@@ -41,8 +41,9 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import balanced
 from lit_compress.utils.errors import UserError, require
@@ -121,7 +122,7 @@ class RankPruning(GatedStage):
             rule = RankRule(self.density, fill=True, round_to=self.round_to)
             return factorize(net, rule.allocate(net), None)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Decompose all matrices and put gates on all of their ranks.
 
         configure_model sends the values of the first process.

@@ -40,10 +40,11 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.schedules import linear_decay_to_zero
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
 from lit_compress.utils.errors import UserError, require
@@ -117,7 +118,7 @@ class LPAFPruning(UnstructuredPruning):
         super().__init__(settings, 1.0)
         self.rule = rule
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Choose v."""
         self.density = self.kept(net)
         return net
@@ -185,7 +186,7 @@ class MixedRankRetraining(CompressedStage):
                 "project relative positions; use sequential"
             )
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Factorize the model and choose p_init."""
         net = super().begin(net, method, structure)
         self.p_init = self.first_p(net)
@@ -205,7 +206,7 @@ class MixedRankRetraining(CompressedStage):
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
         return linear_decay_to_zero(step, self.total_steps, self.p_init)
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Throw the coins, do one or two forwards, return the loss terms with the consistency (Eqs. 12-14)."""
         p = self.p(method.trainer.global_step)
         if p == 0:
@@ -233,7 +234,7 @@ class MixedRankRetraining(CompressedStage):
         form = self.settings.double_forward
         return form == "concat" if form else self._can_concat and device.type != "cpu"
 
-    def _two_forwards(self, method: StageContext, batch: dict[str, Tensor], coins: Tensor) -> Logits:
+    def _two_forwards(self, method: MicroBatches, batch: dict[str, Tensor], coins: Tensor) -> Logits:
         """Return the logits [2b, ..., classes] of both forwards."""
         if self._concats(batch["input_ids"].device):
             self._set(coins)

@@ -39,7 +39,8 @@ from lit_compress.models.sites import find_sites, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class MovementPruning(MovementStage):
         density: final stored fraction of the sites' weights.
     """
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Put a masked layer at every site."""
         for site in find_sites(net):
             replace(net, site.name, MaskedLinear(module_at(net, site.name, nn.Linear)))

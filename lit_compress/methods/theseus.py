@@ -34,7 +34,8 @@ from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stac
 from lit_compress.models.sites import module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class BlockReplacing(Stage):
         shorten(net, {path: range(count) for path, count in self.left(net).items()})
         return net
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Put copies of the first blocks of the fine-tuned model in the place of modules; freeze the rest."""
         left = self.left(net)
         shares = {left[path] / total for path, (_, total) in stack_lengths(net).items()}
@@ -187,7 +188,7 @@ class BlockReplacing(Stage):
         """Return the probability of a replacement at ``step``."""
         return linear_to(step, 0, self._rise, self.settings.start, 1.0)
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Throw the coins of this forward, the same on every rank; return the loss terms."""
         generator = torch.Generator().manual_seed(method.step_seed)
         coins = torch.rand(len(self._blocks), generator=generator) < self.p(method.trainer.global_step)

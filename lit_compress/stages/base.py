@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lit_compress.models import backbones
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
 
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.models.surgery import Structure
-    from lit_compress.numerics.chunked_logits import Logits
     from lit_compress.stages.distillation import Distillation
-    from lit_compress.tasks.base import TaskType
-    from lit_compress.tasks.records import Task
 
 
 @dataclass(frozen=True)
@@ -88,27 +86,6 @@ class Training:
     def updates(self) -> Any:
         """The low-rank updates (lora.py) that are trained in place of the parameters; None: these are trained."""
         return None
-
-
-class StageContext(Protocol):
-    """The attributes of a method that its stages may use."""
-
-    backbone: str
-    sites: str | None
-    task: Task
-    step_seed: int  # of this optimizer step; the same on every rank and for every micro-batch
-    own_seed: int  # of this micro-batch, from which dropout is drawn
-    trainer: Any
-    kind: TaskType
-    distillation: Distillation
-
-    def logits(self, batch: dict[str, Tensor]) -> Logits:
-        """Return the model's logits [b, ..., classes] for ``batch``."""
-
-    def objective(
-        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
-    ) -> dict[str, Tensor]:
-        """Return the loss terms by name: the task's and, with a teacher, the distillation's."""
 
 
 class Stage(nn.Module):
@@ -221,7 +198,7 @@ class Stage(nn.Module):
             UserError: a setting asks for more.
         """
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Return the model that this stage trains.
 
         Args:
@@ -235,7 +212,7 @@ class Stage(nn.Module):
         self.previous = previous
         return self.begin(net, method, structure)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Return ``net``, from the stage before, in its form for training; it may be changed in place.
 
         With a ``structure``, values of new parts come from a checkpoint; where data decide, it has the shapes.
@@ -261,7 +238,7 @@ class Stage(nn.Module):
         """
         self.total_steps = total_steps
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the loss terms by name, whose sum is minimised; each is logged as ``train/<name>``."""
         return method.objective(method.logits(batch), batch, distil=self.distil)
 

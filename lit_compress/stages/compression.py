@@ -20,8 +20,9 @@ from torch import Tensor
 
 from lit_compress.models.accounting import dense_site_params, stored_density
 from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.calibration import Calibration, collected
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import trim
 from lit_compress.utils.sharding import from_first, is_first
@@ -313,7 +314,7 @@ class CompressedStage(Stage):
         self.compression.fill(net, self.compression.plan(net, measured), None)
         return net
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Compress ``net``, or give it the modules of a checkpoint."""
         if structure is not None:
             net = self.compression.rebuilt(net, structure, self.notes)

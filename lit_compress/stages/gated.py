@@ -28,7 +28,8 @@ from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import lagrangian
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, nearest, require
 from lit_compress.utils.sharding import Shards
 
@@ -155,7 +156,7 @@ class GatedStage(Stage):
         """Return the gates that are trained in the optimizer step after ``step`` completed ones; others are open."""
         return set(self.gates)
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sample the trained gates; return the usual loss terms and the Lagrangian of the size."""
         step = method.trainer.global_step
         active = self.active(step)
@@ -249,7 +250,7 @@ def opened(gate: HardConcrete) -> Tensor:
 
 
 @contextmanager
-def same_draws(method: StageContext) -> Iterator[None]:
+def same_draws(method: MicroBatches) -> Iterator[None]:
     """Give every rank and micro-batch the step's random numbers inside the context, and its own again afterwards."""
     other = method.own_seed != method.step_seed
     if other:

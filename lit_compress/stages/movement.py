@@ -28,7 +28,7 @@ from torch import Tensor
 from lit_compress.layers import BlockMaskedLinear, MaskedLinear
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
-from lit_compress.stages.base import StageContext
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import require
 from lit_compress.utils.sharding import local, whole
@@ -117,7 +117,7 @@ class MovementStage(CubicStage):
         """Return tau(step) / tau_f, from 0 to 1."""
         return (1 - self.target(step)) / (1 - self.density)
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compute lambda(t) for :meth:`before_step`; return the usual loss terms."""
         self._penalty = self.settings.penalty * self.progress(method.trainer.global_step)
         return super().losses(method, batch)

@@ -41,7 +41,8 @@ from lit_compress.numerics.importance import row_sensitivity, update_row_average
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -154,7 +155,7 @@ class RowSparsePruning(Stage):
         final = max(0, budget - size(ranks)) / total if self.low_rank < self.density else 0.0
         return RowBudget(ranks, size(ranks), total, final)
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8)."""
         self.budget = self.budget_of(net)
         self.row_sizes = RowSizes(net, self.budget.ranks)

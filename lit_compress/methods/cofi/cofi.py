@@ -54,9 +54,10 @@ from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import embedding_params, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.lora import Retraining
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import Shards
 
@@ -116,7 +117,7 @@ class MatchedStage(Stage):
                 "matched; valid: 0"
             )
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Freeze the embeddings."""
         net = super().begin(net, method, structure)
         for parameter in embedding_params(net):
@@ -218,7 +219,7 @@ class GatedPruning(MatchedStage, GatedStage):
         units = [name for name in ("heads", "neurons") if name in self.names(net)]
         return cut_evenly(net, self.density, units) if units else net
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Put gates into the model of the stage before."""
         net = super().begin(net, method, structure)
         names, least = self.names(net), least_units(self.names(net))

@@ -36,7 +36,8 @@ from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import whole
@@ -255,7 +256,7 @@ class RowsAndGates(GatedPruning):
         """Whether nothing is to be removed."""
         return self.rows.whole == 1
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Decompose the matrices, then put gates around them."""
         return super().begin(self.rows.begin(net, method, structure), method, structure)
 

@@ -37,10 +37,10 @@ from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import matched_layers_loss
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import StageContext
 from lit_compress.stages.calibration import CALIBRATION_SEED
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
+from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import from_first
@@ -165,7 +165,7 @@ class ProjectedStage(GatedStage):
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
         return outline_projected(net, self.form, even_units(gated_size(net, self.form), self.asked(net)))
 
-    def begin(self, net: PreTrainedModel, method: StageContext, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""
         stream, settings, d = self.form.residual_stream(net), self.settings, net.config.hidden_size
         listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
@@ -191,13 +191,13 @@ class ProjectedStage(GatedStage):
         self.map = nn.Parameter(torch.eye(d))
         return net
 
-    def _bases(self, method: StageContext, net: PreTrainedModel) -> Bases:
+    def _bases(self, method: MicroBatches, net: PreTrainedModel) -> Bases:
         """Return the projections; write every direction's share of its site's energy into :attr:`shares`."""
         settings = self.settings
         if settings.projections == "identity":
             return identity_bases(net, settings.group)
         trainer = method.trainer
-        data, shared = trainer.datamodule, trainer.world_size > 1
+        data, shared = trainer.datamodule, trainer.world_size > 1  # type: ignore[attr-defined]
         batches = data.calibration_dataloader(min(settings.examples, data.train_size()), CALIBRATION_SEED)
         move(net, trainer.strategy.root_device)
         grams = collect_grams(
@@ -255,7 +255,7 @@ class ProjectedStage(GatedStage):
 
     # ------------------------------------------------------------------- loss
 
-    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the terms of distillation and, once gates are trained, the Lagrangian of the size (Eq. 5)."""
         terms, self._active = super().losses(method, batch), self.active(method.trainer.global_step)
         parameters = (*self.log_alphas.values(), self.linear, self.quadratic, self.map)

@@ -6,7 +6,7 @@ from tiny import make_inputs, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from lit_compress.methods.micro_batches import padding_known
+from lit_compress.stages.micro_batches import padding_known
 
 
 class Reads(TorchDispatchMode):

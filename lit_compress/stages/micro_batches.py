@@ -24,7 +24,6 @@ from torch import Tensor
 
 from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses, state_moments
-from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
 from lit_compress.utils.sharding import sum_over_ranks
 
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.tasks.base import TaskType
+    from lit_compress.tasks.records import Task
 
 Batch = dict[str, Tensor]
 _MEANS = ("task", "distillation", "layers", "consistency")  # terms of Method.objective; others are of the model alone
 
 
 class StepSums:
-    """Sums of values over a step's micro-batches and processes, for :attr:`Stage.over_step`.
+    """Sums of values over a step's micro-batches and processes, for ``Stage.over_step``.
 
     Without a pass over all micro-batches before, values are summed over processes at once.
 
@@ -76,14 +76,20 @@ class StepSums:
 
 
 class MicroBatches(pl.LightningModule):
-    """The part of a method that computes the gradients of an optimizer step."""
+    """The part of a method that computes the gradients of an optimizer step; stages use its public attributes.
+
+    Attributes:
+        step_seed: of this optimizer step; the same on every rank and for every micro-batch.
+        own_seed: of this micro-batch, from which dropout is drawn.
+    """
 
     net: PreTrainedModel
-    stage: Stage
+    stage: Any  # a Stage, which knows this class
+    backbone: str
+    sites: str | None
+    task: Task
     kind: TaskType
     distillation: Distillation
-    step_seed: int
-    own_seed: int
     _seed: int
     _teacher: tuple[PreTrainedModel, ...]
 
@@ -144,7 +150,7 @@ class MicroBatches(pl.LightningModule):
             sums.real, sums.place = _real(batch), 0
         self._hidden = [] if self._listens else None
         with padding_known(self._padded):
-            terms = self.stage.losses(self, batch)  # type: ignore[arg-type]
+            terms = self.stage.losses(self, batch)
         self._hidden = None  # off in validation and in recomputation by checkpointing
         return terms
 
