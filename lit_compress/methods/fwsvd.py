@@ -29,7 +29,7 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.rank_rule import Allocation, RankRule
-from lit_compress.stages.weighted import weighted
+from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Removes, Weighted
 
 PAPER_RANK_RATIO = 0.33

@@ -47,7 +47,7 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
-from lit_compress.stages.weighted import weighted
+from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no

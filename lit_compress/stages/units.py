@@ -8,18 +8,20 @@ the mean of its outputs, which the last bias carries, and its matrices are gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_compress.calibration.moments import KroneckerFactors
+from lit_compress.calibration.moments import Gram, KroneckerFactors
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
+from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
-from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
-from lit_compress.models.uniform_shape import kept_by_part, uniform_groups
+from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, sublayers
+from lit_compress.models.uniform_shape import even_counts, kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
@@ -30,11 +32,17 @@ from lit_compress.numerics.structures import (
     uniform_options,
     without_inputs,
 )
+from lit_compress.stages.compression import Compression, Measured
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.weighting import UnderWeighting, Weighted, WeightedFactors, biased_sites, calibration_for
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.calibration import Calibration
 
 CHUNK = 0.04  # share of the neurons left that go at one step; heads go one by one
 
@@ -74,49 +82,6 @@ def least_density(net: PreTrainedModel) -> float:
     return least / sum(price.whole for price in prices.values())
 
 
-def find_units(
-    net: PreTrainedModel,
-    moments: Mapping[str, KroneckerFactors],
-    biased: frozenset[str],
-    gradients: bool = True,
-    round_to: int = 1,
-    uniform: bool = False,
-) -> dict[str, Units]:
-    """Return by last matrix the units of the sub-layers of the dense ``net``, of :func:`held_part` all but one.
-
-    Args:
-        net: dense.
-        moments: Kronecker factors by site; with one block's sites, for the sub-layers of this block alone.
-        biased: sites whose bias takes over the mean of the inputs.
-        gradients: False to weigh all outputs alike.
-        round_to: neurons go so that a multiple of it is left.
-        uniform: of the sub-layers that can lose as many units each (models/uniform_shape.py), of all but one unit.
-
-    Raises:
-        UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
-    """
-    units = {}
-    if uniform:
-        parts = [part for group in uniform_groups(net, round_to) for part in group.parts if len(group.counts) > 1]
-        kept = {part.last for part in parts}
-    else:
-        parts = sublayers(net)
-        held = held_part(parts)
-        kept = set() if held is None else {held.last}
-    parts = [part for part in parts if part.last in moments]
-    for part in track(parts, "heads and neurons", len(parts)):
-        name, groups = part.last, unit_inputs(net, part)
-        layer: Any = net.get_submodule(name)
-        moment = moments[name]
-        path = removal_path(
-            layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
-            mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
-            keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, name=name,
-        )  # fmt: skip
-        units[name] = Units(part, path, unit_price(net, part).weights, len(groups))
-    return units
-
-
 def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> tuple[dict[str, Tensor], float]:
     """Choose the units to remove, in order of the cost per saved parameter.
 
@@ -124,7 +89,7 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     units come back, as far as the saving allows; a sub-layer that is gone stays gone.
 
     Args:
-        units: as :func:`find_units` returns them.
+        units: as :meth:`UnitRemoval.units` returns them.
         saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
 
@@ -170,7 +135,7 @@ def choose_uniform(
 
     Args:
         net: dense; only shapes are read.
-        units: as :func:`find_units` returns them for ``uniform``.
+        units: as :meth:`UnitRemoval.units` returns them for ``uniform``.
         saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
 
@@ -198,31 +163,22 @@ def choose_uniform(
 
 
 @torch.no_grad()
-def update_rest(
-    net: PreTrainedModel,
-    moments: Mapping[str, KroneckerFactors],
-    removed: Mapping[str, Tensor],
-    biased: frozenset[str],
-) -> None:
-    """Update the rest of the last matrices of the dense ``net``, in place, equation (U).
+def update_rest(net: PreTrainedModel, part: SubLayer, moment: KroneckerFactors, gone: Tensor) -> None:
+    """Update the rest of the last matrix of a sub-layer of the dense ``net``, in place, equation (U).
 
     Args:
         net: dense.
-        moments: Kronecker factors by site.
-        removed: units by last matrix, int64 [units]; sub-layers whose last matrix is not there stay as they are.
-        biased: sites whose bias takes over the mean of the inputs.
+        part: the sub-layer.
+        moment: of the inputs of its last matrix.
+        gone: units that are removed, int64 [units].
     """
-    for part in sublayers(net, removable=False):
-        name = part.last
-        if len(removed.get(name, ())):
-            mean = moments[name].mean if name in biased else None
-            layer: Any = net.get_submodule(name)
-            before, inputs = layer.weight.detach().clone(), unit_inputs(net, part)[removed[name]].flatten()
-            inverse = inverse_moment(centred(moments[name].inputs(), mean), name)  # type: ignore[arg-type]
-            weight = without_inputs(before.cpu().double(), inverse, inputs)
-            layer.weight.copy_(weight)
-            if mean is not None:
-                layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
+    layer: Any = net.get_submodule(part.last)
+    before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
+    inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
+    weight = without_inputs(before.cpu().double(), inverse, unit_inputs(net, part)[gone].flatten())
+    layer.weight.copy_(weight)
+    if mean is not None:
+        layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
 
 
 @torch.no_grad()
@@ -231,7 +187,7 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
 
     Args:
         net: dense.
-        removed: as for :func:`update_rest`.
+        removed: units by last matrix, int64 [units]; other sub-layers stay as they are.
         uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
     """
     parts = [part for part in sublayers(net, removable=not uniform) if part.last in removed]
@@ -245,3 +201,114 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
             open_units[layer] = torch.ones(len(group), 1)  # closes with the last of its units
             open_units[unit] = torch.stack([kept[part.last] for part in group])
     cut_closed(net, open_units, constant=True, parts=parts)
+
+
+class UnitRemoval(UnderWeighting):
+    """Removes heads, neurons and sub-layers.
+
+    The removed units are chosen in one queue over all blocks, so of every sub-layer the order and the costs of its
+    units are kept. The update of the rest (U) depends on the removed units, so the second moment of the last matrix'
+    inputs is also kept.
+    """
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a scope, ranks, sub-layers that cannot be cut, and a density that cannot be reached."""
+        super().check(net)
+        rule = self.rule
+        if rule.scope == "all":
+            raise UserError(
+                "retrain.removes: 'structures' counts the blocks' matrices; nearest with scope all: components"
+            )
+        if not rule.by_density:
+            raise UserError("retrain.removes: 'structures' needs a density; give model.density")
+        if rule.uniform:
+            even_counts(net, rule.density, rule.round_to)
+        elif rule.density < (least := least_density(net)):
+            raise UserError(
+                f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at "
+                f"least one head or neuron; the smallest is {least + 5e-4:.3f}"
+            )
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return the moments of the last matrices of the sub-layers."""
+        return calibration_for(self.settings, data, [part.last for part in sublayers(net, removable=False)])
+
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return the size of the moments."""
+        modules: list[Any] = [net.get_submodule(part.last) for part in sublayers(net, removable=False)]
+        return 4 * sum(sum(Gram.numbers(module.in_features)) for module in modules)
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
+        rule, biased = self.rule, biased_sites(net)
+        if rule.uniform:  # of the sub-layers that can lose as many units each, of all but one unit
+            groups = uniform_groups(net, rule.round_to)
+            parts = [part for group in groups for part in group.parts if len(group.counts) > 1]
+            kept = {part.last for part in parts}
+        else:
+            parts = sublayers(net)
+            kept = {held.last} if (held := held_part(parts)) else set()
+        parts = [part for part in parts if part.last in statistics]
+        for part in track(parts, "heads and neurons", len(parts)):
+            name, ffn, moment = part.last, part.kind == "ffn", statistics.pop(part.last)
+            path = removal_path(
+                module_at(net, name, nn.Linear).weight, moment.inputs(),
+                moment.gradients() if self.settings.weighting == "kfac" else None, unit_inputs(net, part),
+                mean=moment.mean if name in biased else None, chunk=CHUNK if ffn else 0.0, keep=int(name in kept),
+                multiple=rule.round_to if ffn else 1, name=name,
+            )  # fmt: skip
+            stored = moment.stored_inputs() | {"costs": path.costs, "sizes": path.sizes().long()}
+            stored["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *path.steps])
+            yield (name,), {f"{name}.{key}": value for key, value in stored.items()}
+
+    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
+        """Return the removed units by last matrix; without costs the same share everywhere."""
+        if measured is not None:
+            return self._chosen(net, measured)[0]
+        if self.rule.uniform:
+            left = even_counts(net, self.rule.density, self.rule.round_to)
+        else:
+            left = spread_evenly(net, self.rule.density, whole=True)
+        prices = unit_prices(net, sublayers(net, removable=False))
+        return {name: torch.arange(kept, prices[name].count) for name, kept in left.items()}
+
+    def loss(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured) -> float:
+        """Return the estimate of the costs of the removed units."""
+        return self._chosen(net, measured)[1]
+
+    def units(self, net: PreTrainedModel, measured: Measured) -> dict[str, Units]:
+        """Return the measured units by last matrix."""
+        units = {}
+        for part in sublayers(net, removable=False):
+            if f"{part.last}.costs" in measured:
+                order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
+                path, price = RemovalPath(order.split(sizes.tolist()), costs), unit_price(net, part)
+                units[part.last] = Units(part, path, price.weights, price.count)
+        return units
+
+    def _chosen(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
+        """Return the removed units by last matrix, and the estimated addition to an example's loss."""
+        units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
+        if self.rule.uniform:
+            return choose_uniform(net, units, saving, self.rule.round_to)
+        return choose_units(units, saving, self.rule.round_to)
+
+    def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
+        """Remove heads and neurons, and the sub-layers that have none left."""
+        for part in sublayers(net, removable=False) if measured is not None else ():
+            if len(gone := plan.get(part.last, ())):
+                stored = {key: measured[f"{part.last}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore
+                update_rest(net, part, KroneckerFactors.of_stored_inputs(stored), gone)  # type: ignore[arg-type]
+        cut_removed(net, plan, self.rule.uniform)
+
+    def told(self, net: PreTrainedModel, plan: dict[str, Tensor]) -> dict[str, Any]:
+        """Return how many heads or neurons are left."""
+        prices = unit_prices(net, sublayers(net, removable=False))
+        return {"units": {name: prices[name].count - len(gone) for name, gone in plan.items()}}
+
+
+def weighted(settings: Weighted, rule: RankRule) -> Compression:
+    """Return the factorization, or the removal of heads and neurons."""
+    return WeightedFactors(settings, rule) if settings.removal == "components" else UnitRemoval(settings, rule)

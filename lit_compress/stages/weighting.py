@@ -1,4 +1,4 @@
-"""The weighting of a factorization's error: its settings, statistics and decomposers.
+"""Compression under a weighting of its error: settings and statistics, and the factorization of matrices.
 
 Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``inputs`` (second moments of the
 inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
@@ -6,7 +6,7 @@ inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,8 +16,9 @@ from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.compression import check_count
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, KroneckerDecomposer, WeightedDecomposer
+from lit_compress.stages.low_rank import ByRule, Decomposer, Factors, KroneckerDecomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
@@ -172,31 +173,84 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
     return biased
 
 
-def weigh(
-    settings: Weighted,
-    net: PreTrainedModel,
-    statistics: MutableMapping[str, Any],
-    stacks: Mapping[str, tuple[str, ...]] | None = None,
-    release: bool = False,
-) -> Decomposer:
-    """Return the decomposer with the weighting of ``settings``.
+class UnderWeighting(ByRule):
+    """A compression under a weighting: what factors and the removal of units have in common.
 
     Args:
         settings: the weighting.
-        net: whose matrices are decomposed.
-        statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
-        stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
-        release: release the moments of a matrix with its decomposition; nothing else needs them.
+        rule: for the ranks, or with the density.
     """
-    if settings.weighting == "none":
-        return WeightedDecomposer(sigma_side="in")
-    if settings.weighting in KRONECKER:
-        return KroneckerDecomposer(
-            statistics,
-            gradients=settings.weighting == "kfac",
-            centred=biased_sites(net, stacks),
-            stacks=stacks or {},
-            release=release,
-        )
-    importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
-    return WeightedDecomposer(importance, settings.axis, settings.power)
+
+    uniform = True
+
+    def __init__(self, settings: Weighted, rule: RankRule) -> None:
+        super().__init__(rule)
+        self.settings, self.moments = settings, settings.weighting if settings.weighting in KRONECKER else None
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a scope that the weighting does not allow."""
+        if self.rule.scope == "all" and self.settings.weighting not in KRONECKER:
+            raise UserError(
+                f"model.scope: 'all' needs whole second moments, which weighting '{self.settings.weighting}' has not; "
+                "nearest: blocks"
+            )
+
+    def check_data(self, examples: int) -> None:
+        """Refuse a Fisher pass or a calibration over more examples than there are."""
+        name = "calibration_examples" if self.settings.weighting in KRONECKER else "fisher_examples"
+        check_count(f"retrain.{name}", getattr(self.settings, name), examples)
+
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Return whether the weighting needs the labels of the data."""
+        return self.settings.reads_labels(kind)
+
+    def drawn(self, data: DataModule) -> tuple[int, int | None]:
+        """Return number and seed of the calibration examples."""
+        return self.settings.examples(data.train_size()), seed_of(self.settings, data)
+
+    def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
+        """Return the report's entry on the calibration; None for weightings that have none.
+
+        ``estimated_loss`` estimates the compression's addition to an example's loss; None for ``inputs``, which
+        measures no loss.
+        """
+        settings, gradients = self.settings, self.settings.weighting == "kfac"
+        if self.moments is None:
+            return None
+        return {
+            "weighting": settings.weighting,
+            "labels": settings.labels_of(data.record) if gradients else None,
+            "examples": settings.examples(data.train_size()),
+            "removes": settings.removal,
+            "estimated_loss": loss if gradients else None,
+        }
+
+
+class WeightedFactors(UnderWeighting, Factors):
+    """Low rank under a weighting."""
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse ranks that cannot be, and a shape."""
+        self.rule.check(net)
+        super().check(net)
+        if self.rule.uniform:
+            raise UserError(
+                "model.shape: 'uniform' is for heads and neurons, and retrain.removes 'components' makes factors; "
+                "nearest: structures"
+            )
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return the weighting's statistic."""
+        return calibration_for(self.settings, data, table=self.rule.table(net))
+
+    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+        """Return the decomposer with the weighting."""
+        settings = self.settings
+        if settings.weighting == "none":
+            return WeightedDecomposer(sigma_side="in")
+        if settings.weighting in KRONECKER:
+            stacks = self.rule.stacks(net)
+            gradients, biased = settings.weighting == "kfac", biased_sites(net, stacks)
+            return KroneckerDecomposer(statistics, gradients, biased, stacks, release=True)
+        importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
+        return WeightedDecomposer(importance, settings.axis, settings.power)

@@ -14,7 +14,7 @@ from tiny import make_net
 from lit_compress.data.datamodule import DataModule
 from lit_compress.stages.compression import Compression, compress
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighted import weighted
+from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 

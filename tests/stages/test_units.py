@@ -21,25 +21,20 @@ from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import DAMPING
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import (
-    choose_uniform,
-    choose_units,
-    cut_removed,
-    find_units,
-    least_density,
-    unit_inputs,
-    update_rest,
-)
-from lit_compress.stages.weighted import weighted
+from lit_compress.stages.units import UnitRemoval, least_density, unit_inputs, weighted
 from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 
 FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart"]
 
 
-def remove_units(net, moments, removed, biased, uniform=False):
-    update_rest(net, moments, removed, biased)
-    cut_removed(net, removed, uniform)
+def removal(density=0.5, **rule):
+    return UnitRemoval(KroneckerWeighted(removes="structures"), RankRule(density, **rule))
+
+
+def remove_units(net, moments, removed, **rule):
+    stored = {f"{name}.{key}": v for name, found in moments.items() for key, v in found.stored_inputs().items()}
+    removal(**rule).fill(net, removed, stored)
 
 
 def make(family="bert", **settings):
@@ -68,10 +63,14 @@ def logits(net):
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
-def chosen(net, moments, density):
-    units = find_units(net, moments, biased_sites(net))
-    saving = dense_site_params(net) * (1 - density)
-    return choose_units(units, saving)
+def measured(net, moments, **rule):
+    return {k: v for _, found in removal(**rule).measure(net, (), dict(moments)) for k, v in found.items()}
+
+
+def chosen(net, moments, density, **rule):
+    known = measured(net, moments, **rule)
+    removed = removal(density, **rule).plan(net, known)
+    return removed, removal(density, **rule).loss(net, removed, known)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,7 +94,7 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
             assert not weight[:, columns].any()
-    remove_units(net, moments, removed, biased)
+    remove_units(net, moments, removed)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
     assert not torch.allclose(logits(net), logits(make(family)), atol=1e-4)
 
@@ -106,8 +105,8 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
     """As many units in every layer, of all counts within the budget those whose removal costs least; U is as usual."""
     net, reference = make(family, **settings), make(family, **settings)
     moments, biased, density = moments_of(net), biased_sites(net), 0.66
-    units = find_units(net, moments, biased, uniform=True)
-    removed, loss = choose_uniform(net, units, dense_site_params(net) * (1 - density))
+    units = removal().units(net, measured(net, moments, uniform=True))
+    removed, loss = chosen(net, moments, density, uniform=True)
     groups = uniform_groups(net)
     counts = [{group.units - len(removed[part.last]) for part in group.parts} for group in groups]
     assert all(len(found) == 1 for found in counts) and len(groups) == (1 if family == "bert" else 2)
@@ -129,7 +128,7 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
             if layer.bias is not None:
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
-    remove_units(net, moments, removed, biased, uniform=True)
+    remove_units(net, moments, removed, uniform=True)
     assert torch.allclose(logits(net), logits(reference), atol=1e-6) and stored_density(net) <= density
     assert ordinary_net(fuse(net)) is not None
 
@@ -140,7 +139,7 @@ def test_the_density_is_reached(family, density):
     net = make(family)
     moments = moments_of(net)
     removed, loss = chosen(net, moments, density)
-    remove_units(net, moments, removed, biased_sites(net))
+    remove_units(net, moments, removed)
     assert density - 96 / dense_site_params(net) < stored_density(net) <= density  # up to one neuron, gated or not
     assert loss > 0
 
@@ -153,7 +152,7 @@ def test_whole_sublayers_go(family, tmp_path):
     removed, _ = chosen(net, moments, 0.1)
     gone = [p for p in sublayers(dense) if len(removed[last(p)]) == len(unit_inputs(dense, p))]
     assert 0 < len(gone) < len(sublayers(dense))
-    remove_units(net, moments, removed, biased_sites(net))
+    remove_units(net, moments, removed)
     left = {site.name for site in find_sites(net)}
     assert not left & {name for part in gone for name in part.sites.values()}
     assert stored_density(net) <= 0.1
@@ -189,7 +188,7 @@ def test_a_constant_sublayer_goes_first_and_changes_nothing(family, kind):
     whole = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
     removed, loss = chosen(net, moments, 1 - (whole - 0.5) / dense_site_params(net))
     assert loss == 0 and {name for name, gone in removed.items() if len(gone)} == {last(part)}
-    remove_units(net, moments, removed, biased_sites(net))
+    remove_units(net, moments, removed)
     assert not {site.name for site in find_sites(net)} & set(part.sites.values())
     assert torch.allclose(logits(net), before, atol=1e-12)
     assert stored_density(net) == pytest.approx(1 - whole / dense_site_params(net))
@@ -211,10 +210,10 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind, monkeypatch):
     # singular moments: with a thousandth of this damping it is rounding that decides
     for name in DAMPING:
         monkeypatch.setitem(DAMPING, name, 1e-8)
-    units = find_units(net, moments, biased_sites(net))
+    units = removal().units(net, measured(net, moments))
     assert float(units[last(part)].path.costs.sum()) == pytest.approx(float(expected), rel=1e-6)
     removed = {name: torch.arange(unit.count if name == last(part) else 0) for name, unit in units.items()}
-    remove_units(net, moments, removed, biased_sites(net))
+    remove_units(net, moments, removed)
     reference = make()
     reference.get_submodule(last(part)).register_forward_hook(lambda *_: mean)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
@@ -231,7 +230,7 @@ def test_what_is_left_is_trained(family):
     net, dense = make(family), make(family)
     moments = moments_of(net)
     gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
-    remove_units(net, moments, gone, biased_sites(net))
+    remove_units(net, moments, gone)
     assert untrained(net) <= untrained(dense)
 
 
@@ -250,7 +249,7 @@ def test_the_cache_of_a_decoder_keeps_its_count():
     net = AutoModelForCausalLM.from_config(config).eval().double()
     moments = collect_kronecker(net, [rows(net) | {"labels": rows(net)["input_ids"]}], "language_modelling")
     gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
-    remove_units(net, moments, gone, biased_sites(net))
+    remove_units(net, moments, gone)
     ids = make_batch(size=2)["input_ids"]
     with torch.no_grad():
         whole = net(ids, use_cache=False).logits

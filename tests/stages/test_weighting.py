@@ -17,7 +17,7 @@ from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.low_rank import Factors, KroneckerDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighted import weighted
+from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Weighted, biased_sites, calibration_for
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
