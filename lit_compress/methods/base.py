@@ -28,7 +28,7 @@ from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
-from lit_compress.stages.distillation import Distillation, check_widths
+from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining, add_updates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import Allocation, RankRule
@@ -210,7 +210,6 @@ class Method(MicroBatches, Checkpointed, Fields):
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
             if self._load_teacher is not None and self.stage.distil and self.distillation.on:
                 self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
-                check_widths(self.distillation, net, *self._teacher)
         trim()  # what a calibration has left free is not used by the training
         if self._structure is None and several():
             send_from_first(net, self.trainer.strategy.root_device)

@@ -13,7 +13,6 @@ from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
 from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import Training, count_steps
-from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.distil import RATE, DistilStage, Recovery
 from lit_compress.utils.errors import UserError
 
@@ -32,7 +31,7 @@ class Distilling:
     Texts of a language model go through it in micro-batches of at most 512 tokens.
 
     Args:
-        job: with the Trainer's arguments; the last stage of its method compresses the model.
+        job: with the Trainer's arguments.
         recovery: steps, texts and learning rate.
         run: the run folder.
 
@@ -88,9 +87,7 @@ class Distilling:
     def _made(self) -> tuple[Job, DistilStage]:
         made = self.job.at()
         self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
-        (*_, compressed) = made.method.stages()
-        assert isinstance(compressed, CompressedStage)
-        return made, DistilStage(self.training, compressed)
+        return made, DistilStage(self.training)
 
 
 def check_labels(method: Method, texts: DataModule, recovery: Recovery) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.run.job import Job
-    from lit_compress.stages.base import Stage
+    from lit_compress.stages.compression import CompressedStage
 
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
 LESS = (
@@ -91,7 +91,7 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
         net = after
 
 
-def check_factorize(job: Job, stage: Stage, distils: bool = False) -> None:
+def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> None:
     """Check the memory of ``factorize``.
 
     Args:
@@ -106,7 +106,7 @@ def check_factorize(job: Job, stage: Stage, distils: bool = False) -> None:
     forwards = [_forward(dense, data.val_dataloader())]
     _, length = data.train_dataloader().largest
     texts = max(1, TOKENS // length)
-    if stage.moments == "kfac":
+    if stage.compression.moments == "kfac":
         forwards.append(forward_bytes(dense, texts, length, "sites") or 0)
     if distils:
         texts = texts if job.method.kind.over_vocabulary else data.batch_size

@@ -151,11 +151,6 @@ class Stage(nn.Module):
         """Whether nothing is to be removed."""
         return self.density == 1
 
-    @property
-    def moments(self) -> str | None:
-        """The weighting whose second moments of training examples are summed before training; None for no such."""
-        return None
-
     def plain(self) -> Stage:
         """Return the stage that only trains, in the place of this one."""
         return Stage(self.name, self.settings, self.distil)

@@ -271,11 +271,6 @@ class CompressedStage(Stage):
         """Whether nothing is to be removed."""
         return self.compression.keeps_all
 
-    @property
-    def moments(self) -> str | None:
-        """The weighting whose second moments of training examples are summed before training; None for no such."""
-        return self.compression.moments
-
     def plain(self) -> Stage:
         """Return the stage that compresses nothing."""
         return CompressedStage(self.name, self.settings, Compression(), self.distil)

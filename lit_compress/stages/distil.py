@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.base import Training
+from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError
 
@@ -52,19 +52,17 @@ class Recovery:
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
 
 
-class DistilStage(Stage):
+class DistilStage(CompressedStage):
     """Trains a model that was compressed before.
 
     Args:
         training: its settings.
-        compressed: the stage that compressed the model, which knows which hidden states to compare.
     """
 
-    repeatable, drops_out = True, False
+    drops_out = False
 
-    def __init__(self, training: Training, compressed: CompressedStage) -> None:
-        super().__init__("distil", training)
-        self.layer_loss = compressed.layer_loss  # type: ignore[method-assign]
+    def __init__(self, training: Training) -> None:
+        super().__init__("distil", training, Compression())
 
     @property
     def rate_option(self) -> str:

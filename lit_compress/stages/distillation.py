@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_compress.numerics.losses import LossKind
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -92,20 +89,6 @@ class MappedDistillation(Distillation):
     def label_weight(self) -> float:
         """Weight of the labels; the rest is the teacher's."""
         return self.alpha_labels
-
-
-def check_widths(settings: Distillation, net: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Refuse to compare hidden states of different widths.
-
-    Raises:
-        UserError: ``alpha_layers`` is above 0 and the widths of model and teacher differ.
-    """
-    width, width_teacher = net.config.hidden_size, teacher.config.hidden_size
-    if settings.alpha_layers > 0 and width != width_teacher:
-        raise UserError(
-            f"distillation.alpha_layers: the teacher's hidden states are {width_teacher} wide, the model's {width}; "
-            "give a teacher of the same width, or 0"
-        )
 
 
 def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:

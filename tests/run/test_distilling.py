@@ -11,7 +11,7 @@ import torch
 from tiny import make_net, write_model, write_texts
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import SVD, Layers
+from lit_compress.methods import SVD
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss
 from lit_compress.run.callbacks import Checkpoints
@@ -42,9 +42,9 @@ class Study:
                 value.mul_(1 + 0.3 * torch.randn_like(value) * (value.ndim > 1))
         save_net(net, folder / "net")
 
-    def stage(self, name, recovery=None, losses=None, method=SVD, size=16, **trainer):
+    def stage(self, name, recovery=None, losses=None, size=16, **trainer):
         data = DataModule("sst2", self.backbone, self.data, batch_size=size)
-        made = method(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}))
+        made = SVD(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}))
         job, recovery = Job(made, data, TRAINER | trainer, 42), recovery or Recovery(distil=STEPS)
         return Distilling(job, recovery, Run(self.folder / name))
 
@@ -134,7 +134,7 @@ def test_a_stopped_stage_continues_bit_for_bit(study, monkeypatch):
 
 
 def test_fewer_blocks_learn_states_that_are_spread_evenly(study):
-    (_, stage) = study.stage("layers", method=Layers)._made()
+    (_, stage) = study.stage("layers")._made()
     states = [torch.full((1, 2, 3), float(i)) for i in range(5)]
     assert float(stage.layer_loss(states[::2], states, None, replace(LOSSES, relative=False))) == 0
 
