@@ -106,10 +106,6 @@ class Layers(OneShot):
         """Whether every block is kept."""
         return self.density >= 1 and self.blocks is None
 
-    @property
-    def target(self) -> None:
-        """None: the density is one of blocks."""
-
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
         """Return name of each list of blocks -> how many are kept; only shapes are read.
 

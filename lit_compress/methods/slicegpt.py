@@ -116,11 +116,6 @@ class SliceGPT(OneShot):
         """Whether nothing is sliced."""
         return self.density >= 1 if self.slicing is None else self.slicing == 0
 
-    @property
-    def target(self) -> float | None:
-        """The density; None if the slices were asked for."""
-        return self.density if self.slicing is None else None
-
     def check(self, net: PreTrainedModel) -> None:
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:

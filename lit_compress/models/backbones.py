@@ -240,19 +240,16 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
     Raises:
         UserError: as :func:`load_net`; or its head is missing or does not fit the task.
     """
-    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
+    folder, what = resolve(name, task, option), f"{option}: '{name}'"
     config = finetuned_config(name, task, option)
+    set_pattern(config, sites)
     with _one_line("model", folder, option):
-        net, info = _read_net(folder, task)
+        net, info = _read_net(folder, task, config=config)
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])[0]
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
         check_tensors(what, net, info, new_head=False)
-    kind.configure(net, task)
-    kind.adopt(net.config, Path(folder), option)
-    own_class(what, net.config, kind.auto_class)
-    set_pattern(net.config, sites)
-    net.config.pad_token_id = getattr(config, "pad_token_id", None)
+    task_type(task).configure(net, task)
     return as_linears(net).eval()
 
 

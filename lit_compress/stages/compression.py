@@ -142,11 +142,6 @@ class Compression:
         """Whether nothing is to be removed."""
         return self.density >= 1
 
-    @property
-    def target(self) -> float | None:
-        """The asked density of the sites' weights; None: something else was asked for."""
-        return self.density
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of the compressed ``net``."""
         return stored_density(net)
@@ -333,7 +328,4 @@ class CompressedStage(Stage):
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
-        if self.keeps_all:
-            return {}
-        target = self.compression.target
-        return {"density": self.achieved, "target": self.achieved if target is None else target}
+        return {} if self.keeps_all else {"density": self.achieved}

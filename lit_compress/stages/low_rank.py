@@ -117,11 +117,6 @@ class ByRule(Compression):
         """Whether nothing is removed."""
         return self.rule.keeps_all
 
-    @property
-    def target(self) -> float | None:
-        """The asked density of the sites' weights; None: ranks were asked for."""
-        return self.rule.density if self.rule.by_density else None
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of ``net`` in the scope of the ranks."""
         return whole_density(net) if self.rule.scope == "all" else stored_density(net)

@@ -58,7 +58,7 @@ def test_tensorboard_has_a_folder_per_stage_on_one_axis_of_steps(short_run, tmp_
     assert all(len(list((folder / "tensorboard" / name).glob("events.*"))) == 1 for name in ("dense", "retrain"))
     dense, events = (EventAccumulator(str(folder / "tensorboard" / n)).Reload() for n in ("dense", "retrain"))
     tags = events.Tags()
-    wanted = {"train/loss", "train/task", "train/distillation", "train/learning_rate", "train/density", "train/target",
+    wanted = {"train/loss", "train/task", "train/distillation", "train/learning_rate", "train/density",
               "val/accuracy", "val/loss", "epoch", "stage/retrain/val/accuracy"}  # fmt: skip
     assert wanted <= set(tags["scalars"]) and "val/score" not in tags["scalars"]
     assert "stage/dense/val/accuracy" in dense.Tags()["scalars"] and not any(" " in tag for tag in tags["scalars"])
