@@ -150,7 +150,7 @@ def as_deployed(net):
 
 def begun(method, folder, steps=100, seed=0, structure=None):
     """A method at the beginning of its last stage, from the net in ``folder``."""
-    method.prepare(method.stages()[-1], seed, folder, None, structure)
+    method.prepare(method.stages()[-1], seed, folder, None, {"structure": structure})
     method.configure_model()
     method.stage.set_total_steps(steps)
     return method

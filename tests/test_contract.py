@@ -195,8 +195,7 @@ def built(method, folder, stage_name, density=0.5, mark=None):
     names = [s.name for s in module.stages()]
     at = names.index(stage_name)
     stage, previous = module.stages()[at], folder / names[at - 1] / "net"
-    stage.notes = mark["notes"] if mark else {}
-    module.prepare(stage, 0, previous, lambda: load_net(folder / "dense" / "net"), mark and mark["structure"])
+    module.prepare(stage, 0, previous, lambda: load_net(folder / "dense" / "net"), mark or {})
     module.configure_model()
     stage.set_total_steps(100)
     return module

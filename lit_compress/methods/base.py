@@ -9,9 +9,10 @@ The closure of a step goes through its micro-batches, see stages/micro_batches.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,6 @@ from lit_compress.methods.checkpoints import Checkpointed
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
-from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
@@ -120,7 +120,6 @@ class Method(MicroBatches, Checkpointed, Fields):
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.dev_loss = MeanMetric()
-        self.initial: dict[str, float] = {}
         self.untrained = -inf
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
         self.__post_init__()
@@ -186,7 +185,7 @@ class Method(MicroBatches, Checkpointed, Fields):
 
     def prepare(
         self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], PreTrainedModel] | None = None,
-        structure: Structure | None = None,
+        mark: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
@@ -195,10 +194,11 @@ class Method(MicroBatches, Checkpointed, Fields):
             seed: of the run.
             previous: folder of the model to start from; None for the backbone.
             teacher: returns the dense model; None: the stage learns from the task alone.
-            structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
+            mark: of the checkpoint that will be loaded, as :func:`check_mark` returns it; empty if the stage begins.
         """
         self.stage, self._seed, self._previous = stage, seed, previous
-        self._load_teacher, self._structure = teacher, structure
+        self._load_teacher, self._structure = teacher, mark.get("structure")
+        self.initial, stage.notes = mark.get("initial", {}), mark.get("notes", {})
 
     def configure_model(self) -> None:
         """Build the model before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""

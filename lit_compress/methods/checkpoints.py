@@ -45,31 +45,6 @@ class Checkpointed(pl.LightningModule):
             or self.initial,  # of a stage of no epochs
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that this method and stage wrote the checkpoint.
-
-        Raises:
-            UserError: another method or stage wrote it.
-        """
-        mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
-        self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
-        self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
-
-    def on_train_start(self) -> None:
-        """Refuse to resume with other data or another number of steps, which would silently move the schedules.
-
-        Raises:
-            UserError: the data or the number of optimizer steps differs from the checkpoint's.
-        """
-        saved = getattr(self, "_saved_steps", None)
-        if saved not in (None, self.stage.total_steps):
-            raise UserError(
-                f"ckpt_path: the stage began with {saved} optimizer steps, this config makes "
-                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"
-            )
-        if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
-            raise UserError("data.path: the stage began with other data; resume with the same files")
-
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
     """Return the mark that ``Method.on_save_checkpoint`` added to a checkpoint.

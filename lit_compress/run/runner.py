@@ -117,9 +117,9 @@ def run_stage(
     method, data = job.method, job.data
     checkpoint, mark = _find_checkpoint(run, method, stage, ckpt_path)
     check_unchanged(run, data, mark)
-    structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
+    step = mark.get("step")
     use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
-    method.prepare(stage, job.seed, previous, teacher, structure)
+    method.prepare(stage, job.seed, previous, teacher, mark)
     start = time.time()
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
     Args:
         run: its options are compared by :meth:`Run.check_same`.
         data: as it is now.
-        mark: of the checkpoint; empty where a stage begins; a stage that continues compares its data by itself.
+        mark: of the checkpoint; empty where a stage begins.
 
     Raises:
         UserError: see above.
@@ -181,9 +181,10 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
                 f"data.batch_size: the global batch of '{run.folder}' was {prod(was)}, now {prod(data.split)} "
                 "(batch_size, accumulate_grad_batches, devices); give the same product"
             )
-    before = next((record for record in run.finished().values() if "data" in record), None)
-    if before is not None and before["data"] != data.fingerprint():
-        raise UserError(f"data.path: stage {before['name']} of '{run.folder}' had other data; give the same")
+    for record in records:
+        if record.get("data", now := data.fingerprint()) != now:
+            stage = record.get("name") or record["stage"]
+            raise UserError(f"data.path: stage {stage} of '{run.folder}' had other data; give the same")
 
 
 def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callbacks: list[Callback]) -> Trainer:
@@ -257,7 +258,7 @@ def _finish_stage(
         previous = stage.previous
         job, stage = make()
         method = job.method
-        method.prepare(stage, job.seed, previous, None, mark["structure"])
+        method.prepare(stage, job.seed, previous, None, mark)
         method.configure_model()
         stage.set_total_steps(mark["total_steps"])
     stage.notes, net = mark.get("notes", {}), method.net

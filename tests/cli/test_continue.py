@@ -106,8 +106,11 @@ def test_corrupt_or_foreign_checkpoint_is_one_line(stopped, content, words, caps
     assert path.read_bytes() == kept
 
 
-def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, tiny_data):
-    """The schedules would move: other data under the same config."""
+OTHER = "had other data; give the same"
+
+
+def test_other_data_is_refused(run, stopped, capsys, short_run, tmp_path, tiny_data):
+    """The schedules would move."""
     checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
     assert checkpoint["lit_compress"]["total_steps"] == 26
     data = tmp_path / "less"
@@ -120,12 +123,11 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     rewrite(stopped / "stages.json", json.dumps(records))
     args = fit(short_run, stopped, "--checkpoint_every", "2")
     stop_at_a_checkpoint(args)
-    line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
-    assert "began with 26 optimizer steps, this config makes 14" in line
+    assert OTHER in fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
+    lines = (tiny_data / "train.jsonl").read_text().splitlines()
     lines[0] = lines[0].replace("a film", "dull film").replace('"sentence": "', '"sentence": "very ')
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
-    line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
-    assert "the stage began with other data" in line
+    assert OTHER in fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
 
 
 def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):

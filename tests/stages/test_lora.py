@@ -170,7 +170,7 @@ def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(
     assert not any("parametrizations" in name for name in exported)
     checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
     method = SVD(backbone="unused", density=0.5, retrain=Retraining(parameters="lora", lora=LoRA(rank=2)))
-    method.prepare(method.stages()[-1], 3, run / "dense" / "net", None, checkpoint["lit_compress"]["structure"])
+    method.prepare(method.stages()[-1], 3, run / "dense" / "net", None, checkpoint["lit_compress"])
     method.configure_model()
     method.load_state_dict(checkpoint["state_dict"])
     merged = merge_updates(method.net).state_dict()
