@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
-from lit_compress.methods.checkpoints import Checkpointed
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
+from lit_compress.models.surgery import describe
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression, check_count
@@ -42,12 +42,13 @@ from lit_compress.utils.fields import Fields
 from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Method(MicroBatches, Checkpointed, Fields):
+class Method(MicroBatches, Fields):
     """A compression method: a model, a task and a list of stages.
 
     A method declares its own options as a dataclass does (utils/fields.py): an annotated attribute with a value is an
@@ -137,32 +138,31 @@ class Method(MicroBatches, Checkpointed, Fields):
         Raises:
             UserError: several were given.
         """
-        asked: dict[str, Any] = {name: self.given.get(name) for name in ("density", "rank", "rank_ratio")}
-        if len(chosen := {name: value for name, value in asked.items() if value is not None}) > 1:
-            names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
-            raise UserError(f"{names}: only one of them can decide the ranks; set the others to null")
+        given = self._only("density", "rank", "rank_ratio")
         rule = RankRule(
-            **chosen or usual or {"density": self.density}, allocation=allocation, fill=self.budget is not None,
+            **given or usual or {"density": self.density}, allocation=allocation, fill=self.budget is not None,
             round_to=1 if self.round_to is None else self.round_to, uniform=self.shape == "uniform",
         )  # fmt: skip
         self.density = rule.density
         return rule
 
-    def decides_alone(self, option: str) -> bool:
-        """Return whether an ``option`` was given in place of the density, which is then set to 1.
+    def decides_alone(self, option: str) -> None:
+        """Set the density to 1 if an ``option`` was given in its place.
 
         Raises:
             UserError: a density or a budget was given as well.
         """
-        if (value := self.given[option]) is None:
-            return False
-        for other in ("density", "budget"):
-            if (size := self.given[other]) is not None:
-                raise UserError(
-                    f"model.{option} {value}, model.{other} {size}: only one can decide the size, set the other to null"
-                )
-        self.density = 1.0
-        return True
+        if self.given[option] is not None:
+            self._only(option, "density", "budget")
+            self.density = 1.0
+
+    def _only(self, *names: str) -> dict[str, Any]:
+        """Return the one of these options that was given, or {}."""
+        given = {name: value for name in names if (value := self.given.get(name)) is not None}
+        if len(given) > 1:
+            told = ", ".join(f"model.{name} {value}" for name, value in given.items())
+            raise UserError(f"{told}: only one of them can decide the size; set the others to null")
+        return given
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
@@ -194,7 +194,7 @@ class Method(MicroBatches, Checkpointed, Fields):
             seed: of the run.
             previous: folder of the model to start from; None for the backbone.
             teacher: returns the dense model; None: the stage learns from the task alone.
-            mark: of the checkpoint that will be loaded, as :func:`check_mark` returns it; empty if the stage begins.
+            mark: of the checkpoint that will be loaded, from :meth:`on_save_checkpoint`; empty if the stage begins.
         """
         self.stage, self._seed, self._previous = stage, seed, previous
         self._load_teacher, self._structure = teacher, mark.get("structure")
@@ -208,7 +208,7 @@ class Method(MicroBatches, Checkpointed, Fields):
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
-            if self._load_teacher is not None and self.stage.distil and self.distillation.on:
+            if self._load_teacher and self.stage.distil and self.distillation.on:
                 self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
         trim()  # what a calibration has left free is not used by the training
         if self._structure is None and several():
@@ -237,9 +237,8 @@ class Method(MicroBatches, Checkpointed, Fields):
             move(teacher, self.device)
         shape = self.trainer.datamodule.train_dataloader().largest  # type: ignore
         most = most_kept(self.device, self.kind.over_vocabulary)
-        if self.recompute is False or self.device_mesh is not None:
-            return
-        if self.recompute is None and surely_few(self.net, shape, most):
+        few = self.recompute is None and surely_few(self.net, shape, most)
+        if few or self.recompute is False or self.device_mesh is not None:
             return
         half = "16" in str(self.trainer.precision)
         _, again = activations(self.stage, self.net, shape, half, self.recompute, most)
@@ -263,6 +262,28 @@ class Method(MicroBatches, Checkpointed, Fields):
         )
         optimizer = build_optimizer(self.stage, self.net, trainer.precision)
         return {"optimizer": optimizer, "lr_scheduler": build_schedule(self.stage, optimizer)}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
+        checkpoint["lit_compress"] = {
+            "version": __version__,
+            "method": type(self).__name__,
+            "stage": self.stage.name,
+            "total_steps": self.stage.total_steps,
+            "data": self.trainer.datamodule.fingerprint(),  # type: ignore[attr-defined]
+            "split": self.trainer.datamodule.split,  # type: ignore[attr-defined]
+            "at_budget": self.stage.at_budget(self.trainer.global_step),
+            "structure": describe(self.net),
+            "initial": self.initial,
+            "notes": self.stage.notes,
+            "threads": torch.get_num_threads(),
+            "metrics": {
+                name: float(value)
+                for name, value in self.trainer.callback_metrics.items()
+                if name.startswith("val") and name not in ("val/score", "val/loss")
+            }
+            or self.initial,  # of a stage of no epochs
+        }
 
     # ---------------------------------------------------------------- around the optimizer step
 
@@ -298,12 +319,9 @@ class Method(MicroBatches, Checkpointed, Fields):
         for stage in self.stage.together:
             stage.after_step(self.net, step)
         if step % getattr(self.trainer, "log_every_n_steps", 1) == 0 or step == self.stage.total_steps:
-            self._log_status(step)
-
-    def _log_status(self, step: int) -> None:
-        for name, value in self.stage.status(self.net, step).items():
-            self.log(f"train/{name}", value)
-        self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+            for name, value in self.stage.status(self.net, step).items():
+                self.log(f"train/{name}", value)
+            self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
 
     # ---------------------------------------------------------------- evaluation
 

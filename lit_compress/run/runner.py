@@ -25,7 +25,6 @@ from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
 from lit_compress.methods.base import Method
-from lit_compress.methods.checkpoints import check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
@@ -219,7 +218,23 @@ def _find_checkpoint(
     path, saved = _newest(run.stage(stage.name) / "last.ckpt")
     if saved is None:
         return None, {}
-    return path, check_mark(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
+    return path, _mark_of(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
+
+
+def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
+    """Return the mark that ``Method.on_save_checkpoint`` added to a checkpoint.
+
+    Raises:
+        UserError: another program, method or stage wrote the checkpoint.
+    """
+    mark = checkpoint.get("lit_compress")
+    if mark is None:
+        raise UserError("ckpt_path: this file was not written by lit_compress; remove it to start its stage again")
+    if (mark["method"], mark["stage"]) != (method, stage):
+        raise UserError(
+            f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"
+        )
+    return mark
 
 
 def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
@@ -251,7 +266,7 @@ def _finish_stage(
     """Write the best model of a finished stage, files for the next stage, and the stage's record."""
     method, data, name = job.method, job.data, stage.name
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
-    mark = check_mark(checkpoint, type(method).__name__, name)
+    mark = _mark_of(checkpoint, type(method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     if method.device_mesh is not None:  # other processes have parts of the model: it is built again

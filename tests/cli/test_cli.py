@@ -37,7 +37,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
             ("fit", "--model", "SP3", "--model.retrain.epochs", "1"),
             "unknown option 'model.retrain.epochs' for SP3; its options: model.backbone, model.budget, model.dense,",
         ),
-        ((*CONFIG, "--model.density", "0.2", "--model.rank", "30"), "only one of them can decide the ranks"),
+        ((*CONFIG, "--model.density", "0.2", "--model.rank", "30"), "only one of them can decide the size"),
         (("fit", "--model", "SVD", "--model.density", "0.2", "--model.rank_ratio", "0.3"), "only one of them"),
         (
             (*CONFIG, "--model.lr", "1"),

@@ -123,7 +123,7 @@ def test_widths_meet_the_density_or_are_the_slice():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"slicing": 0.25, "density": 0.5}, r"model\.slicing 0\.25, model\.density 0\.5: only one can decide"),
+        ({"slicing": 0.25, "density": 0.5}, r"model\.slicing 0\.25, model\.density 0\.5: only one of them can decide"),
         ({"slicing": 0.25, "budget": "size=2MB"}, r"model\.slicing 0\.25, model\.budget size=2MB: only one"),
         ({"slicing": 1.0}, r"model\.slicing: 1\.0 is not in \[0, 1\); usual: 0\.25"),
         ({"distillation": Distillation(alpha_layers=1.0)}, r"distillation\.alpha_layers: 1\.0 compares hidden states"),

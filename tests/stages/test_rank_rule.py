@@ -29,7 +29,7 @@ def test_methods_with_ranks_are_found():
 def test_two_rules_are_refused_whatever_their_values(name):
     method = getattr(methods, name)
     for both in combinations([key for key in VALUES if key in signature(method).parameters], 2):
-        with pytest.raises(UserError, match="only one of them can decide the ranks") as error:
+        with pytest.raises(UserError, match="only one of them can decide the size") as error:
             method(task="sst2", **{key: VALUES[key] for key in both})
         assert all(f"model.{key} {VALUES[key]}" in str(error.value) for key in both)
 

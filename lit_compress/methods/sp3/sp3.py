@@ -96,10 +96,11 @@ class SP3(Method):
     distillation: SP3Distillation = SP3Distillation()
 
     def __post_init__(self) -> None:
+        self.decides_alone("params")
         self.count = None
-        if self.decides_alone("params"):
+        if self.params is not None:
             try:
-                self.count = round(parse_budget(f"params={self.params}").value)  # type: ignore[union-attr]
+                self.count = round(parse_budget(f"params={self.params}").value)
             except UserError as error:
                 raise UserError(str(error).replace("model.budget: 'params=", "model.params: '")) from error
 

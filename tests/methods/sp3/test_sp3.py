@@ -198,7 +198,7 @@ def test_params_and_density():
     stage = sp3(density=None, params="8K").stages()[-1]
     stage.check(net)
     assert stage.asked(net) * dense_site_params(net) == 8000
-    with pytest.raises(UserError, match=r"model.params 8K, model.density 0.4: only one .* set the other to null"):
+    with pytest.raises(UserError, match=r"model.params 8K, model.density 0.4: only one .* set the others to null"):
         sp3(params="8K")
 
 
