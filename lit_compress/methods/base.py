@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
-from lit_compress.methods.checkpoints import Checkpointed
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
