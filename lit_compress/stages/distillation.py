@@ -1,13 +1,9 @@
-"""Distillation settings and loss terms."""
+"""Settings of a distillation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
 
 from lit_compress.numerics.losses import LossKind
 from lit_compress.utils.errors import UserError, require
@@ -89,53 +85,3 @@ class MappedDistillation(Distillation):
     def label_weight(self) -> float:
         """Weight of the labels; the rest is the teacher's."""
         return self.alpha_labels
-
-
-def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
-    """Return the hidden states in a model's ``output``, for each stack (encoder, decoder): embeddings, then blocks."""
-    if "encoder_hidden_states" in output:
-        return [output.encoder_hidden_states, output.decoder_hidden_states]
-    return [output.hidden_states]
-
-
-def distillation_terms(
-    settings: Distillation,
-    kind: LossKind,
-    losses: Mapping[str, Tensor],
-    passes: Sequence[Sequence[Sequence[Tensor]]] | None,
-    hidden: Sequence[Sequence[Tensor]],
-    masks: Sequence[Tensor],
-    layer_loss: Callable[..., Tensor],
-    weights: Tensor | None = None,
-    variances: Sequence[Sequence[Tensor]] | None = None,
-) -> dict[str, Tensor]:
-    """Return the weighted loss terms: ``task``, ``distillation`` (logits) and ``layers`` (hidden states) if asked for.
-
-    Args:
-        settings: the weights of the terms.
-        kind: type of the head's output.
-        losses: ``task`` and, with a weight for the teacher's logits, ``distillation``, as
-            :func:`~lit_compress.numerics.losses.logits_losses` returns them.
-        passes: the model's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to
-            leave them out.
-        hidden: the teacher's hidden states, per stack and layer.
-        masks: [b, length] per stack, 0 at padding.
-        layer_loss: distance between the hidden states of model and teacher in one stack (Stage.layer_loss).
-        weights: [4] of means over samples, tokens of each stack, and rows (TaskType.counts); None: 1. ``losses`` are
-            weighted already.
-        variances: of the teacher's states, per stack and layer; None: they follow from ``hidden``.
-    """
-    terms = {"task": settings.label_weight * losses["task"]}
-    if settings.alpha > 0:
-        terms["distillation"] = settings.logits_weight(kind) * losses["distillation"]
-    if passes is not None:
-        distances = []
-        for stacks in passes:
-            for i, (states, target_states, mask) in enumerate(zip(stacks, hidden, masks, strict=False)):
-                own = () if variances is None else (variances[i],)
-                distance = layer_loss(states, target_states, mask if settings.mask_padding else None, settings, *own)
-                if weights is not None:
-                    distance = weights[1 + i if settings.mask_padding else -1] * distance
-                distances.append(distance)
-        terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(distances).sum()
-    return terms

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses, state_moments
-from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
+from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Tensor]
 _MEANS = ("task", "distillation", "layers", "consistency")  # terms of Method.objective; others are of the model alone
+
+
+def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
+    """Return the hidden states in a model's ``output``, for each stack (encoder, decoder): embeddings, then blocks."""
+    if "encoder_hidden_states" in output:
+        return [output.encoder_hidden_states, output.decoder_hidden_states]
+    return [output.hidden_states]
 
 
 class StepSums:
@@ -193,19 +200,32 @@ class MicroBatches(pl.LightningModule):
         last = {"consistency": consistency * losses.pop("consistency")} if consistency > 0 else {}
         if output is None:
             return losses | last
-        passes = None
+        terms = {"task": settings.label_weight * losses["task"]}
+        if settings.alpha > 0:
+            terms["distillation"] = settings.logits_weight(kind.loss) * losses["distillation"]
         if self._hidden is not None:
-            size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
-            passes = [
-                [[h[start : start + size] for h in states] for states in stacks]
-                for stacks in self._hidden
-                for start in range(0, len(stacks[0][0]), size)
-            ]
-        terms = distillation_terms(
-            settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
-            self.stage.layer_loss, self._weights, self._variances,
-        )  # fmt: skip
+            terms["layers"] = self._layers_term(output, batch, copies)
         return terms | last
+
+    def _layers_term(self, output: Any, batch: dict[str, Tensor], copies: int) -> Tensor:
+        """Return the weighted distance of the hidden states of all forwards from the teacher's in its ``output``."""
+        assert self._hidden is not None
+        settings, distances = self.distillation, list[Tensor]()
+        size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
+        passes = [
+            [[h[start : start + size] for h in states] for states in stacks]
+            for stacks in self._hidden
+            for start in range(0, len(stacks[0][0]), size)
+        ]
+        for stacks in passes:
+            for i, states in enumerate(stacks):
+                mask = self.kind.masks(batch)[i] if settings.mask_padding else None
+                own = () if self._variances is None else (self._variances[i],)
+                distance = self.stage.layer_loss(states, hidden_states(output)[i], mask, settings, *own)
+                if self._weights is not None:
+                    distance = self._weights[1 + i if settings.mask_padding else -1] * distance
+                distances.append(distance)
+        return settings.alpha_layers / len(passes) * torch.stack(distances).sum()
 
     @property
     def _listens(self) -> bool:

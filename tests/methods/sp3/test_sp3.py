@@ -177,15 +177,14 @@ def test_where_the_gates_begin(tmp_path, log_alpha):
 def test_regression_hears_the_teacher():
     """KL of one logit is 0; the program left the classifier without a gradient."""
     from lit_compress.numerics.losses import logits_losses
-    from lit_compress.stages.distillation import distillation_terms
 
     target = torch.tensor([[1.0], [2.0]])
     student = torch.tensor([[0.5], [2.0]], requires_grad=True)
     settings = SP3Distillation()
     losses = logits_losses(student, target, "regression", teacher=target)
-    terms = distillation_terms(settings, "regression", losses, None, [], [], ProjectedStage.layer_loss)
-    assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
-    terms["distillation"].backward()
+    term = settings.logits_weight("regression") * losses["distillation"]
+    assert float(term) == pytest.approx(0.3 * 0.125)
+    term.backward()
     assert student.grad.abs().sum() > 0
 
 
