@@ -171,7 +171,7 @@ def compress_and_refine(
     """Return a compressed copy of ``dense``, and fields of the report; ``dense`` has the scores of the dense model."""
     scores = evaluate(dense, data, sure=True)
     stage.compression.check(dense)
-    stage.check_data(data.train_size())
+    stage.check_data(dense, data)
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
         folder = Path(method.backbone).expanduser()
         net, made = stage.compress(dense, folder, method.task, data, current_device(), keep=True)

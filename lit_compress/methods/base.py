@@ -27,7 +27,7 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
-from lit_compress.stages.compression import CompressedStage, Compression, check_count
+from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining, add_updates
 from lit_compress.stages.micro_batches import MicroBatches
@@ -385,10 +385,6 @@ class OneShot(Method, Compression):
     """
 
     prune: Retraining = Retraining()
-
-    def check_data(self, examples: int) -> None:
-        """Refuse more examples than there are."""
-        check_count("prune.examples", getattr(self.prune, "examples", None), examples)
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -144,11 +144,6 @@ class Layers(OneShot):
             )
         self.counts(net)
 
-    def check_data(self, examples: int) -> None:
-        """Refuse more examples than there are, if they decide."""
-        if self.prune.choice == "measured":
-            super().check_data(examples)
-
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Refuse: blocks change their numbers."""
         raise UserError("--by_block: Layers needs the whole model; leave the option out")

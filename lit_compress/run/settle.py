@@ -65,7 +65,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     check_sizes(method)
     for stage in method.stages():
         stage.check(net)
-        stage.check_data(data.train_size())
+        stage.check_data(net, data)
         steps[stage.name] = stage_steps(stage, data, trainer)
         stage.set_total_steps(steps[stage.name])
     stages = (f"{stage.name} {stage.settings.epochs} epochs = {steps[stage.name]:,} steps" for stage in method.stages())

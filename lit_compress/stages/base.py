@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import LRSchedulerConfigType
     from transformers import PreTrainedModel
 
+    from lit_compress.data.datamodule import DataModule
     from lit_compress.models.surgery import Structure
     from lit_compress.stages.distillation import Distillation
 
@@ -186,8 +187,8 @@ class Stage(nn.Module):
         """
         return net
 
-    def check_data(self, examples: int) -> None:
-        """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.
+    def check_data(self, net: PreTrainedModel, data: DataModule) -> None:
+        """Refuse settings that need more training examples than there are; called as :meth:`check`.
 
         Raises:
             UserError: a setting asks for more.

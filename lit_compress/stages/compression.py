@@ -23,7 +23,6 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import trim
 from lit_compress.utils.sharding import from_first, is_first
 
@@ -130,13 +129,6 @@ class Compression:
             UserError: names the setting.
         """
 
-    def check_data(self, examples: int) -> None:
-        """Refuse settings that need more than ``examples`` training examples.
-
-        Raises:
-            UserError: a setting asks for more.
-        """
-
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is to be removed."""
@@ -170,16 +162,6 @@ class Compression:
     def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
         """Return the dense ``net`` in the form of a checkpoint, with its ``structure`` and the stage's ``notes``."""
         return rebuild(net, structure)
-
-
-def check_count(option: str, asked: int | None, there: int) -> None:
-    """Refuse to draw more examples than there are.
-
-    Raises:
-        UserError: ``option`` asks for more.
-    """
-    if asked is not None and asked > there:
-        raise UserError(f"{option}: {asked} is more than there are; the largest is {there}")
 
 
 def compress(
@@ -274,9 +256,9 @@ class CompressedStage(Stage):
         """Refuse settings that cannot work."""
         self.compression.check(net)
 
-    def check_data(self, examples: int) -> None:
+    def check_data(self, net: PreTrainedModel, data: DataModule) -> None:
         """Refuse more examples than there are."""
-        self.compression.check_data(examples)
+        self.compression.calibration(net, data)
 
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""

@@ -16,7 +16,6 @@ from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import check_count
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import ByRule, Decomposer, Factors, KroneckerDecomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
@@ -150,12 +149,13 @@ def calibration_for(
         UserError: there are too few examples.
     """
     if settings.weighting == "fisher":
-        return Calibration(DiagonalFisher(sites=sites), data.calibration_dataloader(settings.fisher_examples))
+        batches = data.calibration_dataloader(settings.fisher_examples, option="retrain.fisher_examples")
+        return Calibration(DiagonalFisher(sites=sites), batches)
     if settings.weighting not in KRONECKER:
         return None
     labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
     seed, count = seed_of(settings, data), settings.examples(data.train_size())
-    batches = data.calibration_dataloader(count, seed, "calibration_examples")
+    batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
     return Calibration(Moments(labels, seed, sites, table=table), batches)
 
 
@@ -194,11 +194,6 @@ class UnderWeighting(ByRule):
                 f"model.scope: 'all' needs whole second moments, which weighting '{self.settings.weighting}' has not; "
                 "nearest: blocks"
             )
-
-    def check_data(self, examples: int) -> None:
-        """Refuse a Fisher pass or a calibration over more examples than there are."""
-        name = "calibration_examples" if self.settings.weighting in KRONECKER else "fisher_examples"
-        check_count(f"retrain.{name}", getattr(self.settings, name), examples)
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether the weighting needs the labels of the data."""

@@ -199,9 +199,3 @@ def test_what_cannot_be_is_refused_in_one_line(method, family, text):
 def test_two_sizes_are_refused(options, text):
     with pytest.raises(UserError, match=text):
         Layers(**options)
-
-
-def test_more_examples_than_there_are_are_refused():
-    with pytest.raises(UserError, match=r"prune\.examples: 9 is more than there are; the largest is 8"):
-        layers(choice="measured", examples=9).check_data(8)
-    layers(choice="even", examples=9).check_data(8)

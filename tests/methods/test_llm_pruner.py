@@ -134,8 +134,6 @@ def test_what_cannot_be_pruned(settings, message):
 def test_settings_that_cannot_be():
     with pytest.raises(UserError, match=r"^prune\.keep_first: -1 is below 0"):
         CoupledPruning(keep_first=-1)
-    with pytest.raises(UserError, match=r"^prune\.examples: 10 is more than there are; the largest is 9$"):
-        stage_of().check_data(9)
 
 
 def test_vectors_have_no_loss_of_single_texts():

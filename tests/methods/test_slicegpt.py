@@ -9,7 +9,7 @@ from tiny import make_batch, make_net
 
 from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods import SliceGPT
-from lit_compress.methods.slicegpt import SLICED, Slicing, slice_stream
+from lit_compress.methods.slicegpt import SLICED, slice_stream
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.residual_stream import residual_stream
@@ -151,11 +151,6 @@ def test_settings_that_cannot_be(settings, message):
 def test_what_cannot_be_sliced(family, settings, message):
     with pytest.raises(UserError, match=f"^{message}[^\n]*$"):
         stage_of(**settings).check(make_net(family))
-
-
-def test_more_examples_than_there_are():
-    with pytest.raises(UserError, match=r"^prune\.examples: 600 is more than there are; the largest is 512$"):
-        stage_of(prune=Slicing(examples=600)).check_data(512)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])
