@@ -128,8 +128,8 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
                 yield from _below(path, depth - 1)
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None if it is missing or broken.
+def _record(path: Path) -> Any:
+    """Return the content of a JSON or YAML file; None if it is missing or broken.
 
     Raises:
         UserError: it differs from the manifest of its folder.
@@ -137,14 +137,14 @@ def read_json(path: Path) -> Any:
     if path.is_file():
         check_manifest(f"'{path.parent}'", path.parent, path.name)
     try:
-        return json_of(path)
+        return (yaml_of if path.suffix == ".yaml" else json_of)(path)
     except (OSError, ValueError):
         return None
 
 
 def _result(folder: Path, name: str) -> RunResult:
-    report, stages = read_report(folder), read_json(folder / "stages.json") or []
-    config = (report or {}).get("config") or _config(folder)
+    report, stages = read_report(folder), _record(folder / "stages.json") or []
+    config = (report or {}).get("config") or _record(folder / "config.yaml") or {}
     method = (report or {}).get("method") or _init(config)[0] or "?"
     status = "done" if report else "running"
     return RunResult(
@@ -154,19 +154,9 @@ def _result(folder: Path, name: str) -> RunResult:
 
 def read_report(folder: Path) -> dict[str, Any] | None:
     """Return the report of a run or an export, of its program of integers if it has one; None without one of ours."""
-    report = read_json(folder / "report.json")
+    report = _record(folder / "report.json")
     fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
     return of_program(report) if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.yaml"
-    if path.is_file():
-        check_manifest(f"'{folder}'", folder, path.name)
-    try:
-        return yaml_of(path) or {}
-    except (OSError, ValueError):
-        return {}
 
 
 def _init(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -209,7 +199,7 @@ def _short(value: Any) -> str:
 
 
 def _comparison(folder: Path) -> Results:
-    comparison = read_json(folder / COMPARISON)
+    comparison = _record(folder / COMPARISON)
     if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
         raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
     runs = []
@@ -222,7 +212,7 @@ def _comparison(folder: Path) -> Results:
             RunResult(
                 cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
                 cell.get("seed"), status, place if place and place.is_dir() else None,
-                report if status == "done" else None, (read_json(place / "stages.json") if place else None) or [],
+                report if status == "done" else None, (_record(place / "stages.json") if place else None) or [],
                 cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
             )
         )  # fmt: skip

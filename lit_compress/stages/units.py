@@ -174,7 +174,7 @@ def update_rest(net: PreTrainedModel, part: SubLayer, moment: KroneckerFactors, 
     """
     layer: Any = net.get_submodule(part.last)
     before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
-    inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
+    inverse = inverse_moment(centred(moment.inputs(), mean), part.last)  # type: ignore[arg-type]
     weight = without_inputs(before.cpu().double(), inverse, unit_inputs(net, part)[gone].flatten())
     layer.weight.copy_(weight)
     if mean is not None:
