@@ -31,7 +31,7 @@ from lit_compress.run.job import Job
 from lit_compress.run.loggers import CURVES
 from lit_compress.run.settle import check_sizes
 from lit_compress.run.solve import check_choices
-from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distil import Recovery
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
@@ -173,8 +173,10 @@ def compress_and_refine(
     stage.compression.check(dense)
     stage.check_data(dense, data)
     with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
-        folder = Path(method.backbone).expanduser()
-        net, made = stage.compress(dense, folder, method.task, data, current_device(), keep=True)
+        compression = stage.compression
+        compression.folder = Path(method.backbone).expanduser()
+        net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
+    made = compression.record(data, loss)
     trim()
     refined = None
     if refine is not None:

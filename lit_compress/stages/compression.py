@@ -269,18 +269,6 @@ class CompressedStage(Stage):
         count, seed = self.compression.drawn(data)
         return data.rest_dataloader(count, rows, seed)
 
-    def compress(
-        self, net: PreTrainedModel, previous: Path | None, task: Task, data: DataModule | None = None,
-        device: torch.device = CPU, shared: bool = False, keep: bool = False,
-    ) -> tuple[PreTrainedModel, dict[str, Any] | None]:  # fmt: skip
-        """Return ``net`` compressed, and the report's entry on the calibration.
-
-        Args are those of :func:`compress`, and ``previous``, the folder of ``net``; None: the backbone itself.
-        """
-        self.compression.folder = previous
-        net, loss = compress(net, self.compression, task, data, device, shared=shared, keep=keep)
-        return net, self.compression.record(data, loss)
-
     def outline(self, net: PreTrainedModel, measured: Measured | None = None) -> PreTrainedModel:
         """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""
         self.compression.fill(net, self.compression.plan(net, measured), None)
@@ -292,8 +280,10 @@ class CompressedStage(Stage):
             net = self.compression.rebuilt(net, structure, self.notes)
         else:
             trainer: Any = getattr(method, "_trainer", None)
-            place = (trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1) if trainer else ()
-            net, notes = self.compress(net, self.previous, method.task, *place)
+            data, device = (trainer.datamodule, trainer.strategy.root_device) if trainer else (None, CPU)
+            shared, self.compression.folder = bool(trainer) and trainer.world_size > 1, self.previous
+            net, loss = compress(net, self.compression, method.task, data, device, shared=shared)
+            notes = self.compression.record(data, loss)
             self.notes = {} if notes is None else {"calibration": notes}
         self.achieved = self.compression.density_left(net)
         return net
