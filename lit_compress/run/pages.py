@@ -30,7 +30,7 @@ from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.results import Results, RunResult, budget_order, groups, read_json, read_results
+from lit_compress.run.results import Results, RunResult, budget_order, groups, read_record, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_text, yaml_text
 
@@ -244,4 +244,4 @@ def keep_details(run: Run, data: DataModule) -> None:
 
 def layers_of(folder: Path) -> list[dict[str, Any]]:
     """Return the layers that a run kept; [] of one that goes on, or of version 0.2."""
-    return (read_json(folder / DETAILS) or {}).get("layers", [])
+    return (read_record(folder / DETAILS) or {}).get("layers", [])

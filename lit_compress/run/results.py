@@ -128,7 +128,7 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
                 yield from _below(path, depth - 1)
 
 
-def _record(path: Path) -> Any:
+def read_record(path: Path) -> Any:
     """Return the content of a JSON or YAML file; None if it is missing or broken.
 
     Raises:
@@ -143,8 +143,8 @@ def _record(path: Path) -> Any:
 
 
 def _result(folder: Path, name: str) -> RunResult:
-    report, stages = read_report(folder), _record(folder / "stages.json") or []
-    config = (report or {}).get("config") or _record(folder / "config.yaml") or {}
+    report, stages = read_report(folder), read_record(folder / "stages.json") or []
+    config = (report or {}).get("config") or read_record(folder / "config.yaml") or {}
     method = (report or {}).get("method") or _init(config)[0] or "?"
     status = "done" if report else "running"
     return RunResult(
@@ -154,7 +154,7 @@ def _result(folder: Path, name: str) -> RunResult:
 
 def read_report(folder: Path) -> dict[str, Any] | None:
     """Return the report of a run or an export, of its program of integers if it has one; None without one of ours."""
-    report = _record(folder / "report.json")
+    report = read_record(folder / "report.json")
     fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
     return of_program(report) if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
 
@@ -199,7 +199,7 @@ def _short(value: Any) -> str:
 
 
 def _comparison(folder: Path) -> Results:
-    comparison = _record(folder / COMPARISON)
+    comparison = read_record(folder / COMPARISON)
     if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
         raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
     runs = []
@@ -212,7 +212,7 @@ def _comparison(folder: Path) -> Results:
             RunResult(
                 cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
                 cell.get("seed"), status, place if place and place.is_dir() else None,
-                report if status == "done" else None, (_record(place / "stages.json") if place else None) or [],
+                report if status == "done" else None, (read_record(place / "stages.json") if place else None) or [],
                 cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
             )
         )  # fmt: skip

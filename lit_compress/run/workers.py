@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from lit_compress.run.comparison import COMPARISON, Cell, Fit, Plan
-from lit_compress.run.results import read_json, read_report
+from lit_compress.run.results import read_record, read_report
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, link_if_equal, write_json
 from lit_compress.utils.tables import print
@@ -303,7 +303,7 @@ def _tried(place: Layout, job: Fit, metric: Any) -> dict[str, Any]:
     error, held_out, memory = place.error(job), None, None
     status = "done" if place.done(job) else "failed" if error else "running" if place.running(job) else "missing"
     if status == "done":
-        records = read_json(place.out / job.folder / "stages.json")
+        records = read_record(place.out / job.folder / "stages.json")
         memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
         held_out = (records[-1].get("held_out") or {}).get(f"val/{metric['name']}")
     return {

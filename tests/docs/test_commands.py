@@ -91,7 +91,7 @@ def check(item: Item) -> None:
         if command in ("fit", "plan"):
             CommandLine(line, command)
         elif command == "factorize":
-            CommandLine(replace(line, values={"model.backbone": line.own["model"]}), command)
+            CommandLine(replace(line, values={**line.values, "model.backbone": line.own["model"]}), command)
         elif command == "compare":
             read_comparison(resolve_config(line.own["config"], line.last("data.task"), COMPARISONS)[0], item.where)
 

@@ -100,7 +100,7 @@ class SP3(Method):
         self.count = None
         if self.params is not None:
             try:
-                self.count = round(parse_budget(f"params={self.params}").value)
+                self.count = round(parse_budget(f"params={self.params}").value)  # type: ignore[union-attr]
             except UserError as error:
                 raise UserError(str(error).replace("model.budget: 'params=", "model.params: '")) from error
 
