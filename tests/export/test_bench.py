@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from tiny import make_net
+from torch import nn
 
 from lit_compress.export import bench as module
 from lit_compress.export.bench import BenchedNet, Settings, bench, shape_entry
 from lit_compress.export.modelling import write_model
-from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, torch_runner
+from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, _blocks, torch_runner
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.surgery import replace as replace_module
 from lit_compress.utils.errors import UserError
@@ -228,3 +229,16 @@ def test_a_shape_that_does_not_fit_ends_the_measurement(monkeypatch):
     batch, length = shapes[1]
     assert len(result["shapes"]) == 1 and len(shapes) == 2 < result["asked"]
     assert {"what": f"{batch} x {length} and larger", "why": "not enough memory"} in result["left_out"]
+
+
+def test_the_largest_list_of_modules_is_compiled_block_by_block():
+    lists = [nn.ModuleList([nn.Linear(width, width) for _ in range(2)]) for width in (3, 4, 2)]
+    net = nn.Sequential(nn.Linear(9, 9), *lists, nn.ModuleList())
+    assert _blocks(net) == list(lists[1])
+    assert _blocks(net[0]) == [net[0]]
+
+
+def test_an_entry_has_the_dtype_of_the_model_or_of_the_program():
+    half = replace(FEW, dtype="bfloat16", batches=(1,), lengths=(8,), runtimes=("eager", "onnx"))
+    found = {entry["runtime"]: entry["dtype"] for entry in bench({"dense": NETS["dense"]}, half)["programs"]}
+    assert found == {"eager": "bfloat16", "onnx": "float32"}
