@@ -22,7 +22,9 @@ from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
-from lit_compress.export.sharded import check_choices_by_block, write_report, write_shards
+from lit_compress.export.folder import Export, describe_shards
+from lit_compress.export.report import Measured
+from lit_compress.export.sharded import check_choices_by_block, write_shards
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config, resolve
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
@@ -96,11 +98,11 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
     told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
     more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
-    report = write_report(
-        work.out, dense, form, (dense_scores, scores), net_bytes(Path(resolve(method.backbone, method.task))),
-        type(method).__name__, data, config, choices, more,
-        (method.budget, method.density) if method.budget else None,
-    )  # fmt: skip
+    size = net_bytes(Path(resolve(method.backbone, method.task)))
+    before = {"dense": Measured.by(dense_scores, dense, size, data.record)}
+    budget = (method.budget, method.density) if method.budget else None
+    source = Export(form, before, type(method).__name__, data, config, more=more, budget=budget)
+    report = describe_shards(work.out, source, scores, choices)
     with atomic_folder(out) as temporary:
         temporary.rmdir()
         work.out.rename(temporary)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import Export, write_export
@@ -128,9 +128,8 @@ def factorize_model(
         if made := facts["calibration"]:
             made["measured_loss"] = divergence(net, dense, data)
         trim()
-        scores, key = facts.pop("dense"), f"val/{data.record.metrics[0]}"
         size = net_bytes(Path(resolve(method.backbone, method.task)))
-        before = {"dense": Measured(dense, size, scores[key], interval=interval_of(scores, key))}
+        before = {"dense": Measured.by(facts.pop("dense"), dense, size, data.record)}
         budget = (method.budget, method.density) if method.budget else None
         more: dict[str, Any] = facts | {"license": license_of(method.backbone)}
         more |= {"tried": chosen["tried"]} if chosen["tried"] else {}

@@ -109,7 +109,6 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     choices.check()
     choices.check_net(source.net)
     check_out(out)
-    task, budget = read_task(source.data), source.budget
     with atomic_folder(out) as folder:
         net, kept, merges = _fuse(source, choices)
         net, data, fields = _shrink(net, source.data, choices)
@@ -120,15 +119,46 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         before = source.net if choices.keeps_logits and fields["vocabulary"] is None else None
         for _ in track([0], "check the export in another process"):
             fields["export_difference"] = check_export(net, folder, before)
-        report = _measure(source, net, data, folder, kept, bool(merges))
-        report |= fields | layer_facts(net, folder, choices, merges)
+        scores = evaluate(net, data, sure=True)
+        own = Measured.by(scores, net, net_bytes(folder), source.data.record)
+        own = replace(own, initial=source.initial, kept=kept, merged=bool(merges))
+        report = _compared(source, own, scores) | fields | _layer_facts(net, folder, choices, merges)
         _write_programs(report, net, data, folder, choices)
-        choices.check_drop(report)
-        if budget and budget[0].kind == "speedup":
-            report["speed"] = _speed(source, budget[0], report, net, folder, choices)
-        report["budget"] = budget and budget[0].check(report, budget[1])
-        report |= source.more
-        write_report_and_card(folder, report, task, net)
+        return _finish(report, source, net, folder, choices)
+
+
+def describe_shards(folder: Path, source: Export, scores: dict[str, float], choices: Choices) -> dict[str, Any]:
+    """Write the other files of an export whose tensors are in ``folder``, of a model without values; return its report.
+
+    Numbers that need the whole model in memory are null: times, and the comparison after loading in another process.
+
+    Args:
+        folder: of the export.
+        source: of the models, without values.
+        scores: of the export.
+        choices: the user's.
+
+    Raises:
+        UserError: it loses more than ``max_drop``.
+    """
+    write_tokenizer(source.data, folder, source.net.config)
+    own = Measured.by(scores, source.net, net_bytes(folder), source.data.record)
+    report = _compared(source, own, scores) | dict.fromkeys(("export_difference", "vocabulary", "embeddings"))
+    report |= _layer_facts(own.net, folder, choices, {})
+    return _finish(report, source, own.net, folder, choices)
+
+
+def _finish(
+    report: dict[str, Any], source: Export, net: PreTrainedModel, folder: Path, choices: Choices
+) -> dict[str, Any]:
+    """Check the export against what was asked, and write and return its report."""
+    choices.check_drop(report)
+    budget, density = source.budget or (None, 1.0)
+    if budget and budget.kind == "speedup":
+        report["speed"] = _speed(source, budget, report, net, folder, choices)
+    report["budget"] = budget and budget.check(report, density)
+    report |= source.more
+    write_report_and_card(folder, report, read_task(source.data), net)
     return report
 
 
@@ -220,7 +250,7 @@ def _write(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choice
     write_tokenizer(data, folder, net.config)
 
 
-def layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
+def _layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
     """Return the report's fields on the layers and the files of the export."""
     if (odd := odd_widths(net)) and accelerator_name():
         note(
@@ -236,20 +266,17 @@ def layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: di
     }
 
 
-def _measure(
-    source: Export, net: PreTrainedModel, data: DataModule, folder: Path, kept: float, merges: bool
-) -> dict[str, Any]:
+def _compared(source: Export, own: Measured, scores: dict[str, float]) -> dict[str, Any]:
     """Return the report of all models, the export as the stage ``compressed``."""
     task = read_task(source.data)
-    scores, key = evaluate(net, data, sure=True), f"val/{task.metrics[0]}"
-    own = Measured(net, net_bytes(folder), scores[key], source.initial, kept, merges, interval_of(scores, key))
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
     report |= constant_answer(source.data).fields
     report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
-    intervals, first = {name: measured.interval for name, measured in nets.items()}, next(iter(nets))
+    intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
-        intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)
+        dense = evaluate(source.dense, source.data, sure=True)
+        intervals[first] = interval_of(dense, f"val/{task.metrics[0]}")
     add_intervals(report, intervals)
     return report
 

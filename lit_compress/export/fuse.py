@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
@@ -88,13 +88,24 @@ def cast(net: PreTrainedModel, dtype: Dtype) -> None:
     net.config.dtype = kind
     new = {}
     for name, value in net.named_parameters():
-        new[value] = nn.Parameter(value.detach().to(kind)) if value.is_floating_point() else value
-        if value.is_floating_point() and not all_finite(new[value]):
-            raise UserError(f"export: --dtype {dtype} cannot hold the values of '{name}'; nearest: bfloat16")
+        new[value] = nn.Parameter(in_dtype(name, value.detach(), kind)) if value.is_floating_point() else value
     for module in net.modules():  # some tensors have several owners
         for name, value in list(module.named_parameters(recurse=False)):
             setattr(module, name, new[value])
     net.to(kind)  # buffers
+
+
+def in_dtype(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a floating-point tensor in ``dtype``, and any other as it is.
+
+    Raises:
+        UserError: ``dtype`` cannot hold its values.
+    """
+    if not value.is_floating_point():
+        return value
+    if not all_finite(cast := value.to(dtype)):
+        raise UserError(f"export: --dtype {str(dtype)[6:]} cannot hold the values of '{name}'; nearest: bfloat16")
+    return cast
 
 
 def outline_export(

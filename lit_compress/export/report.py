@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
@@ -71,7 +72,7 @@ class Measured:
     """A model with its dev metric.
 
     Attributes:
-        net: the model.
+        net: the model; one without values has no times.
         bytes: of the files of its weights; of a model that was given, in the dtype of these.
         metric: dev metric.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
@@ -88,6 +89,12 @@ class Measured:
     merged: bool = False
     interval: Interval | None = None
 
+    @classmethod
+    def by(cls, scores: Mapping[str, float], net: PreTrainedModel, size: int, task: Task) -> Measured:
+        """Return a model of so many bytes with the first metric of ``scores``, which ``evaluate`` returned."""
+        key = f"val/{task.metrics[0]}"
+        return cls(net, size, scores[key], interval=interval_of(scores, key))
+
     def entry(self, task: Task, whole: int) -> dict[str, Any]:
         """Return the model's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
 
@@ -96,7 +103,8 @@ class Measured:
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
-        numbers["density"] = stored if self.merged else numbers["density"] * dense_site_params(self.net) / whole
+        by_shape = self.merged or _is_empty(self.net)
+        numbers["density"] = stored if by_shape else numbers["density"] * dense_site_params(self.net) / whole
         return {
             "metric": self.metric,
             "initial": self.initial,
@@ -107,6 +115,10 @@ class Measured:
         }
 
 
+def _is_empty(net: PreTrainedModel) -> bool:
+    return net.device.type == "meta"
+
+
 def reading_length(net: PreTrainedModel, task: Task) -> int:
     """Return the number of tokens at which ``net`` is measured: the task's, or less if it has fewer positions."""
     return min(task.length, usable_positions(net.config) or task.length)
@@ -115,14 +127,20 @@ def reading_length(net: PreTrainedModel, task: Task) -> int:
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> dict[str, Any]:
     """Time the models in turns, with one thread, batch 1 and the task's length; add the times to their entries.
 
+    Models without values are not timed: all times are None.
+
     Returns:
         The evidence of the times: ``rounds``, ``spread`` (the largest p90 / p10), ``steady`` (whether that is small
         enough for them to be trusted), and ``speedup`` of the last model over the first with its ``verdict``.
     """
-    length = reading_length(nets[0], task)
+    shape = {"batch": 1, "length": (length := reading_length(nets[0], task)), "threads": 1}
+    if any(map(_is_empty, nets)):
+        for item in entries:
+            item["latency_ms"] = {**dict.fromkeys(("median", "p10", "p90")), **shape}
+        return {"rounds": 0, "spread": None, "steady": False, "speedup": None}
     times = forward_times(nets, length)
     for item, times_of_net in zip(entries, times, strict=True):
-        item["latency_ms"] = {**summary(times_of_net), "batch": 1, "length": length, "threads": 1}
+        item["latency_ms"] = {**summary(times_of_net), **shape}
     widest, gain = max(map(spread, times)), speedup(times[0], times[-1])
     return {
         "rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY,
@@ -142,13 +160,6 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     whole = dense_site_params(next(iter(nets.values())).net)
     stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
     timing = add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
-    return compared(task, method, stages, timing, config)
-
-
-def compared(
-    task: Task, method: str, stages: dict[str, dict[str, Any]], timing: dict[str, Any], config: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the report of models that were measured: stage -> its entry; the first is dense, the last the export."""
     dense, *_, compressed = stages.values()
     mode = "max" if higher_is_better(task) else "min"
     ratios = {

@@ -202,8 +202,9 @@ def forward_times(
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
-    """Return density, parameters and FLOPs of ``net`` as the report stores them."""
-    return {"density": density(net), "params": asdict(count_params(net)), "flops": flops(net, length)}
+    """Return density, parameters and FLOPs of ``net`` as the report stores them; without values, of its shapes."""
+    of_weights, of_forward = (stored_density, shape_flops) if net.device.type == "meta" else (density, flops)
+    return {"density": of_weights(net), "params": asdict(count_params(net)), "flops": of_forward(net, length)}
 
 
 # --------------------------------------------------------------------------------------------------- memory

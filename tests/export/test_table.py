@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import BertConfig
 
 from lit_compress.evaluation.intervals import standard_error, wilson
@@ -112,7 +113,8 @@ def timed(monkeypatch, dense, small):
     monkeypatch.setattr(reports, "forward_times", lambda nets, length: [dense, small])
     made = report()
     made["ratios"] = {}
-    net, task = SimpleNamespace(config=BertConfig()), SimpleNamespace(length=23)
+    net = SimpleNamespace(config=BertConfig(), device=torch.device("cpu"))
+    task = SimpleNamespace(length=23)
     made["timing"] = reports.add_latency([made["dense"], made["compressed"]], [net, net], task)
     return made
 
