@@ -152,11 +152,11 @@ def runner(options: Any, task: str, key: str) -> Callable[[dict[str, Any]], Any]
     import numpy
 
     from benchmarks.comparison.static import read
-    from lit_compress.export.runtimes import OPENVINO, RUNTIMES, Setting
+    from lit_compress.export.runtimes import FILES, RUNTIMES, Setting
 
     folder = options.work / f"{task}-{key}"
     if key != STATIC:
-        return RUNTIMES["openvino"].load(folder / OPENVINO, Setting("", ("logits",), options.threads))
+        return RUNTIMES["openvino"].load(folder / FILES["openvino"], Setting("", ("logits",), options.threads))
     vectors = read(folder)
     if (folder / "head.npz").is_file():
         stored = numpy.load(folder / "head.npz")

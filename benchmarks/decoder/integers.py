@@ -51,7 +51,8 @@ def measure(options: Any, name: str, way: str) -> None:
     from nncf import CompressWeightsMode
 
     from lit_compress.export.integers import READ, one_by_one, quantize_weights, training_feeds
-    from lit_compress.export.program import FILES, program_bytes, read_program, write_program
+    from lit_compress.export.program import program_bytes, read_program, write_program
+    from lit_compress.export.runtimes import FILES
     from lit_compress.models.storage import load_net
 
     torch.set_num_threads(options.threads)

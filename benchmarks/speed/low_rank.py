@@ -70,7 +70,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
             source = BenchedNet("net", place, settings, place)
             inputs = source.inputs(timing.BATCH, timing.LENGTH)
             for runtime in (name for name in RUN_IN if all(map(find_spec, RUNTIMES[name].packages))):
-                loaded = RUNTIMES[runtime].load(source.file(RUNTIMES[runtime].reads), source.setting)
+                loaded = RUNTIMES[runtime].load(source.file(*RUNTIMES[runtime].forms[0]), source.setting)
                 runs[name, runtime] = partial(loaded, inputs)
         with pinned(threads):
             times = dict(

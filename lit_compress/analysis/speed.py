@@ -23,7 +23,7 @@ def short(value: float) -> str:
 def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
     """Return the speed-up ``name`` of a model in a runtime; None if there is nothing to compare with."""
     gain = entry.get(name)
-    return Speedup(gain["median"], gain["low"], gain["high"]) if gain else None
+    return Speedup.of(gain) if gain else None
 
 
 def rows(result: SpeedResult) -> tuple[list[str], list[list[str]]]:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
 from lit_compress.cli.targets import Target, find_target
-from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
-from lit_compress.export.integers import training_feeds
 from lit_compress.export.modelling import MODULE
-from lit_compress.export.quantize import Feed
-from lit_compress.export.runtimes import RUNTIMES, Runner
+from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.export.table import of_all
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
@@ -26,6 +23,7 @@ from lit_compress.utils.tables import print, show
 
 if TYPE_CHECKING:
     from lit_compress.cli.words import Line
+    from lit_compress.data.datamodule import DataModule
 
 ON_ACCELERATORS = ("eager", "graphs", "compiled")
 
@@ -95,33 +93,19 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure the models, and write the results so far after every shape; ``compared``: all have a dev metric."""
 
-    def texts(folder: Path) -> list[Feed]:
-        data = target.parse(line).build().data
-        data.read_as(str(folder))
-        return training_feeds(data, "int8")
-
-    def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
-        try:
-            data = target.parse(line).build().data
-            scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
-            return {"metric": scores[key], "interval": interval_of(scores, key)}
-        except UserError as error:
-            if compared:
-                raise
-            note(f"bench: no dev metric of the {source.label} model: {error}")
-            return {}
+    def data() -> DataModule:
+        return target.parse(line).build().data
 
     metric = None
     if compared:
-        task = target.parse(line).build().data.record
+        task = data().record
         metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
     command = shlex.join(["lit_compress", "bench", *line.args])
 
     def keep(results: dict[str, Any]) -> None:
         write_json(output / FILE, {"command": command, "metric": metric, **results})
 
-    scored = compared or settings.dtype != "float32"
-    return {"metric": metric, **measure(nets, settings, keep, texts, score, scored)}
+    return {"metric": metric, **measure(nets, settings, keep, data, compared)}
 
 
 def _named(models: list[str]) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,24 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export.integers import integers_of
+from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.export.integers import integers_of, training_feeds
 from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import PROBES, Program, example_inputs, program_bytes, write_program
-from lit_compress.export.quantize import Feed
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import (
-    ONNX,
-    ONNX_INT8,
-    OPENVINO,
-    OPENVINO_INT8,
-    RUNTIMES,
-    Inputs,
-    Runner,
-    Runtime,
-    Setting,
-    placed,
-)  # fmt: skip
+from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Inputs, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
 from lit_compress.models.own_code import check_code, trusts_code
 from lit_compress.models.padding import usable_positions
@@ -43,7 +31,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
-from lit_compress.utils.progress import track
+from lit_compress.utils.progress import note, track
 from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
 
 if TYPE_CHECKING:
@@ -56,9 +44,8 @@ BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
 ROUNDS, SECONDS = 30, 60.0
 # by how much results of PyTorch may differ between two of its ways, relative above 1
 ROUNDING = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.1}
-_PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
 
-Texts = Callable[[Path], list[Feed]]
+Data = Callable[[], "DataModule"]
 
 
 @dataclass(frozen=True)
@@ -97,14 +84,14 @@ class BenchedNet:
         folder: an export, or what ``save_pretrained`` wrote.
         settings: how it is run.
         work: folder for programs that are not next to the model.
-        texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
+        data: function that returns the data of its task; None without any.
 
     Raises:
         UserError: it cannot be loaded, or brings code that no export has.
     """
 
-    def __init__(self, label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> None:
-        self.label, self.folder, self.work, self.texts = label, folder, work / label, texts
+    def __init__(self, label: str, folder: Path, settings: Settings, work: Path, data: Data | None = None) -> None:
+        self.label, self.folder, self.work, self._data = label, folder, work / label, data
         self.work.mkdir()
         self.net, self.tokenizer = self._load(), _tokenizer(folder)
         kind = task_type_of_net(self.net.config)
@@ -121,7 +108,20 @@ class BenchedNet:
         """The program of integers in the folder, of ``export --dtype``: its file and its dtype; {} for none."""
         report = self.folder / "report.json"
         program = (read_json("bench", report, dict).get("program") if report.is_file() else None) or {}
-        return {program.get("file", ONNX): program["dtype"]} if "dtype" in program else {}
+        return {program.get("file", FILES["onnx"]): program["dtype"]} if "dtype" in program else {}
+
+    @cached_property
+    def data(self) -> DataModule:
+        """The data, as the model's tokenizer reads it.
+
+        Raises:
+            UserError: an option of it is wrong or missing.
+        """
+        if self._data is None:
+            raise UserError("needs training texts, from which it reads the ranges of activations")
+        data = self._data()
+        data.read_as(str(self.folder))
+        return data
 
     def _load(self) -> PreTrainedModel:
         import transformers
@@ -151,23 +151,20 @@ class BenchedNet:
         mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
         return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
 
-    def file(self, name: str | None) -> Path:
+    def file(self, form: Format, dtype: Dtype) -> Path:
         """Return the input of a runtime: the folder, or a program, which is written first if it is not there."""
-        if name is None:
+        if form == "hf":
             return self.folder
-        plain, made = _PLAIN.get(name, name), self.work / name
-        if (self.folder / plain).is_file() and self.quantized.get(plain) == (None if name == plain else "int8"):
-            return self.folder / plain
-        if not made.is_file() and name == plain:
-            write_program(self.net, self.tokenizer, self.work, "onnx" if name == ONNX else "openvino")
+        there, made = self.folder / FILES[form], self.work / dtype / FILES[form]
+        if there.is_file() and self.quantized.get(there.name, "float32") == dtype:
+            return there
+        made.parent.mkdir(exist_ok=True)
+        if not made.is_file() and dtype == "float32":
+            write_program(self.net, self.tokenizer, made.parent, form)
         elif not made.is_file():
-            integers_of(self.file(plain), made, "int8", self.net.can_generate(), self._feeds)
+            writes, feeds = self.net.can_generate(), lambda: training_feeds(self.data, "int8")
+            integers_of(self.file(form, "float32"), made, "int8", writes, feeds)
         return made
-
-    def _feeds(self) -> list[Feed]:
-        if self.texts is None:
-            raise LookupError("needs training texts, from which it reads the ranges of activations")
-        return self.texts(self.folder)
 
     def bytes(self, path: Path) -> int:
         """Return the size of a program, or of the tensors of a folder."""
@@ -175,13 +172,13 @@ class BenchedNet:
             return program_bytes(path)
         return sum(file.stat().st_size for file in tensor_files(path) if file.is_file())
 
-    def scores(self, run: Runner, data: DataModule) -> dict[str, float]:
-        """Return the dev scores of a runtime's answers.
+    def score(self, run: Runner) -> dict[str, Any]:
+        """Return the dev ``metric`` of a runtime's answers and its ``interval``.
 
         Raises:
-            UserError: the model answers another task.
+            UserError: the model answers another task, or there are no data.
         """
-        data.read_as(str(self.folder))
+        data = self.data
         check_head(f"bench: '{self.folder}'", self.net.config, data.record)
 
         def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -189,7 +186,9 @@ class BenchedNet:
             values = [torch.as_tensor(value).float().cpu() for value in results]
             return dict(zip(self.setting.results, values, strict=True))
 
-        return evaluate(Program(answers, self.net.config), data, sure=True)  # type: ignore[arg-type]
+        scores = evaluate(Program(answers, self.net.config), data, sure=True)  # type: ignore[arg-type]
+        key = f"val/{data.record.metrics[0]}"
+        return {"metric": scores[key], "interval": interval_of(scores, key)}
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -198,7 +197,7 @@ def _tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    except Exception:  # any of many
+    except (OSError, ValueError):
         return lambda text: {}
 
 
@@ -221,7 +220,7 @@ class OpenedProgram:
     @property
     def dtype(self) -> str:
         """Of its products."""
-        return self.source.setting.dtype if self.runtime.reads is None else self.runtime.dtype
+        return self.runtime.dtype if self.runtime.runs_programs else self.source.setting.dtype
 
     def entry(self) -> dict[str, Any]:
         """Return its entry in the result."""
@@ -235,9 +234,8 @@ def bench(
     nets: dict[str, Path],
     settings: Settings,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
-    texts: Texts | None = None,
-    score: Callable[[BenchedNet, Runner], dict[str, Any]] | None = None,
-    score_all: bool = False,
+    data: Data | None = None,
+    compared: bool = False,
 ) -> dict[str, Any]:
     """Time models in runtimes and return the result.
 
@@ -245,21 +243,22 @@ def bench(
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
         settings: shapes, runtimes and threads.
         keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
-        texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
-        score: function of a folder and of a runtime's call that returns the metric of its answers and their interval.
-        score_all: score every program; else the programs of models that integers change by more than is usual.
+        data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
+        compared: every program needs a dev metric. Else, as far as there are data, all have one in 16 bits, and in
+            float32 those of models that integers change by more than is usual.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
-        sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
+        sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
         shapes, left_out = _shapes(sources, settings)
         programs = _opened(sources, settings, left_out)
         packages = sorted({name for program in programs for name in program.runtime.packages})
         changed = {program.source.label for program in programs if program.far}
-        judged = [program for program in programs if score_all or program.source.label in changed]
-        scores = _scored(judged, score) if score else {}
+        all_judged = compared or settings.dtype != "float32"
+        judged = [program for program in programs if all_judged or program.source.label in changed]
+        scores = _scored(judged, compared) if data else {}
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
@@ -303,13 +302,13 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         given, known = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
-        reference = known.load(source.file(known.reads), source.setting)
+        reference = known.load(source.folder, source.setting)
         expected = [source.at_tokens(reference(probe), probe) for probe in probes]
         for runtime in track(given, f"load {source.label}", len(given)):
             try:
                 if missing := [package for package in runtime.packages if find_spec(package) is None]:
                     raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
-                path = source.file(runtime.reads)
+                path = source.file(*runtime.forms[0])
                 run = reference if runtime is known else runtime.load(path, source.setting)
                 results = [source.at_tokens(run(probe), probe) for probe in probes]
                 off = [np.abs(r - e).max() / max(1.0, np.abs(e).max()) for r, e in zip(results, expected, strict=True)]
@@ -318,7 +317,7 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (integers or difference <= most):
                     raise LookupError(f"its results differ from PyTorch's by {difference:.1e}, more than {most:.0e}")
-                answers = reference if runtime.reads is None and runtime.dtype == "float32" else run
+                answers = run if runtime.runs_programs else reference
                 opened.append(OpenedProgram(source, runtime, path, run, difference, answers))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -331,14 +330,23 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     return opened
 
 
-def _scored(programs: Sequence[OpenedProgram], score: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the metrics by model and runtime; all of one dtype but int8 have that of the first."""
+def _scored(programs: Sequence[OpenedProgram], needed: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the metrics by model and runtime; all of one dtype but int8 have that of the first.
+
+    A note names those without one, unless they are ``needed``.
+    """
     known: dict[tuple[str, str], dict[str, Any]] = {}
     for program in track(programs, "evaluate", len(programs)):
         label, runtime = program.source.label, program.runtime
         key = label, program.dtype if runtime.dtype == "float32" else runtime.name
         if key not in known:
-            known[key] = score(program.source, program.answers)
+            try:
+                known[key] = program.source.score(program.answers)
+            except UserError as error:
+                if needed:
+                    raise
+                note(f"bench: no dev metric of the {label} model: {error}")
+                known[key] = {}
         known[label, runtime.name] = known[key]
     return known
 
@@ -346,7 +354,7 @@ def _scored(programs: Sequence[OpenedProgram], score: Any) -> dict[tuple[str, st
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
     """Time all programs at one shape and return its entry in the result."""
     given = {p.source.label: p.source.inputs(batch, length) for p in programs}
-    inputs = [placed(given[p.source.label], "cpu" if p.runtime.reads else settings.device) for p in programs]
+    inputs = [placed(given[p.source.label], "cpu" if p.runtime.runs_programs else settings.device) for p in programs]
     runs = [partial(p.run, own) for p, own in zip(programs, inputs, strict=True)]
     times = in_turns(runs, settings.rounds, seconds=settings.seconds, device=settings.device)
     return shape_entry(batch, length, programs, times)
@@ -366,7 +374,6 @@ def shape_entry(
         entry = {"net": net, "runtime": runtime, **summary(record), "steady": is_steady(record)}
         for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
             if other in by_program and other != (net, runtime):
-                gain = speedup(by_program[other], record)
-                entry[name] = {**asdict(gain), "verdict": gain.verdict}
+                entry[name] = speedup(by_program[other], record).entry()
         entries.append(entry)
     return {"batch": batch, "length": length, "rounds": len(times[0]), "times": entries}

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.export.integers import INTEGERS, Integers
-from lit_compress.export.program import Format, check_format
+from lit_compress.export.program import check_format
 from lit_compress.export.report import final_metric, points_lost
+from lit_compress.export.runtimes import Dtype, Format
 from lit_compress.models.vocabulary import check_table
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed_value
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Vocabulary = Literal["all", "data"]
 Merge = Literal["large", "never"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.export.choices import Choices, Dtype
+from lit_compress.export.choices import Choices
+from lit_compress.export.runtimes import Dtype
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.cut import remove_constant_units

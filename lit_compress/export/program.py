@@ -20,12 +20,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.export.runtimes import RUNTIMES, Setting
+from lit_compress.export.runtimes import FILES, RUNTIMES, Format, ProgramFormat, Setting
 from lit_compress.models.accounting import padded_inputs, random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks import TaskType
 
-ProgramFormat = Literal["onnx", "openvino"]
-Format = Literal["hf", "onnx", "openvino"]
-FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared, of other shapes than the traced one

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +144,7 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
     widest, gain = max(map(spread, times)), speedup(times[0], times[-1])
     return {
         "rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY,
-        "speedup": {**asdict(gain), "verdict": gain.verdict},
+        "speedup": gain.entry(),
     }  # fmt: skip
 
 

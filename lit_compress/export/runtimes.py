@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-ONNX, OPENVINO = "model.onnx", "openvino_model.xml"
-ONNX_INT8, OPENVINO_INT8 = "model.int8.onnx", "openvino_model.int8.xml"
+ProgramFormat = Literal["onnx", "openvino"]
+Format = Literal["hf", "onnx", "openvino"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+FILES: dict[ProgramFormat, str] = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 Inputs = dict[str, Any]  # arrays of int64 by name
@@ -47,8 +49,7 @@ class Runtime:
         name: as users type it.
         packages: that must be installed.
         load: makes a function of the loaded files; raises LookupError where the runtime does not run on the device.
-        reads: the file that is loaded, of those that bench.py can write; None for the folder.
-        dtype: of the products.
+        forms: format and dtype of what it loads, a folder (``hf``) or a program; the first is the one that is written.
         tolerance: by how much its results may differ from PyTorch's, relative above 1. A program of integers that
             differs by more is marked, one of float32 is left out.
     """
@@ -56,9 +57,18 @@ class Runtime:
     name: str
     packages: tuple[str, ...]
     load: Callable[[Path, Setting], Runner]
-    reads: str | None = None
-    dtype: str = "float32"
+    forms: tuple[tuple[Format, Dtype], ...] = (("hf", "float32"),)
     tolerance: float = 1e-4
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of the products; of PyTorch the setting has it."""
+        return self.forms[0][1]
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether it loads a program in place of a folder."""
+        return self.forms[0][0] != "hf"
 
 
 def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
@@ -222,9 +232,10 @@ RUNTIMES = {
         Runtime("eager", ("torch", "transformers"), _torch("eager")),
         Runtime("compiled", ("torch", "transformers"), _torch("compiled")),
         Runtime("graphs", ("torch", "transformers"), _torch("graphs")),
-        Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX),
-        Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, ONNX, tolerance=1e-3),
-        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX_INT8, "int8", tolerance=0.25),
-        Runtime("openvino-int8", ("openvino", "nncf"), _openvino, OPENVINO_INT8, "int8", tolerance=0.25),
+        Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "float32"),)),
+        Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino,
+                (("onnx", "float32"), ("openvino", "float32")), tolerance=1e-3),
+        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "int8"),), 0.25),
+        Runtime("openvino-int8", ("openvino", "nncf"), _openvino, (("openvino", "int8"),), 0.25),
     )
-}
+}  # fmt: skip

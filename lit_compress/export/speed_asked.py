@@ -12,7 +12,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.export.choices import Choices, Dtype
+from lit_compress.export.choices import Choices
 from lit_compress.export.integers import SMOOTH, integers_of
-from lit_compress.export.program import Format, example_inputs, program_bytes, write_program
+from lit_compress.export.program import example_inputs, program_bytes, write_program
 from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting, placed, torch_runner
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.shapes import with_random_values
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 32)  # texts of which a speed-up is if the budget names no shape
 ORDER = ("openvino-int8", "onnx-int8", "openvino", "onnx", "eager")  # the fastest first
-# runtime -> format and dtype of the program that it runs; the first is the one that an export gets
-FORMS: dict[str, tuple[tuple[Format, Dtype], ...]] = {
-    "eager": (("hf", "float32"),), "compiled": (("hf", "float32"),),
-    "onnx": (("onnx", "float32"),), "openvino": (("onnx", "float32"), ("openvino", "float32")),
-    "onnx-int8": (("onnx", "int8"),), "openvino-int8": (("openvino", "int8"),),
-    "graphs": (("hf", "float32"),),
-}  # fmt: skip
 ACCELERATORS = ("cuda", "xpu", "mps")
 ROUNDS, SECONDS, WARM_UP = 15, 20.0, 2  # of a shape, as utils/timing.py counts them
 LEAST, FEW = 7, 3  # rounds in any case, of an export and while a density is searched
@@ -106,7 +99,7 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
             nearest_here = "nearest: --format hf --dtype bfloat16"
             raise _refused(budget, f"is of PyTorch in bfloat16, and {given} is not; {nearest_here}")
         return Place("graphs" if device == "cuda" else "eager", shapes, choices, device)
-    if (choices.format, choices.dtype) not in {form for forms in FORMS.values() for form in forms}:
+    if (choices.format, choices.dtype) not in {form for runtime in RUNTIMES.values() for form in runtime.forms}:
         here = "which no runtime here runs; nearest: --format openvino --dtype int8"
         raise _refused(budget, f"cannot be measured with {given}, {here}")
     errors = []
@@ -144,8 +137,8 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
         there = next(other for other in ORDER if all(map(find_spec, RUNTIMES[other].packages)))
         how = f"pip install {' '.join(missing)}, or nearest here: {there}"
         raise _refused(budget, f"is for {name}, which is not installed; {how}")
-    given, (form, dtype) = (choices.format, choices.dtype), FORMS[name][0]
-    if given in FORMS[name]:
+    given, (form, dtype) = (choices.format, choices.dtype), RUNTIMES[name].forms[0]
+    if given in RUNTIMES[name].forms:
         form, dtype = given
     elif given != ("hf", "float32"):
         near = f"nearest: --format {form} --dtype {dtype}"
@@ -185,7 +178,7 @@ class Programs:
 
     def gains_of_export(self, net: PreTrainedModel, program: Path | None) -> list[dict[str, Any]]:
         """Return :meth:`gains_of` an export: of the ``program`` in its folder, if its runtime reads one."""
-        if program is None or RUNTIMES[self.place.runtime].reads is None:
+        if program is None or self.place.choices.format == "hf":
             return self.gains_of(self._runner(net))
         return self.gains_of(RUNTIMES[self.place.runtime].load(program, self._setting))
 
@@ -213,19 +206,20 @@ class Programs:
                 )  # fmt: skip
                 gain = speedup(slow, fast)
                 entries.append({
-                    "batch": batch, "length": length, "rounds": len(slow), **asdict(gain), "verdict": gain.verdict,
+                    "batch": batch, "length": length, "rounds": len(slow), **gain.entry(),
                     "dense_ms": summary(slow)["median"], "ms": summary(fast)["median"],
                 })  # fmt: skip
         return entries
 
     def _runner(self, net: PreTrainedModel) -> Runner:
         """Write the program of a model with values, and load it."""
-        runtime, choices = RUNTIMES[self.place.runtime], self.place.choices
-        if runtime.reads is None or choices.format == "hf":
+        choices = self.place.choices
+        if choices.format == "hf":
             own = net if self.place.device == "cpu" else copy.deepcopy(net)  # which is moved
             return torch_runner(own, self._setting, self.place.runtime)
         with tempfile.TemporaryDirectory() as folder:  # a runner holds what it read
-            return runtime.load(write_shapes(net, self._tokenizer, Path(folder), choices), self._setting)
+            program = write_shapes(net, self._tokenizer, Path(folder), choices)
+            return RUNTIMES[self.place.runtime].load(program, self._setting)
 
 
 def write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Choices) -> Path:

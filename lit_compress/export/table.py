@@ -72,7 +72,7 @@ def rough(times: float) -> str:
 def speedup_of(report: dict[str, Any]) -> Speedup | None:
     """Return the speed-up of the compressed model; None in reports of earlier versions, which have one number only."""
     gain = (report.get("timing") or {}).get("speedup")
-    return gain and Speedup(*(gain[key] for key in ("median", "low", "high")))
+    return gain and Speedup.of(gain)
 
 
 def speed_line(report: dict[str, Any]) -> str:
@@ -99,9 +99,7 @@ def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
     >>> gain_words([{"batch": 1, "length": 32, "median": 2.11, "low": 1.94, "high": 2.3}])
     '1 x 32: 2.11x (1.94-2.30)'
     """
-    return ", ".join(
-        f"{gain['batch']} x {gain['length']}: {Speedup(gain['median'], gain['low'], gain['high'])}" for gain in gains
-    )
+    return ", ".join(f"{gain['batch']} x {gain['length']}: {Speedup.of(gain)}" for gain in gains)
 
 
 def counted(report: dict[str, Any]) -> str:

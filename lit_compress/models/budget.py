@@ -79,7 +79,7 @@ class Budget:
         off = reached / self.value - 1
         met: bool | None = off <= 1e-9
         if self.kind == "speedup":
-            gains = [Speedup(gain["median"], gain["low"], gain["high"]) for gain in report["speed"]["shapes"]]
+            gains = [Speedup.of(gain) for gain in report["speed"]["shapes"]]
             verdicts = {gain.reaches(self.value) for gain in gains}
             met = False if False in verdicts else None if None in verdicts else True
         return {

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -133,6 +133,15 @@ class Speedup:
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Speedup:
+        """Return the speed-up of an :meth:`entry`."""
+        return cls(entry["median"], entry["low"], entry["high"])
+
+    def entry(self) -> dict[str, Any]:
+        """Return the fields of a report, its verdict among them."""
+        return {**asdict(self), "verdict": self.verdict}
 
     @property
     def verdict(self) -> TimingVerdict:

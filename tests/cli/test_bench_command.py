@@ -65,9 +65,10 @@ def test_any_model_and_any_baseline(tiny_backbone, run, tmp_path, capsys):
 
 
 def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(RUNTIMES, "twin", Runtime("twin", ("torch",), RUNTIMES["eager"].load, "model.onnx"))
-    monkeypatch.setattr(module.BenchedNet, "file", lambda self, name: self.folder)
-    monkeypatch.setitem(RUNTIMES, "int8", Runtime("int8", ("torch",), RUNTIMES["eager"].load, "model.onnx", "int8"))
+    monkeypatch.setattr(module.BenchedNet, "file", lambda self, form, dtype: self.folder)
+    for name, dtype in (("twin", "float32"), ("int8", "int8")):
+        fake = Runtime(name, ("torch",), RUNTIMES["eager"].load, (("onnx", dtype),))
+        monkeypatch.setitem(RUNTIMES, name, fake)
     shutil.copytree(run / "export", tmp_path / "one")
     line = ["bench", str(run), "--runtimes", "eager", "twin", "int8", "--rounds", "2", "--batch", "1", "2",
             "--length", "8", "--output", str(tmp_path)]  # fmt: skip

@@ -97,19 +97,21 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     (folder / "model.onnx").write_bytes(b"8 bits")
     (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
     source = BenchedNet("compressed", folder, FEW, work)
-    (source.work / "model.onnx").write_bytes(b"32 bits")
-    assert source.file("model.int8.onnx").read_bytes() == b"8 bits"
-    assert source.file("model.onnx").read_bytes() == b"32 bits"
-    with pytest.raises(LookupError, match="needs training texts"):
-        source.file("openvino_model.int8.xml")
+    (source.work / "float32").mkdir()
+    for name in ("model.onnx", "openvino_model.xml"):
+        (source.work / "float32" / name).write_bytes(b"32 bits")
+    assert source.file("onnx", "int8").read_bytes() == b"8 bits"
+    assert source.file("onnx", "float32").read_bytes() == b"32 bits"
+    with pytest.raises(UserError, match="needs training texts"):
+        source.file("openvino", "int8")
     (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8", "file": "openvino_model.xml"}}))
     (folder / "openvino_model.xml").write_bytes(b"8 bits of another runtime")
     (other := tmp_path / "other").mkdir()
     source = BenchedNet("compressed", folder, FEW, other)
-    assert source.file("openvino_model.int8.xml").read_bytes() == b"8 bits of another runtime"
+    assert source.file("openvino", "int8").read_bytes() == b"8 bits of another runtime"
     (folder / "report.json").write_text("{}")
     (plain := tmp_path / "plain").mkdir()
-    assert BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
+    assert BenchedNet("compressed", folder, FEW, plain).file("onnx", "float32").read_bytes() == b"8 bits"
 
 
 def test_a_shape_by_hand():
@@ -148,26 +150,31 @@ def test_what_differs_or_is_not_there_is_not_timed(monkeypatch):
 
 def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
     """The dense int8 program of MiniLM is off by more than a quarter of its largest result, and answers as well."""
-    made_up(monkeypatch, "int8", lambda result: result + 3, dtype="int8", tolerance=0.25)
-    made_up(monkeypatch, "int8, near", lambda result: result + 0.01, dtype="int8", tolerance=0.25)
-    made_up(monkeypatch, "int8, broken", nan_of_several, dtype="int8", tolerance=0.25)
+    small = {"forms": (("onnx", "int8"),), "tolerance": 0.25}
+    made_up(monkeypatch, "int8", lambda result: result + 3, **small)
+    made_up(monkeypatch, "int8, near", lambda result: result + 0.01, **small)
+    made_up(monkeypatch, "int8, broken", nan_of_several, **small)
     few, scored = replace(FEW, batches=(1,), runtimes=("eager", "int8, near", "int8, broken")), []
 
     def score(source, run):
         scored.append(source.label)
         return {"metric": 0.5, "interval": None}
 
-    result = bench(NETS, few, score=score)
+    monkeypatch.setattr(BenchedNet, "score", score)
+    monkeypatch.setattr(BenchedNet, "file", lambda source, form, dtype: source.folder)
+    result = bench(NETS, few, data=SimpleNamespace)
     assert [entry["far"] for entry in result["programs"]] == [False] * 4 and not scored
     assert [left["what"] for left in result["left_out"]] == [
         "int8, broken of the dense model", "int8, broken of the compressed model"
     ]  # fmt: skip
-    result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager", "int8")), score=score)
+    result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager", "int8")), data=SimpleNamespace)
     eager, small = result["programs"]
     assert (eager["far"], small["far"]) == (False, True) and small["difference"] > 0.25
     assert eager["metric"] == small["metric"] == 0.5 and len(scored) == 2 and not result["left_out"]
     assert len(result["shapes"][0]["times"]) == 2
-    result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager",)), score=score, score_all=True)
+    result = bench(
+        {"compressed": NETS["dense"]}, replace(few, runtimes=("eager",)), data=SimpleNamespace, compared=True
+    )
     assert result["programs"][0]["metric"] == 0.5
 
 
@@ -194,12 +201,13 @@ def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_onnx_in_float32_and_int8():
+def test_onnx_in_float32_and_int8(monkeypatch):
     pytest.importorskip("onnxruntime")
     ids = np.random.default_rng(0).integers(5, 60, (16, 24))
     feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     settings = replace(FEW, runtimes=("onnx", "onnx-int8"))
-    result = bench({"compressed": OLD / "export"}, settings, texts=lambda folder: [feed])
+    monkeypatch.setattr(module, "training_feeds", lambda *_: [feed])
+    result = bench({"compressed": OLD / "export"}, settings, data=lambda: SimpleNamespace(read_as=str))
     assert result["left_out"] == []
     full, small = result["programs"]
     assert full["difference"] <= 1e-4 and 0 < small["difference"] <= 0.25 and small["bytes"] < full["bytes"]

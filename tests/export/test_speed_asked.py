@@ -11,7 +11,7 @@ from tiny import make_net
 from lit_compress.export import speed_asked as speed
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.runtimes import RUNTIMES
-from lit_compress.export.speed_asked import FORMS, ORDER, Programs, find_place, slowest
+from lit_compress.export.speed_asked import Programs, find_place, slowest
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.shapes import with_random_values, without_values
 from lit_compress.utils.errors import UserError
@@ -35,10 +35,6 @@ def missing(monkeypatch, *packages):
 
 def place(asked, net, choices=AS_IS, **more):
     return find_place(parse_budget(asked), choices, net, 12, **more)
-
-
-def test_every_runtime_has_a_form():
-    assert set(FORMS) == set(RUNTIMES) and set(ORDER) <= set(RUNTIMES)
 
 
 def test_a_named_place(dense, all_installed):
