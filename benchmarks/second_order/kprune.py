@@ -181,7 +181,7 @@ def residual_sums(net: Any, kind: Any, rows: Any, places: Any, norms: Sequence[s
         def keep(name: str, x: Tensor, _: Tensor, place: Any = place) -> None:
             found[name].append(tokens_at(x, place))
 
-        with hooked(net, norms, keep):
+        with hooked({name: net.get_submodule(name) for name in norms}, keep):
             kind.run(net, row)
     return found
 
@@ -205,7 +205,8 @@ def measured(
         def keep(name: str, x: Tensor, output: Tensor, seen: Any = seen, place: Any = place) -> None:
             seen[name] = (tokens_at(x.detach(), place), tokens_at(output.detach(), place))
 
-        with torch.enable_grad(), masked(net, masks, widths), hooked(net, [*above, part.norm], keep):
+        watched = {name: net.get_submodule(name) for name in (*above, part.norm)}
+        with torch.enable_grad(), masked(net, masks, widths), hooked(watched, keep):
             logits = kind.logits(kind.run(net, row), row)
             found = predictive(logits.view(len(logits), -1), list(masks.values()), settings.temperature)
         for name, knowledge in zip(above, found, strict=True):

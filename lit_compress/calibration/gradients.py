@@ -128,13 +128,11 @@ class DiagonalFisher(Statistic):
     """The Fisher information (Eq. 3), under the true labels; of vectors under drawn ones, with seed 0."""
 
     title = "Fisher information"
-    needs_labels = "the Fisher information needs them"
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""
         place = place_of_sums(device)
-        shapes = [net.get_submodule(name).weight.shape for name in names]
-        return ExampleGradients({n: Squares.empty(s, place) for n, s in zip(names, shapes, strict=True)})
+        return ExampleGradients({name: Squares(net.get_submodule(name).weight.shape, place) for name in names})
 
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return one loss, summed over the examples."""
@@ -148,21 +146,16 @@ class DiagonalFisher(Statistic):
 
 
 class Squares:
-    """Sums of squared gradients of one matrix.
+    """Sums of squared gradients of one matrix, by rows and by columns.
 
     Args:
-        part: zeros [out + in], where the sums by rows and by columns are kept.
         shape: of the matrix.
+        device: of the sums.
     """
 
-    def __init__(self, part: Tensor, shape: torch.Size) -> None:
+    def __init__(self, shape: torch.Size, device: torch.device | str = "cpu") -> None:
         self.shape = shape
-        self.rows, self.columns = part.split(list(shape))
-
-    @classmethod
-    def empty(cls, shape: torch.Size, device: torch.device | str) -> Squares:
-        """Return empty sums of a matrix of this shape."""
-        return cls(torch.zeros(sum(shape), dtype=torch.float64, device=device), shape)
+        self.rows, self.columns = (torch.zeros(size, dtype=torch.float64, device=device) for size in shape)
 
     def totals(self) -> list[Tensor]:
         """Return the sums."""
@@ -225,7 +218,6 @@ class Gradients(Statistic):
 
     squares: bool = False
     title = "gradients"
-    needs_labels = "gradients need them"
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""

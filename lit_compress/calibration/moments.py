@@ -53,14 +53,9 @@ class Gram:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.size, self.ends = size, [min(start + BLOCK, size) for start in range(0, size, BLOCK)]
-        numbers = self.numbers(size)
+        numbers = [(end - start) * end for start, end in zip([0, *self.ends], self.ends, strict=False)]
         self.flat = torch.zeros(sum(numbers), dtype=dtype, device=device)  # one tensor, so that one reduction serves
         self.strips = [part.view(-1, end) for part, end in zip(self.flat.split(numbers), self.ends, strict=True)]
-
-    @staticmethod
-    def numbers(size: int) -> list[int]:
-        """Return how many numbers each strip of the triangle has."""
-        return [min(BLOCK, size - start) * min(start + BLOCK, size) for start in range(0, size, BLOCK)]
 
     def add(self, rows: Tensor) -> None:
         """Add ``rows`` [tokens, n]; the products are in their dtype."""
@@ -166,8 +161,6 @@ class Moments(Statistic):
     dtype: torch.dtype | None = None
     table: str | None = None
     title = "Kronecker factors"
-    needs_labels = "drawn labels need none"
-    asked = "site"
 
     def names(self, net: Any) -> list[str]:
         """Return the names of the table, if its factors are collected, and of the chosen sites."""
@@ -271,16 +264,6 @@ class MomentSums(Collector):
             )
 
 
-def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
-    """Return how many bytes the sums of sites that read the same input take in the dtype of ``net``.
-
-    ``gradients``: also count the gradients' sums.
-    """
-    modules: list[Any] = [net.get_submodule(name) for name in group]
-    sizes = [*(m.in_features for m in modules[:1]), *(m.out_features for m in modules if gradients)]
-    return next(net.parameters()).element_size() * sum(sum(Gram.numbers(size)) for size in sizes)
-
-
 def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list[list[str]]:
     """Return the sites that are asked in parts whose sums take at most ``limit`` bytes each, in forward order.
 
@@ -288,10 +271,10 @@ def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list
     """
     table, asked = statistic.table, statistic.names(net)
     parts: list[list[str]] = [[table] if table else []]
-    left = limit
+    left, alone = limit, replace(statistic, table=None)
     for group in shared_inputs(net):
         own = [name for name in group if name in asked]
-        needs = group_bytes(net, own, statistic.labels is not None) if own else 0
+        needs = alone.bytes(net, own)
         if needs > left and any(name != table for name in parts[-1]):
             parts.append([])
             left = limit

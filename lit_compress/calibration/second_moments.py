@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_compress.calibration.uses import frozen
-from lit_compress.models.residual_stream import StreamSubLayer, has_head_projections, residual_stream
+from lit_compress.calibration.uses import Batch, frozen, hooked
+from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.tasks.base import inputs_of
 from lit_compress.utils.devices import double, place_of_sums
@@ -57,9 +58,6 @@ def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:tokens]] = True
     return list(chosen.split(lengths.tolist()))
-
-
-Batch = dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -161,12 +159,12 @@ class _Sums:
         self.chosen = {s: c.to(self.net.device) for s, c in zip(self.stacks, chosen, strict=True)}
         self.seen: set[tuple[int, int]] = set()
 
-    def _site(self, i: int, x: Tensor) -> None:
+    def _site(self, i: int, x: Tensor, _: Tensor) -> None:
         taken = double(x.flatten(0, -2)[self.chosen[self.stream.sites[i].stack]])
         self.sites[i] += taken.mT @ taken
 
-    def _heads(self, i: int, sublayer: StreamSubLayer, role: str, y: Tensor) -> None:
-        kind = "qkv".index(role)
+    def _heads(self, i: int, role: str, _: Tensor, y: Tensor) -> None:
+        sublayer, kind = self.attentions[i], "qkv".index(role)
         if (i, kind) in self.seen and getattr(self.net.config, "relative_attention", False):
             return  # DeBERTa projects its relative positions afterwards
         self.seen.add((i, kind))
@@ -178,19 +176,11 @@ class _Sums:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Set evaluation mode and hooks at every site, q, k and v inside the context; undo both afterwards."""
-        handles = []
+        add: dict[str, Callable[[Tensor, Tensor], None]] = {}
         for i, place in enumerate(self.stream.rotatable):
-            for name in place.norms:
-                norm = self.net.get_submodule(name)
-                handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
+            add |= {name: partial(self._site, i) for name in place.norms}
         for i, sublayer in enumerate(self.attentions):
-            for role in "qkv":
-                layer: nn.Module = self.net.get_submodule(sublayer.linears[role])
-                hook = lambda _, args, y, i=i, sublayer=sublayer, role=role: self._heads(i, sublayer, role, y)  # noqa: E731
-                handles.append(layer.register_forward_hook(hook))
-        try:
-            with frozen(self.net):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            add |= {sublayer.linears[role]: partial(self._heads, i, role) for role in "qkv"}
+        modules = {name: self.net.get_submodule(name) for name in add}
+        with frozen(self.net), hooked(modules, lambda name, x, y: add[name](x, y)):
+            yield

@@ -11,7 +11,7 @@ sub-layers: the states before a block are on disk, behind all slices before it, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.moments import Gram
 from lit_compress.calibration.statistics import OfModel, Reduce
-from lit_compress.calibration.uses import Batch, Stop, frozen, real_rows, token_places, tokens_at
+from lit_compress.calibration.uses import Batch, Stop, frozen, hooked, real_rows, token_places, tokens_at
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.layers import StreamBlock
 from lit_compress.models.architectures import get_architecture
@@ -83,9 +83,10 @@ def _axes(
             f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
         }
         for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-            own = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+            names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+            own = {name: modules[name] for name in names}
             ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
-            gram = _gram([modules[name] for name in own], net.config.hidden_size, device, passes(i), not ends, reduce)
+            gram = _gram(own, net.config.hidden_size, device, passes(i), not ends, reduce)
             axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
             if widths[i] < len(axes[i]):
                 kept = axes[i][:, : widths[i]]
@@ -144,12 +145,7 @@ def _walk(net: PreTrainedModel, batches: Iterable[Batch], task: TaskType) -> Ite
 
 
 def _gram(
-    norms: Sequence[nn.Module],
-    size: int,
-    device: torch.device,
-    passes: Passes,
-    stop: bool,
-    reduce: Reduce,
+    norms: Mapping[str, nn.Module], size: int, device: torch.device, passes: Passes, stop: bool, reduce: Reduce
 ) -> Gram:
     """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 
@@ -165,27 +161,20 @@ def _gram(
         UserError: there are no examples.
     """
     gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
-    places = torch.zeros(0)
+    places, last = torch.zeros(0), next(reversed(norms), "")
 
-    def read(x: Tensor, last: bool = False) -> None:
+    def read(name: str, x: Tensor, _: Tensor | None = None) -> None:
         taken = double(tokens_at(x, places))
         gram.add(taken)
         count.add_(len(taken))
-        if last and stop:
+        if stop and name == last:
             raise Stop
 
-    def hook(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        read(args[0], norm is norms[-1])
-
-    handles = [norm.register_forward_pre_hook(hook) for norm in norms]
-    try:
+    with hooked(norms, read):
         for where, forward in passes:
             places = where
             with suppress(Stop):
-                read(forward())
-    finally:
-        for handle in handles:
-            handle.remove()
+                read("", forward())
     for total in (gram.flat, count) if reduce is not None else ():
         reduce(total)  # type: ignore[misc]
     if not count:

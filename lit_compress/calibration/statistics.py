@@ -32,7 +32,7 @@ from lit_compress.calibration.uses import (
 from lit_compress.models.sites import Site, find_sites
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.tasks import TaskType, task_type
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,8 +104,6 @@ class Statistic(ABC):
     seed: int = 0
     sites: Sequence[str] | None = None
     title: ClassVar[str]  # in progress bars
-    needs_labels: ClassVar[str]  # end of the message that there are none
-    asked: ClassVar[str] = "Linear"  # what may be named
 
     @abstractmethod
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
@@ -124,22 +122,8 @@ class Statistic(ABC):
         return sum(total.numel() * total.element_size() for total in self.collector(net, names, "meta").totals())
 
     def names(self, net: Any) -> list[str]:
-        """Return the names of the requested sites.
-
-        Raises:
-            UserError: some are not of ``net``, or none is named.
-        """
-        there = [site.name for site in find_sites(net)]
-        if self.sites is None:
-            return there
-        if self.asked == "Linear":
-            there = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-        if not self.sites:
-            raise UserError(f"sites: none was named; {nearest('', there)}")
-        for name in self.sites:
-            if name not in there:
-                raise UserError(f"sites: '{name}' is no {self.asked} of the model; {nearest(name, there)}")
-        return list(self.sites)
+        """Return the names of the requested sites."""
+        return [site.name for site in find_sites(net)] if self.sites is None else list(self.sites)
 
 
 class OfModel(ABC):
@@ -184,8 +168,7 @@ def whole(
         reduce: in-place all-reduce (SUM) over ranks with other examples; called at the end, for every sum.
 
     Raises:
-        UserError: a site is not one of the model's, labels are missing, there are no examples, or something is inf or
-            NaN.
+        UserError: labels are missing, there are no examples, or something is inf or NaN.
     """
     assert net.dtype in (torch.float32, torch.float64), net.dtype
     task, names = task_type(kind), statistic.names(net)
@@ -194,7 +177,7 @@ def whole(
     gradients = statistic.labels is not None
     with frozen(net), torch.set_grad_enabled(gradients), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
-            rows = real_rows(task, batch, net.device, statistic.labels, statistic.needs_labels)
+            rows = real_rows(task, batch, net.device, statistic.labels)
             for part in statistic.parts(task, rows) if len(rows["index"]) else ():
                 walk.add(part, names)
     if reduce is not None:
@@ -222,16 +205,15 @@ def watched(
         start: name of ``module`` in the model, with a dot.
     """
     where: Any = [token_places(mask) for mask in masks] if sums.by_token else masks
-    names = sites if names is None else names
-    number, loose = dict.fromkeys(names, 0), loose or {}
+    modules = {name: module.get_submodule(name.removeprefix(start)) for name in (sites if names is None else names)}
+    number, loose = dict.fromkeys(modules, 0), loose or {}
 
-    def on_forward(path: str, x: Tensor, output: Tensor) -> None:
-        name = start + path
+    def on_forward(name: str, x: Tensor, output: Tensor) -> None:
         own = mask_of(sites[name], where) if name in sites else where[0]  # of a table
         sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, examples)
         number[name] += 1
 
-    with hooked(module, [name.removeprefix(start) for name in names], on_forward):
+    with hooked(modules, on_forward):
         yield
 
 

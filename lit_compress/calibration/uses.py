@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +42,13 @@ def frozen(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def hooked(net: nn.Module, names: Iterable[str], on_forward: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
-    """Call ``on_forward(name, input, output)`` at every use of every module of ``names``."""
+def hooked(modules: Mapping[str, nn.Module], on_forward: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
+    """Call ``on_forward(name, input, output)`` at every use of the modules."""
 
     def hook(name: str) -> Any:
         return lambda _, args, output: on_forward(name, args[0], output)
 
-    handles = [net.get_submodule(name).register_forward_hook(hook(name)) for name in names]
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
     try:
         yield
     finally:
@@ -56,17 +56,15 @@ def hooked(net: nn.Module, names: Iterable[str], on_forward: Callable[[str, Tens
             handle.remove()
 
 
-def real_rows(
-    task: TaskType, batch: Batch, device: torch.device, labels: Labels | None, hint: str = "drawn labels need none"
-) -> Batch:
+def real_rows(task: TaskType, batch: Batch, device: torch.device, labels: Labels | None) -> Batch:
     """Return the columns of ``batch`` on ``device``, without the rows whose ``index`` is -1, which only fill it up.
 
     Raises:
-        UserError: ``labels`` are the true ones, and the batch has none; ``hint`` ends the message.
+        UserError: ``labels`` are the true ones, and the batch has none.
     """
     needed = labels == "true" and task.loss != "vectors"  # vectors have no labels
     if "labels" not in batch and (needed or task.reads_labels):
-        hint = "this task's models read them" if task.reads_labels else hint
+        hint = "this task's models read them" if task.reads_labels else "drawn labels need none"
         raise UserError(f"labels: the data has none, only {', '.join(batch)}; {hint}")
     real = batch["index"] >= 0
     return {name: column[real].to(device) for name, column in batch.items()}
@@ -119,6 +117,6 @@ def loose_uses(net: PreTrainedModel, task: TaskType, rows: Batch, sites: dict[st
             loose[name].add(number[name])
         number[name] += 1
 
-    with hooked(net, sites, on_forward):
+    with hooked({name: net.get_submodule(name) for name in sites}, on_forward):
         task.run(net, twice)
     return loose

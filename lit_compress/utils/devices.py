@@ -61,19 +61,15 @@ def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
     raise UserError(f"{option}: '{name}' is not on this machine, or PyTorch was built without it; valid: auto, {here}")
 
 
-def has_float64(device: torch.device) -> bool:
-    """Return whether ``device`` has float64; Apple's and some of Intel's have not."""
-    try:
-        torch.empty(0, dtype=torch.float64, device=device)
-    except (TypeError, RuntimeError):
-        return False
-    return True
-
-
 def place_of_sums(device: torch.device | str) -> torch.device:
-    """Return the place of float64 sums of ``device``'s results: there, or on the CPU if it has no float64."""
-    device = torch.device(device)
-    return device if has_float64(device) else torch.device("cpu")
+    """Return the place of float64 sums of ``device``'s results: there, or on the CPU if it has no float64.
+
+    Apple's and some of Intel's devices have none.
+    """
+    try:
+        return torch.empty(0, dtype=torch.float64, device=device).device
+    except (TypeError, RuntimeError):
+        return torch.device("cpu")
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

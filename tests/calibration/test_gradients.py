@@ -91,26 +91,24 @@ def test_both_forms_are_exact(variant, limit, monkeypatch):
 @pytest.mark.parametrize(("tokens", "gram"), [(21, True), (22, False)])
 def test_the_cheaper_form_is_taken(tokens, gram):
     """Break-even of 32 x 64 is 21.3 tokens; two uses stand behind each other."""
-    part = torch.zeros(96, dtype=torch.float64)
     x, delta = torch.randn(3, tokens, 64), torch.randn(3, tokens, 32)
     uses = [(x[:, :4], delta[:, :4]), (x[:, 4:], delta[:, 4:])]
     with FlopCounterMode(display=False) as counter:
-        gradients.Squares(part, torch.Size([32, 64])).add(uses)
+        (sums := gradients.Squares(torch.Size([32, 64]))).add(uses)
     per_example = 2 * tokens**2 * 96 if gram else tokens * 32 * 64
     assert counter.get_total_flops() == 2 * 3 * per_example
     gradient = torch.einsum("sto,sti->soi", delta, x).double()
-    expected = torch.cat([(gradient**2).sum((0, 2)), (gradient**2).sum((0, 1))])
-    torch.testing.assert_close(part, expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(sums.rows, (gradient**2).sum((0, 2)), rtol=1e-4, atol=0)
+    torch.testing.assert_close(sums.columns, (gradient**2).sum((0, 1)), rtol=1e-4, atol=0)
 
 
 def test_rounding_never_gives_a_negative_sum():
     """Gradients that are zero up to rounding, in the Gram form."""
-    part = torch.zeros(96, dtype=torch.float64)
     u, v, x = torch.randn(1, 9, 1), torch.randn(1, 1, 32), torch.randn(1, 9, 64)
     x = x - u * (u.mT @ x) / (u.mT @ u)
-    sums = gradients.Squares(part, torch.Size([32, 64]))
+    sums = gradients.Squares(torch.Size([32, 64]))
     sums.add([(x, u * v)])
-    assert part.min() < 0
+    assert min(sums.rows.min(), sums.columns.min()) < 0
     found = sums.mean("name", 1.0)
     assert found.columns.min() == 0 and found.rows.min() >= 0 and found.columns.max() < 1e-3
 
@@ -138,15 +136,6 @@ def test_some_sites_only():
     found = estimate_fisher(net, [batch], "classification", chosen)
     assert list(found) == chosen
     check(found, loop(net, [batch], chosen))
-
-
-def test_copies_that_fill_up_are_left_out():
-    net, sites = make()
-    batch = batch_of(net)
-    real = cut(batch, 3, 2)
-    filled = [dict(batch, index=torch.tensor([0, 1, 2, -1, -1])), dict(real[1], index=torch.tensor([-1, -1]))]
-    found = estimate_fisher(net, filled, "classification", sites)
-    check(found, loop(net, real[:1], sites))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -200,10 +189,6 @@ def test_one_of_two_uses_without_influence():
 def test_errors():
     net, sites = make()
     batch = batch_of(net)
-    with pytest.raises(
-        UserError, match=r"'bert.encoder.layer.0.output' is no Linear .*'bert.encoder.layer.0.output.den"
-    ):
-        estimate_fisher(net, [batch], "classification", ["bert.encoder.layer.0.output"])
     nn.init.constant_(net.get_submodule(sites[-1]).bias, torch.nan)
     with pytest.raises(UserError, match=rf"gradients at '{sites[0]}' are inf or NaN"):
         estimate_fisher(net, [batch], "classification", sites)

@@ -11,7 +11,7 @@ from in_memory import collect_kronecker
 from tiny import make_net
 
 from lit_compress.calibration import statistics
-from lit_compress.calibration.moments import Moments, group_bytes, parts_within
+from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.models.sites import find_sites, shared_inputs, sublayers
 from lit_compress.models.vocabulary import token_table
 from lit_compress.stages.calibration import Calibration, collected
@@ -39,10 +39,10 @@ def test_several_passes_equal_one():
             assert torch.allclose(found[name].inputs(), whole[name].inputs(), rtol=1e-4, atol=1e-6)
             assert torch.allclose(found[name].gradients(), whole[name].gradients(), rtol=1e-4, atol=1e-9)
     last = Moments("drawn", sites=[part.last for part in sublayers(net, removable=False)])
-    whole = sum(group_bytes(net, [site]) for site in last.sites)
+    whole = sum(last.bytes(net, [site]) for site in last.sites)
     assert len(parts_within(net, last, whole)) == 1 < len(parts_within(net, last, 40_000))
     inputs = Moments(None)  # sums of gradients are not counted
-    whole = sum(group_bytes(net, group, gradients=False) for group in shared_inputs(net))
+    whole = sum(inputs.bytes(net, group) for group in shared_inputs(net))
     assert len(parts_within(net, inputs, whole)) == 1
     some = replace(asked, statistic=Moments(None, sites=names[2:4]))
     ((part, found),) = collected(net, some, TASKS["sst2"], cpu)
