@@ -28,7 +28,7 @@ SHORT = {
                                           "scope")},
     **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
                                                   "removes", "axis", "power", "fisher_examples")},
-    **{name: f"export.{name}" for name in ("format", "merge", "vocabulary", "embeddings", "dtype", "max_drop")},
+    **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 _CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes
 CLASSES_OF_STAGES = ("optimizer", "lr_scheduler")  # options of a stage that name classes

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 Vocabulary = Literal["all", "data"]
-Merge = Literal["large", "never"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ class Choices:
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program, and of its
             weights alone if the model writes text; ``int4``: of the weights of a model that writes text.
-        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: with a budget of speed, rows
-            and factors of a matrix if more than 70 % is left; ``never``: none.
         max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
@@ -43,7 +40,6 @@ class Choices:
     vocabulary: Vocabulary = "all"
     embeddings: str | None = None
     dtype: Dtype = "float32"
-    merge: Merge = "large"
     max_drop: float | None = None
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     choices.check_net(source.net)
     check_out(out)
     with atomic_folder(out) as folder:
-        net, kept, merges = _fuse(source, choices)
+        net, kept, merges = _fuse(source)
         net, data, fields = _shrink(net, source.data, choices)
         _write(net, data, folder, choices, fields)
         del net  # the export takes its place in memory
@@ -217,13 +217,13 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     return report
 
 
-def _fuse(source: Export, choices: Choices) -> tuple[PreTrainedModel, float, dict[str, float]]:
+def _fuse(source: Export) -> tuple[PreTrainedModel, float, dict[str, float]]:
     """Return the model as its export computes it, the density that the method kept, and :func:`merged` matrices."""
     small = compact(source.net)
     # an ordinary export of fewer blocks has a configuration of its own
     kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
     for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
-    merges = merged(small) if choices.merge == "large" and for_speed else {}
+    merges = merged(small) if for_speed else {}
     return store_dense(small, merges), kept, merges
 
 
@@ -262,7 +262,7 @@ def _layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: d
         "dtype": choices.dtype if choices.half else "float32",
         "ordinary": not (folder / f"{MODULE}.py").exists(),
         "refuses": refuses(net),
-        "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
+        "merged": {"above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
     }
 
 

@@ -33,7 +33,7 @@ def check_choices_by_block(choices: Choices) -> None:
         UserError: names the first.
     """
     usual = Choices()
-    for name in ("format", "vocabulary", "embeddings", "merge"):
+    for name in ("format", "vocabulary", "embeddings"):
         if getattr(choices, name) != getattr(usual, name):
             raise UserError(
                 f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "

@@ -37,6 +37,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
+    "merge": ("large", "a budget of speedup stores a matrix dense if more than 70 % of it is left, others store none"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
@@ -49,7 +50,6 @@ VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
     ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
-    ("merge", "slower"): "large stores a matrix dense if more than 70 % of it is left; `bench` measures the models",
     ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
     ("weighting", "scores_abs"): "scores leaves negative ones out, scores_raw is the paper to the letter",
     ("weighting", "scores_all"): "scores counts those of kept weights",

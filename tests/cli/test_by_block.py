@@ -141,7 +141,7 @@ def test_a_budget_is_searched_on_shapes_and_the_dtype_is_the_given_one(llama, da
             ["--refine", "5", "--method", "SliceGPT"],
             "--by_block: SliceGPT needs the whole model in memory; leave the o",
         ),
-        (["--merge", "never"], "--by_block: --merge never needs the whole model"),
+        (["--vocabulary", "data"], "--by_block: --vocabulary data needs the whole model"),
         (["--budget", "speedup=2x"], "budget 'speedup=2x' is measured on the whole model; nearest: flops=0.5"),
         (["--method", "LLMPruner", "--density", "1"], "at density 1 nothing is compressed; nearest: 0.9"),
         (["--method", "LLMPruner", "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),

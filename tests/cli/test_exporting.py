@@ -11,7 +11,7 @@ from lit_compress.cli.exporting import print_choices
 
 def report(metric, before, order=None, interval=(0.5, 0.6), mode="max"):
     return {
-        "merged": {"by": "large"}, "vocabulary": None, "embeddings": None,
+        "vocabulary": None, "embeddings": None,
         "metric": {"name": "ndcg_at_10", "mode": mode}, "compressed": {"metric": before},
         "program": {"dtype": "int8", "file": "model.onnx", "bytes": 1000, "metric": metric, "interval": interval,
                     "order": order},

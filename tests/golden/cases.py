@@ -78,7 +78,7 @@ BOTH_WAYS = {
                              "--model.prune.importance", "element2"],
 }  # fmt: skip
 IN_MEMORY = {
-    "bert kfac flops": ["--budget", "flops=0.6", "--merge", "never"],
+    "bert kfac flops": ["--budget", "flops=0.6"],
     "bert kfac all": [*HALF, "--scope", "all"],
     "bert sliced": [*SLICED, "--density", "0.7"],
     "tied sliced": [*SLICED, "--density", "0.6"],
