@@ -50,7 +50,7 @@ def measure(options: Any, name: str, way: str) -> None:
     """Quantize a program, which is written first, in this process, and store its losses."""
     from nncf import CompressWeightsMode
 
-    from lit_compress.export.integers import READ, one_by_one, quantize_weights, training_feeds
+    from lit_compress.export.integers import READ, quantize_weights, single_texts, training_feeds
     from lit_compress.export.program import program_bytes, read_program, write_program
     from lit_compress.export.runtimes import FILES
     from lit_compress.models.storage import load_net
@@ -66,7 +66,7 @@ def measure(options: Any, name: str, way: str) -> None:
         settings["mode"] = CompressWeightsMode(settings["mode"])
     start = time.process_time()
     if any(settings.get(flag) for flag in FLAGS):
-        read = one_by_one(training_feeds(data, "integers", READ))
+        read = single_texts(training_feeds(data, "integers", READ))
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / FILES["openvino"]
         quantize_weights(whole, small, "int8" if way == "int8" else "int4", read, settings)

@@ -10,13 +10,13 @@ and activations (quantize.py).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import isnan, nan
+from math import inf, isnan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.evaluation.divergence import divergence, same_order
@@ -139,16 +139,13 @@ def quantize_weights(
         save(nncf.compress_weights(program, advanced_parameters=adjusted, **settings), small)
 
 
-def best_weights(
-    path: Path, out: Path, net: PreTrainedModel, data: DataModule, results: tuple[str, ...]
-) -> dict[str, Any]:
-    """Write a program with weights of 4 bits to ``out``, by the way of :data:`WAYS` that diverges least from ``path``.
+def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
+    """Give a program weights of 4 bits, in place, by the way of :data:`WAYS` that diverges least from it.
 
     The ways read :data:`READ` training texts, and are compared on :data:`HELD_OUT` others.
 
     Args:
         path: ``.xml``, in float32.
-        out: another file.
         net: which the program was made from.
         data: of its task.
         results: names of the program's outputs.
@@ -160,23 +157,22 @@ def best_weights(
     Raises:
         UserError: there are no training texts; NNCF cannot quantize it.
     """
-    texts = one_by_one(training_feeds(data, "export: --dtype int4", READ))
+    texts = single_texts(training_feeds(data, "export: --dtype int4", READ))
     batches = list(data.rest_dataloader(len(texts), HELD_OUT))
     exact, tried = Program(read_program(path, results), net.config), dict[str, dict[str, float]]()
-    other, way, best = out.with_name(f"other.{out.name}"), "", nan
-    for name, settings in WAYS.items():
-        start = time.process_time()
-        quantize_weights(path, other, "int4", texts, settings)
-        seconds = time.process_time() - start
-        program = Program(read_program(other, results), net.config)
-        off = divergence(program, exact, data, batches)  # type: ignore[arg-type]
-        note(f"int4, {name}: {off:.4g} nats a text from float32; {seconds:.0f} s, {peak_mib() / 1024:.1f} GB at most")
-        if isnan(best) or off < best:
-            way, best = name, off
-            _move(other, out)
-        tried[name] = {"divergence": off, "seconds": seconds}
-    for file in _files(other):
-        file.unlink(missing_ok=True)
+    with TemporaryDirectory(dir=path.parent) as work:
+        made = {name: Path(work) / f"{number}.xml" for number, name in enumerate(WAYS)}
+        for name, other in made.items():
+            start = time.process_time()
+            quantize_weights(path, other, "int4", texts, WAYS[name])
+            seconds = time.process_time() - start
+            program = Program(read_program(other, results), net.config)
+            off = divergence(program, exact, data, batches)  # type: ignore[arg-type]
+            peak = peak_mib() / 1024
+            note(f"int4, {name}: {off:.4g} nats a text from float32; {seconds:.0f} s, {peak:.1f} GB at most")
+            tried[name] = {"divergence": off, "seconds": seconds}
+        way = min(tried, key=lambda name: inf if isnan(off := tried[name]["divergence"]) else off)
+        _move(made[way], path)
     return {"way": way, "tried": tried, "examples": len(texts)}
 
 
@@ -203,9 +199,7 @@ def quantize_program(
     path, results = folder / made["file"], tuple(made["outputs"])
     writes, told = net.can_generate(), dict[str, Any](examples=0)
     if dtype == "int4":
-        best = path.with_name(f"best.{path.name}")
-        told = best_weights(path, best, net, data, results)
-        _move(best, path)
+        told = best_weights(path, net, data, results)
     else:
         told["examples"] = 0 if writes else min(EXAMPLES, data.train_size())
         integers_of(path, path, dtype, writes, partial(training_feeds, data, f"export: --dtype {dtype}"))
@@ -220,28 +214,23 @@ def quantize_program(
 
 @contextmanager
 def _replaced(path: Path, out: Path, dtype: Integers) -> Iterator[Path]:
-    """Give a file next to ``out``, which takes its place at the end; an error of a library is one line."""
-    small = out.with_name(f"small.{out.name}")
-    try:
-        yield small
-    except Exception as error:  # the libraries raise anything
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
-    _move(small, out)
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files of a program."""
-    return [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
+    """Give a file that takes the place of ``out`` at the end; an error of a library is one line."""
+    with TemporaryDirectory(dir=out.parent) as work:
+        try:
+            yield (small := Path(work) / out.name)
+        except Exception as error:  # the libraries raise anything
+            reason = " ".join(str(error).split())[:160] or type(error).__name__
+            raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
+        _move(small, out)
 
 
 def _move(path: Path, to: Path) -> None:
-    """Let a program take the place of another."""
-    for file, other in zip(_files(path), _files(to), strict=True):
-        os.replace(file, other)
+    """Let a program take the place of another, with OpenVINO's file of weights."""
+    for suffix in {path.suffix, ".bin"} if path.suffix == ".xml" else {path.suffix}:
+        path.with_suffix(suffix).replace(to.with_suffix(suffix))
 
 
-def one_by_one(feeds: Sequence[Feed]) -> list[Feed]:
+def single_texts(feeds: Sequence[Feed]) -> list[Feed]:
     """Return every text of some batches alone, without padding, which would count in statistics."""
     texts = []
     for feed in feeds:

@@ -99,9 +99,6 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
             nearest_here = "nearest: --format hf --dtype bfloat16"
             raise _refused(budget, f"is of PyTorch in bfloat16, and {given} is not; {nearest_here}")
         return Place("graphs" if device == "cuda" else "eager", shapes, choices, device)
-    if (choices.format, choices.dtype) not in {form for runtime in RUNTIMES.values() for form in runtime.forms}:
-        here = "which no runtime here runs; nearest: --format openvino --dtype int8"
-        raise _refused(budget, f"cannot be measured with {given}, {here}")
     errors = []
     for name in [budget.runtime] if budget.runtime else ORDER:
         try:

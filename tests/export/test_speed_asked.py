@@ -69,8 +69,12 @@ def test_the_program_that_is_written_anyway(dense, all_installed):
     [
         ("speedup=5x@openvino-int9", {}, "unknown runtime 'openvino-int9'; did you mean 'openvino-int8'?"),
         ("speedup=5x@onnx-int8", {"format": "openvino", "dtype": "int8"}, "nearest: --format onnx --dtype int8"),
-        ("speedup=5x@openvino", {"dtype": "bfloat16"}, "cannot be measured with --format hf --dtype bfloat16"),
-        ("speedup=5x", {"format": "openvino", "dtype": "int4"}, "--dtype int4, which no runtime here runs; nearest: -"),
+        ("speedup=5x@openvino", {"dtype": "bfloat16"}, "is for openvino, and --format hf --dtype bfloat16 is not;"),
+        (
+            "speedup=5x",
+            {"format": "openvino", "dtype": "int4"},
+            "--dtype int4 is not; nearest: --format",
+        ),
         ("speedup=5x@onnx,1x99", {}, "texts of 99 tokens, more than the model reads; the largest is 64"),
     ],
 )
