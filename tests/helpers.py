@@ -9,10 +9,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
-from lit_compress.models.cut import close_empty_sublayers
+from lit_compress.methods.cofi.gates import possible_gates
+from lit_compress.models.cut import close_empty_sublayers, cut_closed
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
-from lit_compress.models.projected.insert import Bases
+from lit_compress.models.projected.insert import Bases, insert_projections
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
 
@@ -62,6 +63,30 @@ def alone(folder, texts):
     net = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
     with torch.no_grad():
         return torch.cat([net(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+
+
+class Tokenizer:
+    """What an export asks of one: the names of what it makes."""
+
+    def __init__(self, *names):
+        self.names = ("input_ids", *names, "attention_mask")
+
+    def __call__(self, text):
+        return dict.fromkeys(self.names)
+
+
+def narrow(net):
+    """A head, an attention and a feed-forward network are dead, the last two in one layer."""
+    form = form_of(net.config.model_type)
+    insert_projections(net, random_bases(net), form)
+    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
+    return net
+
+
+def gated(net):
+    """Units, heads and whole sub-layers are gone."""
+    cut_closed(net, random_z(net, possible_gates(net)))
+    return net
 
 
 def evaluated(net):

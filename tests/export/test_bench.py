@@ -178,18 +178,6 @@ def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
     assert result["programs"][0]["metric"] == 0.5
 
 
-def test_ctrl_c_keeps_what_is_measured(monkeypatch):
-    def stop(inputs):
-        if inputs["input_ids"].shape == (8, 8):
-            raise KeyboardInterrupt
-
-    made_up(monkeypatch, "stopped", before=stop)
-    kept = []
-    result = bench(NETS, replace(FEW, runtimes=("stopped",)), lambda found: kept.append(json.dumps(found)))
-    assert result["stopped"] and result["asked"] == 4 and len(result["shapes"]) == 2
-    assert json.loads(kept[-1]) == json.loads(json.dumps(result))
-
-
 def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
     make_net("distilbert").save_pretrained(tmp_path)
     result = bench({"compressed": tmp_path}, replace(FEW, lengths=(16, 65), own=(("longest", 99),)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,13 +47,6 @@ def test_a_large_vocabulary_has_fewer_tokens(tmp_path, monkeypatch):
     seen = []
     net.register_forward_hook(lambda module, args, output: seen.append(output.logits.shape[:2]))
     assert check_export(net, tmp_path) <= 1e-6 and seen == [(4, 5)]
-
-
-def test_a_folder_may_be_given_from_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = Path("out")
-    folder.mkdir()
-    assert check_export(exported("bert", folder), folder) <= 1e-6
 
 
 def test_other_weights_are_refused(tmp_path):
@@ -110,16 +101,3 @@ def test_no_class_but_its_own_loads_it(family, tmp_path):
     again = load_net(tmp_path / "out")
     assert torch.equal(again(**inputs()).logits, expected) and not hasattr(again.config, ACTIVATIONS)
     assert "trust_remote_code" not in str(again.config.to_dict())
-
-
-def test_a_pipeline_refuses_it_too(tiny_backbone, tmp_path):
-    from transformers import AutoTokenizer, pipeline
-
-    folder = shutil.copytree(tiny_backbone, tmp_path / "out")
-    net = exported("bert", folder)
-    with pytest.raises(Exception, match="load this folder with trust_remote_code=True"):
-        pipeline("text-classification", model=str(folder))
-    tokenizer = AutoTokenizer.from_pretrained(folder)  # asks for no trust
-    answer = pipeline("text-classification", model=str(folder), trust_remote_code=True)("a great film")[0]
-    expected = net(**tokenizer("a great film", return_tensors="pt")).logits.softmax(-1).max()
-    assert answer["score"] == pytest.approx(float(expected), abs=1e-6)

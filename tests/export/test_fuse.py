@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers import as_deployed, disturb, form_of, logits, net_of, random_bases, random_z
+from helpers import as_deployed, gated, logits, narrow, net_of
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
@@ -18,12 +18,9 @@ from lit_compress.export.fuse import cast, compact, fuse, merged
 from lit_compress.export.program import Program
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear
-from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.cut import cut_closed
-from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
@@ -147,18 +144,6 @@ def factors(net):
     return net
 
 
-def narrow(net):
-    form = form_of(net.config.model_type)
-    insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
-    return as_deployed(net)
-
-
-def gated(net):
-    cut_closed(net, random_z(net, possible_gates(net)))
-    return as_deployed(net)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("family", "make"),
@@ -169,7 +154,7 @@ def gated(net):
 )  # fmt: skip
 def test_every_layer(family, make, dtype, tmp_path):
     layers = {"num_hidden_layers": 4} if make is gated else {}
-    net = make((net_of(family, torch.float32) if make is narrow else make_net(family, **layers)).eval())
+    net = as_deployed(make((net_of(family, torch.float32) if make is narrow else make_net(family, **layers)).eval()))
     expected = logits(net)
     cast(net, dtype)
     save_net(net, tmp_path)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
-from helpers import as_deployed, disturb, form_of, net_of, random_bases, random_z
+from helpers import Tokenizer, as_deployed, gated, narrow, net_of
 from largest import largest_tensor
 from tiny import make_net
 
@@ -23,26 +23,12 @@ from lit_compress.layers import (
     Removed,
     SizedNorm,
 )
-from lit_compress.methods.cofi.gates import possible_gates
-from lit_compress.models.cut import cut_closed
-from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
-
-
-class Tokenizer:
-    """What is asked of one: the names of what it makes."""
-
-    def __init__(self, *names):
-        self.names = ("input_ids", *names, "attention_mask")
-
-    def __call__(self, text):
-        return dict.fromkeys(self.names)
-
 
 PAIRS = Tokenizer("token_type_ids")
 
@@ -56,19 +42,6 @@ def factors(net):
         for name in sites[:2]:
             net.get_submodule(name).sparse[::3] = 0
             net.get_submodule(name).sparse[1::3] = 0
-    return net
-
-
-def narrow(net):
-    """A head, an attention and a feed-forward network are dead, the last two in one layer."""
-    form = form_of(net.config.model_type)
-    insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
-    return net
-
-
-def gated(net):
-    cut_closed(net, random_z(net, possible_gates(net)))
     return net
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_compress.utils.timing import STEADY, Speedup, in_turns, is_steady, pinned, speedup, spread, summary
+from lit_compress.utils.timing import STEADY, in_turns, is_steady, pinned, speedup, spread, summary
 
 
 class Clock:
@@ -69,12 +69,6 @@ def test_summary_and_verdict_by_hand(seed):
     assert found.verdict == wanted
     assert summary(slow) == {"median": median(slow), "p10": pytest.approx(np.quantile(slow, 0.1)),
                              "p90": pytest.approx(np.quantile(slow, 0.9))}  # fmt: skip
-
-
-def test_a_number_is_named_only_if_the_spread_carries_it():
-    found = (Speedup(0.5, 0.45, 0.52), "0.50x (0.45-0.52)"), (Speedup(1.4, 0.99, 1.5), "within the noise")
-    for gain, text in (*found, (Speedup(2.0, 1.1, 3.9), "too noisy")):
-        assert str(gain) == text and gain.is_named == text.startswith("0.50x")
 
 
 def test_a_busy_machine_is_not_trusted():
