@@ -168,8 +168,8 @@ class Moments(Statistic):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
-        sites = [name for name in names if name != self.table]
-        return MomentSums(net, sites, self.dtype or net.dtype, device, self.labels is not None, self.table)
+        sites, table = [name for name in names if name != self.table], self.table if self.table in names else None
+        return MomentSums(net, sites, self.dtype or net.dtype, device, self.labels is not None, table)
 
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return the losses whose gradients give the Fisher information."""
@@ -271,10 +271,10 @@ def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list
     """
     table, asked = statistic.table, statistic.names(net)
     parts: list[list[str]] = [[table] if table else []]
-    left, alone = limit, replace(statistic, table=None)
+    left = limit
     for group in shared_inputs(net):
         own = [name for name in group if name in asked]
-        needs = alone.bytes(net, own)
+        needs = statistic.bytes(net, own)
         if needs > left and any(name != table for name in parts[-1]):
             parts.append([])
             left = limit

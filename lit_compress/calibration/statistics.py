@@ -150,6 +150,7 @@ def whole(
     batches: Iterable[Batch],
     kind: TaskType | str,
     *,
+    names: Sequence[str] | None = None,
     device: torch.device | str | None = None,
     reduce: Reduce = None,
 ) -> dict[str, Any]:
@@ -164,6 +165,7 @@ def whole(
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, ``index`` included; rows whose index
             is -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
         kind: of the task; or its name, for the usual one.
+        names: of the matrices, some of those that are asked; None for all.
         device: where the sums are; None for where the model is.
         reduce: in-place all-reduce (SUM) over ranks with other examples; called at the end, for every sum.
 
@@ -171,7 +173,7 @@ def whole(
         UserError: labels are missing, there are no examples, or something is inf or NaN.
     """
     assert net.dtype in (torch.float32, torch.float64), net.dtype
-    task, names = task_type(kind), statistic.names(net)
+    task, names = task_type(kind), statistic.names(net) if names is None else names
     sums = statistic.collector(net, names, device or net.device)
     walk = _Whole(net, statistic, task, sums, {site.name: site for site in find_sites(net) if site.name in names})
     gradients = statistic.labels is not None

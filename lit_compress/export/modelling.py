@@ -175,17 +175,18 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
 
     A model that equals an ordinary one (:func:`ordinary_net`) is written as such, without a modelling file.
     """
+    write_as(net, ordinary_net(net), folder, save_net)
+
+
+def write_as(
+    net: PreTrainedModel, ordinary: PreTrainedModel | None, folder: Path, save: Callable[[PreTrainedModel, Path], None]
+) -> None:
+    """Do the work of :func:`write_model`, where the ordinary model is known; ``save`` writes a model's own files."""
     base = type(net).__name__
-    if (ordinary := ordinary_net(net)) is not None:
+    if ordinary is not None:
         net.config.architectures = ordinary.config.architectures = [base]
-        save_net(ordinary, folder)
+        save(ordinary, folder)
         return
-    write_form(net, folder, save_net)
-
-
-def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedModel, Path], None]) -> None:
-    """Write config with ``auto_map``, structure and the modelling file; ``save`` writes the other files."""
-    base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
     own = (getattr(net.config, DENSE, None) or net.config.auto_map) if file_of(net) else {}
@@ -275,10 +276,7 @@ def renew_code(net: PreTrainedModel, folder: Path) -> None:
             path.unlink()
     if not ours:
         (folder / f"{MODULE}.py").unlink(missing_ok=True)
-        if describe(net) or file_of(net):
-            write_form(net, folder, save_form)
-        else:
-            save_form(net, folder)
+        write_as(net, None if describe(net) or file_of(net) else net, folder, save_form)
     if writes:
         shutil.copyfile(writer.__file__, folder / "write.py")
     forget_code(folder)

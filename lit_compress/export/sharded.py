@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_compress.export.choices import Choices
 from lit_compress.export.fuse import in_dtype
-from lit_compress.export.modelling import hand_over, ordinary_form, write_form
+from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import write_index, write_shard
 from lit_compress.models.storage import save_form
@@ -88,11 +88,7 @@ def write_shards(
     made = small if ordinary is None else ordinary
     if dtype != "float32":
         made.config.dtype = kind
-    if ordinary is None:
-        write_form(made, out, save_form)
-    else:
-        made.config.architectures = [type(made).__name__]
-        save_form(made, out)
+    write_as(small, ordinary, out, save_form)
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +77,10 @@ def collected(
         if len(parts) > 1:
             note(f"calibration: {len(parts)} passes over the examples, the sums of all matrices are too large for one")
     for part in parts:
-        some = replace(statistic, sites=part)
-        if isinstance(statistic, Moments) and statistic.table is not None:
-            table = statistic.table if statistic.table in part else None
-            some = replace(statistic, sites=[name for name in part if name != table], table=table)
         place = place_within(device, statistic.bytes(net, part), "calibration: sums of all matrices")
         net.to(device)  # type: ignore[arg-type]
         sums = whole(
-            net, some, track(batches, statistic.title, len(batches)), kind, device=place,
+            net, statistic, track(batches, statistic.title, len(batches)), kind, names=part, device=place,
             reduce=reduce,
         )  # fmt: skip
         net.to("cpu")  # type: ignore[arg-type]
