@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+
+from lit_compress.layers import Int8Embedding
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
 Feed = dict[str, np.ndarray]  # arrays [texts, tokens] by the names of a program's inputs
@@ -135,24 +138,8 @@ def _kept(graph: Any) -> list[str]:
     return names
 
 
-def integer_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of a table as integers from -127 to 127, with one scale each.
-
-    No value of the table is off by more than half a scale.
-
-    Args:
-        table: float32 [rows, width].
-
-    Returns:
-        int8 [rows, width] and float32 [rows, 1], whose product is nearest to the table.
-    """
-    scale = np.abs(table).max(axis=1, keepdims=True) / np.float32(127)
-    steps = np.rint(table / np.maximum(scale, np.finfo(np.float32).tiny))
-    return steps.clip(-127, 127).astype(np.int8), scale.astype(np.float32)
-
-
 def integer_tables(model: Any, turned: Mapping[str, str] = {}) -> None:
-    """Store the tables of an ONNX model that only ``Gather`` reads as :func:`integer_rows`, in place.
+    """Store the tables of an ONNX model that only ``Gather`` reads as :class:`Int8Embedding` does, in place.
 
     The rows that are read are multiplied with their scales after it. ONNX Runtime's own tools have one scale for the
     whole table. If the transposed table is also a matrix of integers, the output layer over the vocabulary, its
@@ -179,8 +166,9 @@ def integer_tables(model: Any, turned: Mapping[str, str] = {}) -> None:
             nodes.append(helper.make_node("Transpose", [columns], [f"{name}.rows"], perm=[1, 0]))
             nodes.append(helper.make_node("Unsqueeze", [scale, f"{name}.axis"], [f"{name}.scales"]))
         else:
-            for part, value in zip(("rows", "scales"), integer_rows(numpy_helper.to_array(table)), strict=True):
-                graph.initializer.append(numpy_helper.from_array(value, f"{name}.{part}"))
+            small = Int8Embedding.from_table(torch.from_numpy(numpy_helper.to_array(table).copy()))
+            for part, value in (("rows", small.weight), ("scales", small.scale[:, None])):
+                graph.initializer.append(numpy_helper.from_array(value.numpy(), f"{name}.{part}"))
         graph.initializer.remove(table)
     for node in graph.node:
         if node.op_type != "Gather" or (name := node.input[0]) not in tables:

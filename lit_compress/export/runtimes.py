@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 ProgramFormat = Literal["onnx", "openvino"]
 Format = Literal["hf", "onnx", "openvino"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
@@ -83,8 +86,6 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     Raises:
         LookupError: the device has no CUDA graphs.
     """
-    import torch
-
     net = net.to(setting.device).eval()
     for value in net.state_dict(keep_vars=True).values():  # what a file would have; other buffers stay in float32
         if value.is_floating_point():
@@ -115,9 +116,7 @@ def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
 
 def _blocks(net: Any) -> list[Any]:
     """Return the blocks of a model, which are compiled once if they have one shape; else the model."""
-    from torch.nn import ModuleList
-
-    lists = [module for module in net.modules() if isinstance(module, ModuleList) and len(module)]
+    lists = [module for module in net.modules() if isinstance(module, nn.ModuleList) and len(module)]
     return list(max(lists, key=lambda blocks: sum(value.numel() for value in blocks.parameters()), default=[net]))
 
 
@@ -132,8 +131,6 @@ class _Graphs:
     kept = 8  # shapes, the last ones; a graph holds its results
 
     def __init__(self, net: Any, results: tuple[str, ...]) -> None:
-        import torch
-
         self._results = results
         self._net, self._made, self._pool = net, dict[Any, Any](), torch.cuda.graph_pool_handle()
 
@@ -150,8 +147,6 @@ class _Graphs:
         return {name: value.clone() for name, value in output.items()}
 
     def _capture(self, inputs: Any) -> Any:
-        import torch
-
         given = {name: value.clone() for name, value in inputs.items()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -169,7 +164,6 @@ def _torch(way: str) -> Callable[[Path, Setting], Runner]:
     """Return the function that loads a folder in PyTorch."""
 
     def load(folder: Path, setting: Setting) -> Runner:
-        import torch
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
@@ -220,8 +214,6 @@ def placed(inputs: Inputs, device: str) -> Inputs:
     """
     if device == "cpu":
         return inputs
-    import torch
-
     hides = {name: not value.all() for name, value in inputs.items() if name == "attention_mask"}
     return {name: torch.as_tensor(value, device=device) for name, value in inputs.items() if hides.get(name, True)}
 

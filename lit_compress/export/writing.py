@@ -180,9 +180,7 @@ def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: P
         else {0: batch, 1: torch.export.Dim.DYNAMIC}
         for name, value in inputs.items()
     }  # fmt: skip
-    names = [name for name, value in inputs.items() if not isinstance(value, list)]
-    names += [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
-    write_graph(module, inputs, free, path, input_names=names, output_names=outputs)
+    write_graph(module, inputs, free, path, input_names=[*writer._flat(inputs)], output_names=outputs)
 
 
 def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:

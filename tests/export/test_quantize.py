@@ -12,7 +12,7 @@ import lit_compress
 from lit_compress.export.fuse import compact, fuse
 from lit_compress.export.integers import integers_of
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
-from lit_compress.export.quantize import fold, integer_rows, integer_tables, quantize_onnx, quantize_openvino
+from lit_compress.export.quantize import fold, integer_tables, quantize_onnx, quantize_openvino
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import estimated_bytes
@@ -28,18 +28,6 @@ def table(rows=50000, width=3):
     values = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
     values[7:8], values[8:9] = 0, 1e-30
     return values
-
-
-def test_rows_by_hand():
-    """Every row has the scale that its largest value needs; a row of zeros stays zeros."""
-    values = table()
-    steps, scales = integer_rows(values)
-    assert steps.dtype == np.int8 and scales.shape == (50000, 1) and scales.dtype == np.float32
-    for row in (0, 1, 7, 8, 49999):
-        largest = max(abs(value) for value in values[row])
-        for column in range(3):
-            assert abs(steps[row, column] * scales[row, 0] - values[row, column]) <= largest / 127 / 2 + 1e-30
-    assert not steps[7].any() and np.abs(steps).max() == 127
 
 
 def test_tables_of_a_graph():
