@@ -161,7 +161,7 @@ def _gram(
         UserError: there are no examples.
     """
     gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
-    places, last = torch.zeros(0), next(reversed(norms), "")
+    places, last = torch.zeros(0), next(reversed([*norms]), "")
 
     def read(name: str, x: Tensor, _: Tensor | None = None) -> None:
         taken = double(tokens_at(x, places))

@@ -236,7 +236,7 @@ class UnitRemoval(UnderWeighting):
     def bytes(self, net: PreTrainedModel) -> int:
         """Return the size of the moments."""
         modules: list[Any] = [net.get_submodule(part.last) for part in sublayers(net, removable=False)]
-        return 4 * sum(sum(Gram.numbers(module.in_features)) for module in modules)
+        return sum(Gram(module.in_features, torch.float32, "meta").flat.nbytes for module in modules)
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
