@@ -244,8 +244,8 @@ def bench(
         settings: shapes, runtimes and threads.
         keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
         data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
-        compared: every program needs a dev metric. Else, as far as there are data, all have one in 16 bits, and in
-            float32 those of models that integers change by more than is usual.
+        compared: every program needs a dev metric. Else, as far as there are data, all have one in 16 bits; in
+            float32 the programs of models that integers change by more than is usual.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
@@ -331,7 +331,7 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
 
 
 def _scored(programs: Sequence[OpenedProgram], needed: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the metrics by model and runtime; all of one dtype but int8 have that of the first.
+    """Return the metrics by model and runtime; all of one dtype but int8 share the first one's.
 
     A note names those without one, unless they are ``needed``.
     """
