@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from lit_compress.run.trainer import PlainFiles, check_trainer, make_trainer
+from lit_compress.run.trainer import PlainFiles, check_trainer, make_trainer, read_checkpoint
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, require
 
@@ -66,3 +68,19 @@ def test_a_checkpoint_callback_is_one_line():
 
     with pytest.raises(UserError, match=r"trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own"):
         make_trainer(callbacks=[ModelCheckpoint()], logger=False, enable_checkpointing=False, accelerator="cpu")
+
+
+class _Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    path, touched = tmp_path / "last.ckpt", tmp_path / "touched"
+    torch.save({"state_dict": {}, "callbacks": _Touch(touched)}, path)
+    with pytest.raises(UserError, match="is not a readable checkpoint"):
+        read_checkpoint(path)
+    assert not touched.exists()
