@@ -43,8 +43,6 @@ EQUAL = {  # "file: line as it is -> line as it was made": why nobody can see it
         "both have the same number",
     "lit_compress/export/writing.py: inputs = random_inputs(net, 3, 9) -> inputs = random_inputs(net, 3, 10)":
         "a length of an example, which is free in the program",
-    "lit_compress/export/quantize.py: return steps.clip(-127, 127).astype(np.int8), scale.astype(np.float32) -> return "
-    "steps.clip(-128, 127).astype(np.int8), scale.astype(np.float32)": "the scale keeps steps within 127",
     "lit_compress/export/runtimes.py: options.intra_op_num_threads, options.inter_op_num_threads, "
     "options.log_severity_level = setting.threads, 1, 3 -> options.intra_op_num_threads, "
     "options.inter_op_num_threads, options.log_severity_level = setting.threads, 1, 4": "which messages are shown",
