@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from lit_compress.layers import (
     BasisChange,
-    NarrowEmbedding,
     NarrowLinear,
     NarrowNorm,
     ProjectedLinear,
@@ -33,6 +32,7 @@ from lit_compress.layers import (
     StreamNorm,
 )
 from lit_compress.models.projected.insert import plain
+from lit_compress.models.projected.outline import narrow_table
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import (
     ResidualStream,
@@ -141,13 +141,10 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
 
 
 def _fuse_table(net: PreTrainedModel, name: str, site: _Site, shift: Tensor) -> None:
-    """Fold one table of embeddings; a subclass of nn.Embedding keeps its own forward."""
+    """Fold one table of embeddings."""
     table = module_at(net, name, nn.Embedding)
     weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
-    if type(table) is nn.Embedding:
-        replace(net, name, SizedEmbedding(*weight.shape))
-    else:
-        NarrowEmbedding.adopt(table, site.width)
+    narrow_table(net, name, site.width)
     fill(net.get_submodule(name), weight=weight)
 
 

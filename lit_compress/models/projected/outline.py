@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
+from lit_compress.layers import NarrowEmbedding, NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
-from lit_compress.models.sites import module_at, size_at
+from lit_compress.models.sites import module_at
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
 from lit_compress.numerics.search import largest
@@ -39,6 +39,15 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
         }
 
     return kept(largest(lambda share: size.count(kept(share)) <= density * size.total, 0.0, 1.0))
+
+
+def narrow_table(net: PreTrainedModel, name: str, width: int) -> None:
+    """Give a table of embeddings another width, without values; a subclass of nn.Embedding keeps its own forward."""
+    table = module_at(net, name, nn.Embedding)
+    if type(table) is nn.Embedding:
+        replace(net, name, SizedEmbedding(table.num_embeddings, width))
+    else:
+        NarrowEmbedding.adopt(table, width)
 
 
 def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
@@ -78,7 +87,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
         if gated:
             for place, width in zip(stream.sites, widths, strict=True):
                 for name in place.tables:
-                    replace(net, name, SizedEmbedding(size_at(net, name)[1], width))
+                    narrow_table(net, name, width)
             written = {sublayer.writes: widths[sublayer.reads] for sublayer in stream.sublayers}
             for i, place in enumerate(stream.sites):
                 before = 0 if stream.pre_norm else written.get(i, 0)

@@ -9,8 +9,11 @@ from tiny import make_net
 
 from lit_compress.layers import BasisChange, StreamBlock
 from lit_compress.models.accounting import count_params
+from lit_compress.models.backbones import empty_net
 from lit_compress.models.projected.gates import ProjectionSpec, gated_size
 from lit_compress.models.projected.insert import identity_bases, insert_projections
+from lit_compress.models.projected.outline import even_units, outline_projected
+from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
 
@@ -125,3 +128,15 @@ def test_a_block_drops_in_training_what_the_dense_one_drops(family):
         StreamBlock.adopt(block)
     assert torch.allclose(drawn(0), expected, atol=1e-6)
     assert not torch.allclose(drawn(1), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_outline_has_the_tables_of_the_folded_net(family):
+    form, net = form_of(family), net_of(family)
+    names = [name for place in form.residual_stream(net).sites for name in place.tables]
+    kept = even_units(gated_size(net, form), 0.5)
+    outline = outline_projected(without_values(lambda: empty_net(net.config)), form, kept)
+    insert_projections(net, random_bases(net), form)
+    disturb(net, form)
+    for one, other in zip(*([of.get_submodule(name) for name in names] for of in (as_deployed(net), outline))):
+        assert type(one).__name__ == type(other).__name__
