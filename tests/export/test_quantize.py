@@ -187,6 +187,7 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
         assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
 
 
+# over 10 s: a program is quantized in each way
 @pytest.mark.slow
 def test_factors_whose_ranges_differ(tmp_path):
     """Between two factors ranges may differ by 50 times, as after training; of two ways to smooth them the better is

@@ -31,6 +31,7 @@ def inputs_for(net):
     return found if net.config.is_encoder_decoder else {name: value.flip(1) for name, value in found.items()}
 
 
+# over 10 s: two programs of a model that writes
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["opt", "bart"])
 def test_the_same_tokens_as_the_net(variant, tmp_path):
