@@ -173,6 +173,7 @@ def first_failure(tree: Path, tests: list[str]) -> str | None:
             for name in [name for name in sys.modules if name.split(".")[0] in ("lit_compress", "benchmarks")]:
                 del sys.modules[name]
             words = ["-xq", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no", "-o", f"timeout={SECONDS}"]
+            words += ["-o", "timeout_method=thread"]  # which also ends what waits in C
             code = pytest.main([*words, *tests])
             said.flush()
             os._exit(int(code))
