@@ -234,6 +234,7 @@ def test_the_largest_list_of_modules_is_compiled_block_by_block():
     assert _blocks(net[0]) == [net[0]]
 
 
+@pytest.mark.slow
 def test_an_entry_has_the_dtype_of_the_model_or_of_the_program():
     half = replace(FEW, dtype="bfloat16", batches=(1,), lengths=(8,), runtimes=("eager", "onnx"))
     found = {entry["runtime"]: entry["dtype"] for entry in bench({"dense": NETS["dense"]}, half)["programs"]}

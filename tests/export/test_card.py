@@ -38,13 +38,14 @@ def test_the_hub_reads_what_was_measured(run):
     text, report = (run / "export" / "README.md").read_text(), json.loads((run / "report.json").read_text())
     data = ModelCard(text).data
     (result,) = data.eval_results
-    assert data.base_model == "backbone0" and data.license == "unknown" and data.datasets == ["nyu-mll/glue"]
+    name = data.base_model
+    assert name.startswith("backbone") and data.license == "unknown" and data.datasets == ["nyu-mll/glue"]
     assert result.metric_type == "accuracy" and result.metric_value == pytest.approx(report["compressed"]["metric"])
     assert result.metric_args == {"n": 40} and (result.dataset_config, result.dataset_split) == ("sst2", "validation")
     assert data.pipeline_tag == result.task_type == "text-classification" and data.library_name == "transformers"
     head = yaml.safe_load(text.split("---")[1])
-    assert head["model-index"][0]["name"] == "backbone0-sst2-svd"
-    assert "\n# backbone0 on sst2, compressed by SVD to " in text and str(run.parent.parent) not in text
+    assert head["model-index"][0]["name"] == f"{name}-sst2-svd"
+    assert f"\n# {name} on sst2, compressed by SVD to " in text and str(run.parent.parent) not in text
     assert "of 40 rows" in text and f"torch and transformers {LEAST} or later are enough" in text
     assert f'"transformers>={LEAST}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
@@ -92,7 +93,8 @@ def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
     monkeypatch.setattr("jinja2.Template", partial(jinja2.Template, undefined=jinja2.StrictUndefined))
     report = json.loads((run / "report.json").read_text()) | changes
     text = card(report, get_task("sst2"), factors=True)
-    assert "\n# backbone0 on sst2, compressed by SVD to " in text and ModelCard(text).data.base_model == "backbone0"
+    (name,) = re.findall(r"\n# (backbone\d+) on sst2, compressed by SVD to ", text)
+    assert ModelCard(text).data.base_model == name
     assert text.endswith("except this card.\n") and not re.search(r"[{}]{2}|{%|%}|\n\n\n", text)
     if changes is FULL:
         said = ("1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",

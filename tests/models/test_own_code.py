@@ -84,6 +84,7 @@ def with_own(short_run, own):
     return words
 
 
+@pytest.mark.slow
 def test_an_export_has_the_code_and_computes_what_it_computes(own, ran, tiny_data, tmp_path, capsys):
     out, data = tmp_path / "out", options(tiny_data)
     words = ["--weighting", "none", "--rank_ratio", "1.0", "--trust_remote_code"]
