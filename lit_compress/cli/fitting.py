@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.options import CommandLine
-from lit_compress.evaluation.intervals import near_chance
+from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.choices import Choices
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve

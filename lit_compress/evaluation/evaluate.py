@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from lit_compress.evaluation.intervals import Constant, Interval, intervals, standard_error
+from lit_compress.evaluation.chance import Constant
+from lit_compress.evaluation.intervals import Interval, intervals, standard_error
 from lit_compress.evaluation.metrics import COEFFICIENTS, bind, build_metrics
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device

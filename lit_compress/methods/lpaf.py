@@ -11,9 +11,6 @@ https://arxiv.org/abs/2306.14152. Notation: W [n, m] is torch's weight [out, in]
              p = max(0, p_init - d t), zero after half of the steps                               Eq. 13
              two forwards with z1, z2:  L_c = D(y_z1, y_z2), KL or MSE                            Eq. 14
 
-Step 1 alone is the method FirstOrder: movement pruning (Sanh et al. 2020, https://arxiv.org/abs/2005.07683) without a
-learned mask. Gradients come from the sparse model, and a zeroed weight's score is frozen. Zeros are stored.
-
 Deviations and choices where the paper is silent:
     - Eq. 11 is computed as A = W V_k, the same matrix without an inverse (rows of zero importance are safe).
     - Eqs. 8-10 weight by s although Eq. 7 asks for sqrt(s): ``power`` 0.5 solves Eq. 7, 1.0 is the printed form.
@@ -274,21 +271,6 @@ class LPAF(Method):
     def own_stages(self) -> list[Stage]:
         """Return prune, retrain."""
         return [LPAFPruning(self.prune, self.rule), MixedRankRetraining(self.retrain, self.rule)]
-
-
-class FirstOrder(Method):
-    """Prune single weights by the first-order estimate of the change of the loss without them: LPAF's step 1 alone.
-
-    Args:
-        prune: schedule and score of the pruning, and its training.
-    """
-
-    stores_zeros = True
-    prune: FirstOrderSettings = FirstOrderSettings()
-
-    def own_stages(self) -> list[Stage]:
-        """Return prune."""
-        return [UnstructuredPruning(self.prune, self.density)]
 
 
 def _can_concat(net: PreTrainedModel) -> bool:
