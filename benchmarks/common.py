@@ -170,9 +170,8 @@ def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) 
         **changed: arguments of the Trainer.
     """
     from lit_compress.models.storage import load_net
-    from lit_compress.run.distilling import DISTIL, Distilling
+    from lit_compress.run.distilling import DISTIL, LOSSES, Distilling
     from lit_compress.run.folder import Run
-    from lit_compress.stages.distil import LOSSES
 
     job = cli.build().at()
     job.method.given["distillation"] = LOSSES

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from benchmarks.analysis import pruning, truncation, widths
 from benchmarks.analysis.plots import FIGURES, write_rows
 from benchmarks.analysis.truncation import TableRows
-from lit_compress.cli.one_shot import load_model
+from lit_compress.cli.factorizing import load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.quiet import silence_libraries
 from lit_compress.evaluation.evaluate import evaluate

@@ -98,7 +98,7 @@ def command_line(options: Any, method: str, mixed: int = 0) -> Any:
 def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterator[tuple[float, Any, dict[str, float]]]:
     """Yield each density with the compressed model and facts about it: file density, seconds."""
     from lit_compress.calibration.statistics import OfModel
-    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.cli.factorizing import load_model, one_shot_stage
     from lit_compress.stages.calibration import collected
     from lit_compress.stages.compression import compress
 
@@ -135,7 +135,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
 def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any, dict[str, Any]]:
     """Return the compressed model that is in ``--work`` after its refinement, and facts about that."""
     from lit_compress.calibration.walk import calibration_parts
-    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.cli.factorizing import load_model, one_shot_stage
     from lit_compress.models.storage import load_net
     from lit_compress.stages.refinement import refine_net
 
@@ -161,8 +161,8 @@ def behind_kept(dense: Any, net: Any) -> list[int]:
 
 def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str, Any]]:
     """Return the model of ``--work`` that was refined on both kinds of texts after its distillation, and facts."""
-    from lit_compress.cli.one_shot import load_model
-    from lit_compress.stages.distil import Recovery
+    from lit_compress.cli.factorizing import load_model
+    from lit_compress.run.distilling import Recovery
 
     cli = command_line(options, method, options.mixed)
     cli.config.data.batch_size = OF_A_STEP
@@ -175,7 +175,7 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
 
 def make(options: Any, method: str, densities: Sequence[float], steps: int) -> None:
     """Make the results of a method, or of the dense model, at some densities, in this process."""
-    from lit_compress.cli.one_shot import load_model
+    from lit_compress.cli.factorizing import load_model
     from lit_compress.models.accounting import count_params
     from lit_compress.models.storage import save_net
 

@@ -242,7 +242,7 @@ class Estimates:
 
     def compression(self, removes: str, density: float) -> Any:
         """Return the compression at a density."""
-        from lit_compress.cli.one_shot import one_shot_stage
+        from lit_compress.cli.factorizing import one_shot_stage
 
         stage = one_shot_stage(self.made.command_line(removes, self.made.folders[0]).build().at(density).method)
         stage.compression.folder = self.options.teachers / self.task

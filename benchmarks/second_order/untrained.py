@@ -97,7 +97,7 @@ class Untrained:
     @cached_property
     def dense(self) -> Any:
         """The fine-tuned model."""
-        from lit_compress.cli.one_shot import load_model
+        from lit_compress.cli.factorizing import load_model
 
         return load_model(str(self.options.teachers / self.task), self.parts.method)
 
@@ -122,7 +122,7 @@ class Untrained:
 
     def compressed(self, cell: str, densities: list[float]) -> None:
         """Make the rows of K-FAC: statistics are gathered once for all densities."""
-        from lit_compress.cli.one_shot import one_shot_stage
+        from lit_compress.cli.factorizing import one_shot_stage
         from lit_compress.stages.compression import compress, measure
 
         cli, start, measured = self.command_line(cell, self.folders[0]), time.process_time(), None
@@ -151,9 +151,9 @@ class Untrained:
     def recovered(self, cell: str, density: float, after: str) -> None:
         """Make a row of a model that is refined or distilled."""
         from lit_compress.calibration.walk import calibration_parts
-        from lit_compress.cli.one_shot import one_shot_stage
+        from lit_compress.cli.factorizing import one_shot_stage
         from lit_compress.models.storage import load_net
-        from lit_compress.stages.distil import Recovery
+        from lit_compress.run.distilling import Recovery
         from lit_compress.stages.refinement import refine_net
 
         before = f"{self.task}-{cell}-{density:g}"

@@ -24,8 +24,9 @@ from transformers.utils import logging as transformers_logging
 from lit_compress.api.compressed import with_export
 from lit_compress.api.inputs import brought, named, write_tokenizer
 from lit_compress.cli.compare import plan_of, run_plan
+from lit_compress.cli.exporting import warn_missed
 from lit_compress.cli.factorizing import run_factorize
-from lit_compress.cli.fitting import run_fit, warn_missed
+from lit_compress.cli.fitting import run_fit
 from lit_compress.cli.lines import checked
 from lit_compress.cli.quiet import silence_libraries
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
@@ -34,8 +35,8 @@ from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
 from lit_compress.models.checks import check_head
+from lit_compress.run.distilling import Recovery
 from lit_compress.run.folder import Run
-from lit_compress.stages.distil import Recovery
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, user_error
 from lit_compress.utils.files import check_folder, write_text, yaml_text

@@ -17,7 +17,6 @@ from torch import nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
-from lit_compress.cli.one_shot import begin_work, one_shot_stage
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import license_of
@@ -33,10 +32,11 @@ from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe, replace
+from lit_compress.run.distilling import Recovery
+from lit_compress.run.folder import begin_work
 from lit_compress.run.guard import check_memory
 from lit_compress.run.job import Job
 from lit_compress.stages.compression import CompressedStage, Compression, Plan
-from lit_compress.stages.distil import Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -53,12 +53,15 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
-def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Recovery) -> dict[str, Any]:
+def factorize_by_block(
+    out: Path, job: Job, stage: CompressedStage, config: dict[str, Any], recovery: Recovery
+) -> dict[str, Any]:
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
     Args:
         out: folder to write; ``out``.by_block next to it has the files of the work until it is finished.
-        job: as of :func:`~lit_compress.cli.one_shot.factorize_model`.
+        job: its method says how the backbone is compressed; the report is on its validation data.
+        stage: of the method, which compresses in one shot.
         config: of the command.
         recovery: how the compressed blocks are trained.
 
@@ -74,7 +77,6 @@ def factorize_by_block(out: Path, job: Job, config: dict[str, Any], recovery: Re
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
-    stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
     if recovery.refine is not None:
         check_refinement(dense, compression.dense_states, type(method).__name__)

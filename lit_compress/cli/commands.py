@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from lit_compress.cli.bench import bench as bench
 from lit_compress.cli.compare import compare as compare
-from lit_compress.cli.exporting import print_choices
+from lit_compress.cli.exporting import print_choices, print_report
 from lit_compress.cli.factorizing import factorize as factorize
-from lit_compress.cli.fitting import choose_teacher, run_fit, run_of, settle_budget, warn_missed
+from lit_compress.cli.fitting import choose_teacher, run_fit, run_of, settle_budget
 from lit_compress.cli.listing import list_ as list_
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
@@ -23,7 +23,7 @@ from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.choices import Choices
 from lit_compress.export.copies import check_push, push
 from lit_compress.export.folder import check_again, check_out, export_again
-from lit_compress.export.table import of_all, print_table
+from lit_compress.export.table import of_all
 from lit_compress.run import pages
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
@@ -41,9 +41,7 @@ def fit(line: Line) -> None:
     run, report = run_fit(line)
     if report is None:
         return
-    print_table(report)
-    print_choices(report)
-    warn_missed(report)
+    print_report(report)
     print(f"ship this folder: {run.folder / 'export'}")
     print(f"report: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
 

@@ -1,16 +1,40 @@
-"""The output that `fit`, `export` and `factorize` share."""
+"""What `fit`, `export` and `factorize` print of a report."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
+from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.export.table import print_table
+from lit_compress.models.budget import budget_line
 from lit_compress.run.trials import trial_line
 from lit_compress.utils.tables import print
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
+
+
+def print_report(report: dict[str, Any], lines: Iterable[str] = ()) -> None:
+    """Print a report as a table, further lines, and what was chosen; warn of what was missed."""
+    print_table(report)
+    for line in lines:
+        print(line)
+    print_choices(report)
+    warn_missed(report)
+
+
+def warn_missed(report: dict[str, Any]) -> None:
+    """Warn that the export is beyond its budget, or may be, or that its teacher knew nothing; the run is not lost."""
+    if finding := near_chance(report):
+        warnings.warn(f"the dense model has hardly learned anything: {finding}", stacklevel=2)
+    if (budget := report.get("budget")) and not budget["met"]:
+        advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
+        if budget["met"] is None:
+            advice = f"export again on a quiet machine, or {advice}"
+        warnings.warn(f"{budget_line(budget)}; {advice}", stacklevel=2)
 
 
 def print_choices(report: dict[str, Any]) -> None:

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
+import copy
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
-from lit_compress.cli.exporting import print_choices
-from lit_compress.cli.fitting import ended_by_sigterm, settle_budget, warn_missed
-from lit_compress.cli.one_shot import factorize_model, finished_compression, load_model
+from lit_compress.cli.exporting import print_report
+from lit_compress.cli.fitting import ended_by_sigterm, settle_budget
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
-from lit_compress.export.folder import check_out
-from lit_compress.export.table import print_table
-from lit_compress.run.first import of_first
+from lit_compress.evaluation.divergence import divergence
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.metrics import higher_is_better
+from lit_compress.export.card import license_of
+from lit_compress.export.folder import Export, check_out, write_export
+from lit_compress.export.report import Measured
+from lit_compress.export.speed_asked import Programs
+from lit_compress.methods import Method
+from lit_compress.models.backbones import finetuned_config, load_finetuned, resolve
+from lit_compress.models.shards import net_bytes
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
+from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.folder import CURVES, Run, begin_work, write_net
+from lit_compress.run.guard import check_factorize
+from lit_compress.run.job import Job
+from lit_compress.run.settle import check_sizes
+from lit_compress.run.solve import check_choices
 from lit_compress.run.trials import choose_removal
-from lit_compress.stages.distil import LOSSES, Recovery
+from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.refinement import check_refinement, refine_net
+from lit_compress.tasks import task_type
+from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import atomic_folder, read_json, remove
+from lit_compress.utils.memory import freed_memory_returned, trim
+from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
-    from lit_compress.export.speed_asked import Programs
-    from lit_compress.run.job import Job
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+COMPRESSED = "compressed"  # the first stage of the run that --distil continues
+Made = tuple["PreTrainedModel", dict[str, Any]]  # the compressed model, and fields of the report
 
 
 def factorize(
@@ -58,16 +87,15 @@ def factorize(
         report = run_factorize(model, out, line, recovery, by_block)
     if report is None:
         return
-    print_table(report)
+    lines = []
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         estimated, measured = (f"{loss[f'{name}_loss']:.2g}" for name in ("estimated", "measured"))
-        print(f"added to the loss of an example: {estimated} estimated, {measured} measured on dev rows")
+        lines.append(f"added to the loss of an example: {estimated} estimated, {measured} measured on dev rows")
     if refined := report["refined"]:
-        print(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
+        lines.append(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
     if distilled := report.get("distilled"):
-        print(f"distilled: {distilled['steps']} steps of {distilled['batch']} texts")
-    print_choices(report)
-    warn_missed(report)
+        lines.append(f"distilled: {distilled['steps']} steps of {distilled['batch']} texts")
+    print_report(report, lines)
     print(f"ship this folder: {out}")
     if (curves := Path(f"{out}.distil")).is_dir():
         print(f"curves: tensorboard --logdir {curves}")
@@ -76,7 +104,10 @@ def factorize(
 def run_factorize(
     model: str, out: str, line: Line, recovery: Recovery, by_block: Literal["float32"] | None = None
 ) -> dict[str, Any] | None:
-    """Factorize a fine-tuned model, export it to ``out`` and return the report.
+    """Factorize a fine-tuned model, export it to ``out`` and return the report; None on all processes but the first.
+
+    With ``recovery.distil`` the compressed model is written to the folder ``out``.distil, from which a stage of ``fit``
+    continues. It holds checkpoints until the export is there, and then the curves alone.
 
     Args:
         model: folder or name.
@@ -84,9 +115,6 @@ def run_factorize(
         line: options of the model, the data and the export.
         recovery: how the compressed model is trained.
         by_block: precision of the states on disk; None: the whole model is in memory.
-
-    Returns:
-        The report; None on all processes but the first.
 
     Raises:
         UserError: an option, the model, the data or ``out`` cannot be used.
@@ -107,9 +135,11 @@ def run_factorize(
             raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
         if job.method.kinds:
             raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
-        return factorize_by_block(place, settle_budget(cli), cli.dump(), recovery)
-    job, chosen, timed = _sized(cli, place, job, recovery)
-    return factorize_model(place, job, cli.dump(), recovery, chosen, timed)
+        job = settle_budget(cli)
+        return factorize_by_block(place, job, one_shot_stage(job.method), cli.dump(), recovery)
+    run = None if recovery.distil is None else Run(place.with_name(f"{place.name}.distil"))
+    job, chosen, timed = _sized(cli, job, run)
+    return _factorized(place, job, run, cli.dump(), recovery, chosen, timed)
 
 
 def _check_same_model(out: Path, backbone: str) -> None:
@@ -135,18 +165,42 @@ def usual_losses(line: Line) -> dict[str, Any]:
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
-def _sized(cli: CommandLine, out: Path, job: Job, recovery: Recovery) -> tuple[Job, dict[str, Any], Programs | None]:
+def load_model(name: str, method: Method) -> PreTrainedModel:
+    """Load a model that was fine-tuned on the method's task.
+
+    Raises:
+        UserError: ``name`` is a run, or the model is compressed already or not fine-tuned on the task.
+    """
+    return load_finetuned(name, method.task, "model", method.sites)
+
+
+def one_shot_stage(method: Method) -> CompressedStage:
+    """Return the stage of a method that compresses in one shot.
+
+    Raises:
+        UserError: the method has none, or a size of it is wrong.
+    """
+    check_sizes(method)
+    stage = method.stages()[-1]
+    if not isinstance(stage, CompressedStage) or not stage.shrinks_first:
+        raise UserError(
+            f"factorize: {type(method).__name__} has to train: fit --model {type(method).__name__}; nearest here: "
+            "SecondOrder"
+        )
+    return stage
+
+
+def _sized(cli: CommandLine, job: Job, run: Run | None) -> tuple[Job, dict[str, Any], Programs | None]:
     """Settle the size of the export and the kind of removal; the first process decides, or finished work has.
 
     Returns:
         The job; ``density``, ``removes`` and the field ``tried`` of the report; the programs that were timed, if any.
     """
-    budget, done = job.method.budget, finished_compression(out, recovery)
-    decided: list[tuple[Job, Programs | None]] = []
+    budget, decided = job.method.budget, list[tuple[Job, Programs | None]]()
     later = job.method.kinds and budget is not None and budget.kind == "speedup"
 
     def decide() -> dict[str, Any]:
-        if done is not None:
+        if run is not None and (done := run.finished().get(COMPRESSED)) is not None:
             return dict(done["chosen"])
         sized, timed = settle_budget(cli, known=not later), None
         chosen = {"density": sized.method.given["density"] if budget else None, "removes": None, "tried": None}
@@ -155,8 +209,113 @@ def _sized(cli: CommandLine, out: Path, job: Job, recovery: Recovery) -> tuple[J
         decided.append((sized.at(chosen["density"], chosen["removes"]), timed))
         return chosen
 
-    chosen = decide() if recovery.distil is None else of_first("size", decide, job.trainer)
+    chosen = decide() if run is None else of_first("size", decide, job.trainer)
     if decided:
         return decided[0][0], chosen, decided[0][1]
     job = settle_budget(cli, known=False, density=chosen["density"])
     return job.at(chosen["density"], chosen["removes"]), chosen, None
+
+
+def _factorized(
+    out: Path, job: Job, run: Run | None, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
+    timed: Programs | None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Compress the method's backbone in one shot, export it to ``out`` and return the report."""
+    method, data = job.method, job.data
+    stage, name = one_shot_stage(method), type(method).__name__
+    learns = run is not None and recovery.texts is None and method.distillation.label_weight > 0
+    data.reads_labels = stage.compression.reads_labels(method.kind) or learns
+    finetuned_config(method.backbone, method.task, "model")  # refuses a model of another task
+    check_factorize(job, stage, run is not None)
+    with freed_memory_returned():
+        dense = load_model(method.backbone, method)
+    check_choices(job.choices, method, dense)
+    if recovery.refine is not None:
+        check_refinement(dense, stage.compression.dense_states, name)
+    make = partial(compress_and_refine, stage, method, dense, data, recovery.refine)
+    with ExitStack() as work:
+        made = make() if run is None else _distilled(job, run, dense, config, recovery, chosen, make, work)
+        if made is None:
+            return None
+        net, facts = made
+        trim()
+        if calibration := facts["calibration"]:
+            calibration["measured_loss"] = divergence(net, dense, data)
+        trim()
+        size = net_bytes(Path(resolve(method.backbone, method.task)))
+        before = {"dense": Measured.by(facts.pop("dense"), dense, size, data.record)}
+        budget = (method.budget, method.density) if method.budget else None
+        more: dict[str, Any] = facts | {"license": license_of(method.backbone)}
+        more |= {"tried": chosen["tried"]} if chosen["tried"] else {}
+        source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
+        report = write_export(out, source, job.choices)
+    if run is not None:
+        for path in run.folder.iterdir():
+            if path.name != CURVES:
+                remove(path)
+        if not any(run.folder.iterdir()):
+            run.folder.rmdir()
+    return report
+
+
+def _distilled(
+    job: Job, run: Run, dense: PreTrainedModel, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
+    make: Callable[[], Made], work: ExitStack,
+) -> Made | None:  # fmt: skip
+    """Train what ``make`` returns, whose files are the first stage of ``run``; None on all processes but the first."""
+    distilling = Distilling(job, recovery, run)
+    settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
+
+    def keep() -> None:
+        begin_work("--distil", run.folder, settings)
+        work.enter_context(run.claim())
+        if COMPRESSED in run.finished():
+            return
+        net, facts = make()
+        with atomic_folder(run.net(COMPRESSED)) as temporary:
+            write_net(net, job.data, temporary)
+        run.finish({"name": COMPRESSED, "steps": 0, "facts": facts, "chosen": chosen})
+
+    of_first(COMPRESSED, keep, job.trainer)
+    distilling.fit(dense, run.net(COMPRESSED))
+    if not is_first_process():
+        return None
+    return load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"] | {"distilled": distilling.told()}
+
+
+def compress_and_refine(
+    stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule, refine: int | None
+) -> Made:
+    """Return a compressed copy of ``dense``, and fields of the report; ``dense`` has the scores of the dense model."""
+    scores, compression = evaluate(dense, data, sure=True), stage.compression
+    stage.check(dense)
+    stage.check_data(dense, data)
+    with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
+        compression.folder = Path(method.backbone).expanduser()
+        net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
+    made = compression.record(data, loss)
+    trim()
+    net, refined = (net, None) if refine is None else _refined(dense, net, stage, data, refine)
+    return net, {"dense": scores, "calibration": made, "refined": refined, "distilled": None}
+
+
+def _refined(
+    dense: PreTrainedModel, net: PreTrainedModel, stage: CompressedStage, data: DataModule, steps: int
+) -> Made:
+    """Return the better of ``net`` and the refined ``net``, and the report's entry."""
+    kind, name, chooses = task_type(data.record), data.record.metrics[0], copy.copy(data)
+    chooses.choosing, scores = True, [evaluate(net, chooses)[f"val/{name}"]]
+    parts = calibration_parts(kind, stage.texts(data), None)
+    with tempfile.TemporaryDirectory() as states:
+        save_net(net, before := Path(states) / "before")
+        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.compression.behind)
+        trim()
+        scores.append(evaluate(net, chooses)[f"val/{name}"])
+        worse = scores[1] < scores[0] if higher_is_better(data.record) else scores[1] > scores[0]
+        if worse:
+            note(
+                f"--refine: dev {name} fell from {scores[0]:.4f} to {scores[1]:.4f}: the model before it is kept; try "
+                "--distil"
+            )
+            net = load_net(before)
+    return net, told | {"metric": scores, "kept": not worse}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,11 +14,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.options import CommandLine
-from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.choices import Choices
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
-from lit_compress.models.budget import budget_line
 from lit_compress.models.shards import stored_dtype
 from lit_compress.run.finish import export_run
 from lit_compress.run.first import of_first
@@ -56,7 +53,6 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
         UserError: an option, the data, the backbone or the run folder cannot be used.
     """
     cli = CommandLine(line, "fit")
-    config = cli.config
     run, made = run_of(cli), list[Job]()
     with ExitStack() as claim:
         told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)
@@ -64,7 +60,7 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
             _as_stored(cli, told["config"])
             made.append(settle_budget(cli, run, density=told["density"]))
         with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            job = run_stages(made[0], run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
+            job = run_stages(made[0], run)
         return run, _report(run, job)
 
 
@@ -211,14 +207,3 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
     run.keep("report.json", report)
     log_report(run, report, job.trainer.get("logger"))
     return report
-
-
-def warn_missed(report: dict[str, Any]) -> None:
-    """Say that the export is beyond its budget, or may be, or that its teacher knew nothing; the run is not lost."""
-    if finding := near_chance(report):
-        warnings.warn(f"the dense model has hardly learned anything: {finding}", stacklevel=2)
-    if (budget := report.get("budget")) and not budget["met"]:
-        advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
-        if budget["met"] is None:
-            advice = f"export again on a quiet machine, or {advice}"
-        warnings.warn(f"{budget_line(budget)}; {advice}", stacklevel=2)

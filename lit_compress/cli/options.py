@@ -215,7 +215,8 @@ class CommandLine:
                 raise
             raise refusal from error
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
-        job = Job(init.model, init.data, dict(init.trainer), config.seed_everything, init.export)
+        more = config.seed_everything, init.export, config.checkpoint_every, config.max_skipped
+        job = Job(init.model, init.data, dict(init.trainer), *more)
         self._built = asked, job
         return job
 

@@ -1,34 +1,77 @@
-"""``factorize --distil``: a stage of ``fit`` that continues from a model that was compressed before."""
+"""Distillation of a compressed model: the stage of ``fit`` with which ``factorize --distil`` ends.
+
+All parameters of the compressed model learn the dense model's logits and hidden states on texts. By default labels
+have no weight in the loss, and the settings of :class:`Distillation` are
+
+    L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
+
+with the same ratio of both terms as the stages of SecondOrder. Hidden states that have other axes are left out. Nothing
+is dropped out. The rest is the same as in any stage of ``fit``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.calibration.statistics import TOKENS
-from lit_compress.models.accounting import dense_site_params
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
 from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import Training, count_steps
-from lit_compress.stages.distil import RATE, DistilStage, Recovery
+from lit_compress.stages.compression import CompressedStage, Compression
+from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.methods import Method
-
 DISTIL = "distil"
+LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
+RATE = 3e-4  # for 32 texts a step
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a compressed model is trained afterwards.
+
+    Args:
+        refine: steps for every block, each by itself (stages/refinement.py); None: none.
+        distil: steps for the whole model; None: none.
+        texts: file of the texts of ``distil``; None: the training texts.
+        rate: learning rate of ``distil``; None: :data:`RATE`.
+    """
+
+    refine: int | None = None
+    distil: int | None = None
+    texts: str | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for option, steps in (("refine", self.refine), ("distil", self.distil)):
+            if steps is not None and steps < 1:
+                raise UserError(f"--{option}: {steps} is below 1, the smallest valid value; usual: 100")
+        for option, value in (("texts", self.texts), ("rate", self.rate)):
+            if value is not None and self.distil is None:
+                raise UserError(f"--distil_{option}: '{value}' is read by --distil only; add --distil 100")
+        if self.rate is not None and not 0 < self.rate < 1:
+            raise UserError(f"--distil_rate: {self.rate:g} is not between 0 and 1; usual: {RATE:g}")
+        if self.texts is not None and not Path(self.texts).expanduser().is_file():
+            raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
+
+
+class DistilStage(CompressedStage):
+    """Trains a model that was compressed before, without dropout."""
+
+    drops_out = False
+    rate_option = "--distil_rate"
 
 
 class Distilling:
-    """The stage ``distil``, which trains a compressed model.
-
-    Texts of a language model go through it in micro-batches of at most 512 tokens.
+    """The stage ``distil``. Texts of a language model go through it in micro-batches of at most 512 tokens.
 
     Args:
         job: with the Trainer's arguments.
@@ -43,12 +86,11 @@ class Distilling:
     """
 
     def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
-        steps = recovery.distil
+        steps, self.recovery, self.run = recovery.distil, recovery, run
         assert steps is not None, "no steps"
-        self.recovery, self.run = recovery, run
         self.texts = texts = job.data.with_texts(recovery.texts)
         texts.devices = processes(job.trainer)
-        check_labels(job.method, texts, recovery)
+        self._check_labels(job)
         size, texts.accumulate = texts.batch_size, job.trainer.get("accumulate_grad_batches") or 1
         if job.method.kind.over_vocabulary:
             most = max(1, TOKENS // texts.train_dataloader().largest[1])
@@ -59,20 +101,24 @@ class Distilling:
         self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
-    def fit(self, dense: PreTrainedModel, model: Path, every: int = 500, skips: int = 20) -> None:
+    def fit(self, dense: PreTrainedModel, model: Path) -> None:
         """Run or continue the stage.
 
         Args:
             dense: the teacher, on the CPU, before and afterwards.
             model: folder of the compressed model.
-            every: optimizer steps between two checkpoints.
-            skips: optimizer steps in a row without finite gradients at which the run stops.
 
         Raises:
             UserError: gradients are not finite, or a checkpoint is of other data.
         """
-        weights = dense_site_params(dense)
-        run_stage(self._made, self.run, "", model, lambda: dense, weights, "last", every, skips)
+        self.run.dense = dense
+        run_stage(self.made, self.run, "", model)
+
+    def made(self) -> tuple[Job, DistilStage]:
+        """Return the job with a new method, and the stage."""
+        made = self.job.at()
+        self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
+        return made, DistilStage(DISTIL, self.training, Compression())
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry on the finished stage."""
@@ -84,22 +130,13 @@ class Distilling:
             "file": file and Path(file).name,
         }  # fmt: skip
 
-    def _made(self) -> tuple[Job, DistilStage]:
-        made = self.job.at()
-        self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
-        return made, DistilStage(self.training)
-
-
-def check_labels(method: Method, texts: DataModule, recovery: Recovery) -> None:
-    """Refuse texts without labels where the model or the loss reads them.
-
-    Raises:
-        UserError: see above.
-    """
-    if "labels" in texts.train_tokens().column_names:
-        return
-    place = f"--distil_texts: '{recovery.texts}'" if recovery.texts else "data.path: the training split"
-    if method.kind.reads_labels:
-        raise UserError(f"{place} has no labels, which this task's models read; give texts with them")
-    if method.distillation.label_weight > 0:
-        raise UserError(f"{place} has no labels; nearest: --model.distillation.alpha 1, which learns none")
+    def _check_labels(self, job: Job) -> None:
+        """Refuse texts without labels if the model or the loss reads them."""
+        if "labels" in self.texts.train_tokens().column_names:
+            return
+        file, method = self.recovery.texts, job.method
+        place = f"--distil_texts: '{file}'" if file else "data.path: the training split"
+        if method.kind.reads_labels:
+            raise UserError(f"{place} has no labels, which this task's models read; give texts with them")
+        if method.distillation.label_weight > 0:
+            raise UserError(f"{place} has no labels; nearest: --model.distillation.alpha 1, which learns none")

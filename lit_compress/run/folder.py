@@ -28,7 +28,7 @@ from lit_compress.export.sentences import write_sentences
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, read_yaml, remove, yaml_text
+from lit_compress.utils.files import read_json, read_yaml, remove, write_json, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 from lit_compress.utils.removed import removed_value
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 T = TypeVar("T")
+CURVES = "tensorboard"  # folder of the usual logger
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed. The product of devices,
 # batch_size and accumulate_grad_batches is compared by run/runner.py.
@@ -242,6 +243,31 @@ class Run:
         """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
         for name in _CHECKPOINTS:
             (self.stage(stage) / name).unlink(missing_ok=True)
+
+
+def begin_work(option: str, folder: Path, settings: str) -> None:
+    """Make the folder of unfinished work, or continue in it.
+
+    Args:
+        option: that needs the folder.
+        folder: of the work; it may have the curves of finished work.
+        settings: hash of everything that the work depends on.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    path = folder / "settings.json"
+    others = {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK} if folder.exists() else None
+    if others and not path.is_file():
+        raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
+    if others and read_json(option, path, dict).get("hash") != settings:
+        raise UserError(
+            f"{option}: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
+        )
+    if not others:
+        remove(folder / CURVES)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"hash": settings})
 
 
 def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:

@@ -97,7 +97,7 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
     Args:
         job: of the command.
         stage: of its method, which is done without training.
-        distils: whether the compressed model is trained afterwards (stages/distil.py).
+        distils: whether the compressed model is trained afterwards (run/distilling.py).
 
     Raises:
         UserError: the machine has less.

@@ -34,6 +34,8 @@ class Job:
         trainer: the Trainer's arguments.
         seed: of the run.
         choices: for the export.
+        every: optimizer steps between two checkpoints.
+        skips: optimizer steps in a row without finite gradients at which a stage stops.
         tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
         kinds: of removal, among which trials on the fine-tuned model choose; () for no trials.
     """
@@ -43,6 +45,8 @@ class Job:
     trainer: dict[str, Any]
     seed: int
     choices: Choices = AS_IS
+    every: int = 500
+    skips: int = 20
     tokens: int | None = None
     kinds: tuple[Removes, ...] = ()
 

@@ -15,13 +15,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.export.table import markdown
-from lit_compress.run.folder import Run, flatten
+from lit_compress.run.folder import CURVES, Run, flatten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-CURVES = "tensorboard"  # folder of a run
 
 
 class Curves(TensorBoardLogger):

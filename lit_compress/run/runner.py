@@ -46,8 +46,6 @@ from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
 
 
@@ -55,15 +53,12 @@ SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one threa
 _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def run_stages(job: Job, run: Run, ckpt_path: str | None, every: int, skips: int) -> Job:
-    """Run every unfinished stage of the method, and return the job as it was decided on the way.
+def run_stages(job: Job, run: Run) -> Job:
+    """Run every unfinished stage of the method from where it stopped; return the job as it was decided on the way.
 
     Args:
         job: settled and checked; every stage gets a new method of it.
         run: the run folder, with its config.
-        ckpt_path: ``last`` continues where the run has stopped; None starts the first stage.
-        every: optimizer steps between two checkpoints.
-        skips: optimizer steps in a row without finite gradients at which the run stops.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
@@ -74,7 +69,7 @@ def run_stages(job: Job, run: Run, ckpt_path: str | None, every: int, skips: int
     if job.method.teacher:
         of_first("dense", partial(_adopt_teacher, job, run), job.trainer)
     names = ["dense", *stages] if job.method.teacher else stages
-    weights, decided = dense_site_params(job.dense), False
+    decided = False
     for number, name in enumerate(names):
         if name in run.finished() or name not in stages:
             continue
@@ -90,41 +85,33 @@ def run_stages(job: Job, run: Run, ckpt_path: str | None, every: int, skips: int
             _check_teacher(made, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         place = f"{number + 1}/{len(names)} "
-        run_stage(make, run, place, previous, lambda: run.dense, weights, ckpt_path, every, skips)
+        run_stage(make, run, place, previous)
     return job if decided else decide(job, run)
 
 
-def run_stage(
-    make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previous: Path | None,
-    teacher: Callable[[], PreTrainedModel], weights: int, ckpt_path: str | None, every: int, skips: int,
-) -> None:  # fmt: skip
-    """Run or continue one stage, and write its best model and its record into the run.
+def run_stage(make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previous: Path | None) -> None:
+    """Run or continue one stage, and write its best model and its record into the run; raises as :func:`run_stages`.
 
     Args:
         make: returns the job with a new method, and the stage.
-        run: the run folder.
+        run: the run folder; :attr:`Run.dense` is the teacher.
         place: of the stage in the run, before its name in lines.
         previous: folder of the model to start from; None for the backbone.
-        teacher: returns the dense model, on the CPU, before and afterwards.
-        weights: of the matrices of the transformer blocks.
-        ckpt_path: as :func:`run_stages`, also the others.
-
-    Raises:
-        UserError: as there.
     """
     job, stage = make()
     method, data = job.method, job.data
-    checkpoint, mark = _find_checkpoint(run, method, stage, ckpt_path)
+    checkpoint, mark = _find_checkpoint(run, method, stage)
     check_unchanged(run, data, mark)
     step = mark.get("step")
-    use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
-    method.prepare(stage, job.seed, previous, teacher, mark)
+    known = (mark, *run.finished().values())
+    use_threads(dense_site_params(job.dense), next((r["threads"] for r in known if r.get("threads")), None))
+    method.prepare(stage, job.seed, previous, lambda: run.dense, mark)
     start = time.time()
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
     title = f"{type(method).__name__} {place}{stage.name}"
     offset = sum(record["steps"] for record in run.finished().values())
-    watches = FiniteSteps(skips), Checkpoints(run.stage(stage.name), every), EpochLines(title, offset)
+    watches = FiniteSteps(job.skips), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
     arguments = job.trainer | {"logger": stage_loggers(
         job.trainer.get("logger"), run, stage.name, None if step is None else offset + step + 1
     )}  # fmt: skip
@@ -146,17 +133,9 @@ def run_stage(
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
-    """Refuse other data, or steps of other rows, than in the finished stages and in the current checkpoint.
+    """Refuse other data, or steps of other rows, than in the finished stages and the ``mark`` of the checkpoint.
 
     A step may be divided otherwise, except where losses of vectors compare the texts of a micro-batch.
-
-    Args:
-        run: its options are compared by :meth:`Run.check_same`.
-        data: as it is now.
-        mark: of the checkpoint; empty where a stage begins.
-
-    Raises:
-        UserError: see above.
     """
     records = (*run.finished().values(), mark)
     if other := next((r["version"] for r in records if r.get("version") not in (None, __version__)), None):
@@ -205,16 +184,8 @@ def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callback
     return make_trainer(**arguments | own)
 
 
-def _find_checkpoint(
-    run: Run, method: Method, stage: Stage, ckpt_path: str | None
-) -> tuple[Path | None, dict[str, Any]]:
-    """Return the checked checkpoint from which ``stage`` continues, with its mark and its ``step``; None to start it.
-
-    Raises:
-        UserError: the checkpoint is corrupt, or of another method or stage.
-    """
-    if ckpt_path is None:
-        return None, {}
+def _find_checkpoint(run: Run, method: Method, stage: Stage) -> tuple[Path | None, dict[str, Any]]:
+    """Return the checkpoint from which ``stage`` continues, with its mark and its ``step``; None to start it."""
     path, saved = _newest(run.stage(stage.name) / "last.ckpt")
     if saved is None:
         return None, {}
@@ -222,11 +193,7 @@ def _find_checkpoint(
 
 
 def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
-    """Return the mark that ``Method.on_save_checkpoint`` added to a checkpoint.
-
-    Raises:
-        UserError: another program, method or stage wrote the checkpoint.
-    """
+    """Return the mark that ``Method.on_save_checkpoint`` of this method and stage added to a checkpoint."""
     mark = checkpoint.get("lit_compress")
     if mark is None:
         raise UserError("ckpt_path: this file was not written by lit_compress; remove it to start its stage again")
@@ -238,11 +205,7 @@ def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, A
 
 
 def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
-    """Return the newest checkpoint of a stage that can be read, with its content; None without one.
-
-    Raises:
-        UserError: neither of two can be read.
-    """
+    """Return the newest checkpoint of a stage that can be read, with its content; None without one."""
     before = last.with_name("previous.ckpt")
     if not last.is_file():  # killed between the renames of the two
         return before, read_checkpoint(before) if before.is_file() else None
@@ -327,11 +290,7 @@ def _adopt_teacher(job: Job, run: Run) -> None:
 
 
 def _check_teacher(job: Job, run: Run) -> None:
-    """Compare the teacher's dev metric with the best constant answer's; warn if it is not clearly better.
-
-    Raises:
-        UserError: a given teacher is worse than a constant answer; its labels may be in another order.
-    """
+    """Warn of a teacher that is not clearly better than the best constant answer; refuse a given one that is worse."""
     method, name = job.method, job.data.record.metrics[0]
     score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(job.data)
     if not (finding := floor.near(name, score)):
@@ -347,12 +306,8 @@ def _check_teacher(job: Job, run: Run) -> None:
 def use_threads(weights: int, recorded: int | None = None) -> int:
     """Set the threads of this process and return their number: the run's so far, else one for a small model, else all.
 
-    A number set in the environment is kept. Sums are rounded in another order with another number of threads, so a
+    A number in the environment is kept. Sums are rounded in another order with another number of threads, so a
     continued run keeps its own.
-
-    Args:
-        weights: of the matrices of the transformer blocks.
-        recorded: what the run worked with so far; None if it begins.
     """
     if not any(name in os.environ for name in _GIVEN):
         torch.set_num_threads(recorded or (1 if weights < SMALL else torch.get_num_threads()))

@@ -20,7 +20,7 @@ chosen here:
       up to 512 tokens, as the calibration has. All parts are taken before one is taken again, in an order of its own
       for every block. Nothing is dropped out.
     - A block whose error over all texts is not smaller afterwards stays as it was.
-    - ``factorize`` keeps the model before if its dev metric is better (cli/one_shot.py).
+    - ``factorize`` keeps the model before if its dev metric is better (cli/factorizing.py).
 
 One dense and one compressed block are in memory, the hidden states before and behind them are on disk. The same
 function walks over a model in memory (:func:`refine_net`) and over one whose blocks are read one by one

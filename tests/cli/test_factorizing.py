@@ -10,11 +10,10 @@ import torch
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli import factorizing, one_shot
+from lit_compress.cli import factorizing
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
-from lit_compress.run.distilling import Distilling
-from lit_compress.stages.distil import Recovery
+from lit_compress.run.distilling import Distilling, Recovery
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
@@ -70,7 +69,7 @@ def test_what_cannot_be_trained_afterwards_is_one_line(options, message, words, 
 @pytest.fixture
 def made(words, tmp_path, monkeypatch):
     """A function of options that returns what would be exported."""
-    monkeypatch.setattr(one_shot, "write_export", lambda out, source, choices: source)
+    monkeypatch.setattr(factorizing, "write_export", lambda out, source, choices: source)
     (model,), data = words
 
     def make(recovery=Recovery(), *options, name="out"):
@@ -94,7 +93,7 @@ def worse(dense, net, kind, parts, steps, *_):
 @pytest.mark.parametrize("recovery", [Recovery(refine=4), Recovery(distil=4, rate=0.9)], ids=["refine", "distil"])
 def test_the_model_before_is_kept_if_it_is_better(recovery, made, monkeypatch, capsys):
     monkeypatch.setattr(progress, "_noted", set())
-    monkeypatch.setattr(one_shot, "refine_net", worse)
+    monkeypatch.setattr(factorizing, "refine_net", worse)
     plain, kept = made(), made(recovery)
     assert equal(plain, kept)
     said, (before, after) = capsys.readouterr().err, (kept.more["refined"] or kept.more["distilled"])["metric"]
@@ -118,7 +117,7 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
     monkeypatch.setattr(Distilling, "fit", fit)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
         made(Recovery(distil=5))
-    monkeypatch.setattr(one_shot, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
+    monkeypatch.setattr(factorizing, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
     again = made(recovery)
     assert equal(whole, again)
     told = [one.more | {"distilled": one.more["distilled"] | {"seconds": 0}} for one in (whole, again)]
@@ -131,12 +130,15 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
 def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     """They take what the first one decided, and train."""
     fitted = []
-    monkeypatch.setattr(factorizing, "of_first", lambda *_: dict.fromkeys(("density", "removes", "tried")))
-    monkeypatch.setattr(one_shot, "of_first", lambda *_: None)
-    monkeypatch.setattr(one_shot, "is_first_process", lambda: False)
+    monkeypatch.setattr(
+        factorizing,
+        "of_first",
+        lambda name, *_: dict.fromkeys(("density", "removes", "tried")) if name == "size" else None,
+    )
+    monkeypatch.setattr(factorizing, "is_first_process", lambda: False)
     monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
     for name in ("compress_and_refine", "write_export"):
-        monkeypatch.setattr(one_shot, name, lambda *_: pytest.fail("work of the first process"))
+        monkeypatch.setattr(factorizing, name, lambda *_: pytest.fail("work of the first process"))
     assert made(Recovery(distil=2)) is None and len(fitted) == 1
 
 

@@ -12,8 +12,7 @@ import torch
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.catalogue import names
-from lit_compress.cli.factorizing import only_with_distil
-from lit_compress.cli.one_shot import one_shot_stage
+from lit_compress.cli.factorizing import one_shot_stage, only_with_distil
 from lit_compress.cli.words import SHORT, check_read, is_read, take_apart
 from lit_compress.run.settle import check_sizes
 from lit_compress.stages.lora import Retraining

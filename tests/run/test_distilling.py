@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from math import inf
+from math import inf, nan
 
 import pytest
 import torch
@@ -15,11 +15,10 @@ from lit_compress.methods import SVD
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss
 from lit_compress.run.callbacks import Checkpoints
-from lit_compress.run.distilling import Distilling
+from lit_compress.run.distilling import LOSSES, Distilling, Recovery
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.stages.base import build_optimizer, build_schedule
-from lit_compress.stages.distil import LOSSES, Recovery
 from lit_compress.utils.errors import UserError
 
 TRAINER = {
@@ -45,7 +44,7 @@ class Study:
     def stage(self, name, recovery=None, losses=None, size=16, **trainer):
         data = DataModule("sst2", self.backbone, self.data, batch_size=size)
         made = SVD(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}))
-        job, recovery = Job(made, data, TRAINER | trainer, 42), recovery or Recovery(distil=STEPS)
+        job, recovery = Job(made, data, TRAINER | trainer, 42, every=1), recovery or Recovery(distil=STEPS)
         return Distilling(job, recovery, Run(self.folder / name))
 
     @cached_property
@@ -54,7 +53,7 @@ class Study:
 
     def trained(self, name, **options):
         distilling = self.stage(name, **options)
-        distilling.fit(self.dense, self.folder / "net", every=1)
+        distilling.fit(self.dense, self.folder / "net")
         return load_net(distilling.run.net("distil")).state_dict()
 
 
@@ -74,7 +73,7 @@ def same(one, other, atol):
 def test_the_steps_are_those_of_a_loop(study):
     """Logits and hidden states of all tokens, no labels, no dropout; order, clipping and schedule are those of fit."""
     distilling, found = study.stage("usual"), study.usual
-    net, (_, stage) = load_net(study.folder / "net").eval(), distilling._made()
+    net, (_, stage) = load_net(study.folder / "net").eval(), distilling.made()
     stage.set_total_steps(STEPS)
     optimizer = build_optimizer(stage, net, "32-true")
     schedule = build_schedule(stage, optimizer)["scheduler"]
@@ -134,7 +133,7 @@ def test_a_stopped_stage_continues_bit_for_bit(study, monkeypatch):
 
 
 def test_fewer_blocks_learn_states_that_are_spread_evenly(study):
-    (_, stage) = study.stage("layers")._made()
+    (_, stage) = study.stage("layers").made()
     states = [torch.full((1, 2, 3), float(i)) for i in range(5)]
     assert float(stage.layer_loss(states[::2], states, None, replace(LOSSES, relative=False))) == 0
 
@@ -157,3 +156,20 @@ def test_texts_without_labels_are_not_for_a_loss_of_labels(study, tmp_path):
     with pytest.raises(UserError, match=r"has no labels; nearest: --model.distillation.alpha 1"):
         study.stage("unlabelled", recovery, losses={"alpha": 0.5})
     assert study.stage("unlabelled", recovery).texts.train_size() == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"refine": 0}, "--refine: 0 is below 1, the smallest valid value; usual: 100"),
+        ({"distil": -3}, "--distil: -3 is below 1"),
+        ({"texts": "a.txt"}, "--distil_texts: 'a.txt' is read by --distil only; add --distil 100"),
+        ({"rate": 1e-4}, "--distil_rate: '0.0001' is read by --distil only; add --distil 100"),
+        ({"distil": 5, "rate": 0.0}, "--distil_rate: 0 is not between 0 and 1; usual: 0.0003"),
+        ({"distil": 5, "rate": nan}, "--distil_rate: nan is not between 0 and 1"),
+        ({"distil": 5, "texts": "nowhere.txt"}, "--distil_texts: 'nowhere.txt' is no file"),
+    ],
+)
+def test_a_recovery_that_cannot_work_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        Recovery(**settings)
