@@ -159,14 +159,14 @@ class BlockStatistics:
         """Return the largest number of bytes that the sums of one block take."""
         return max((self.statistic.bytes(self.shapes, list(sites)) for sites in self.sites), default=0)
 
-    def collect(self, done: Callable[[int], bool], finish: Finish) -> None:
-        """Collect the statistic of every block that has sites, one at a time.
+    def collect(self, numbers: Iterable[int], finish: Finish) -> None:
+        """Collect the statistic of some blocks that have sites, one at a time.
 
         Args:
-            done: says of a block's number that nothing is to be done for it.
+            numbers: of the blocks, rising.
             finish: is called with the number of a block, the block and the result at its sites.
         """
-        todo = [i for i in range(len(self.sites)) if self.sites[i] and not done(i)]
+        todo = [i for i in numbers if self.sites[i]]
         title = f"{self.statistic.title} by blocks"
         if self.statistic.labels is None:
             for i in track(todo, title, len(todo)):

@@ -1,7 +1,7 @@
 """``factorize --by_block``: for models larger than memory; one block at a time is loaded.
 
 Every phase continues with the block whose files are missing: the dev metric of the dense model; the measurements of
-every block (calibration/walk.py); ranks; the files of the export (export/sharded.py); its dev metric.
+every block (calibration/walk.py); ranks; the files of the export, one per block; its dev metric.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
@@ -22,21 +22,22 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, describe_shards
+from lit_compress.export.fuse import in_dtype
+from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.export.report import Measured
-from lit_compress.export.sharded import check_choices_by_block, write_shards
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config, resolve
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes
+from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import config_of
+from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace
 from lit_compress.run.distilling import Recovery
 from lit_compress.run.folder import begin_work
 from lit_compress.run.guard import check_memory
 from lit_compress.run.job import Job
-from lit_compress.stages.compression import CompressedStage, Compression, Plan
+from lit_compress.stages.compression import CompressedStage, Plan
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -44,12 +45,11 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, remove
 from lit_compress.utils.memory import return_freed_memory
+from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lit_compress.calibration.uses import Batch
     from lit_compress.data.datamodule import DataModule
 
 
@@ -70,19 +70,27 @@ def factorize_by_block(
     """
     return_freed_memory()
     method, data, choices = job.method, job.data, job.choices
-    check_choices_by_block(choices)
+    for name in ("format", "vocabulary", "embeddings"):
+        if getattr(choices, name) != getattr(Choices(), name):
+            raise UserError(
+                f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "
+                "'export' where the model fits"
+            )
     if recovery.distil is not None:
         raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")
-    dense, form = _read_shapes(method, choices)
+    dense, compression = _read_shapes(method), stage.compression
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
-    compression = _checked(stage, method, dense, data)
+    if compression.keeps_all:
+        raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
+    compression.folder = Path(method.backbone).expanduser()
+    compression.check_by_block(dense)
+    compression.check(dense)
+    data.reads_labels = compression.reads_labels(method.kind)
     if recovery.refine is not None:
         check_refinement(dense, compression.dense_states, type(method).__name__)
-    work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, compression)
-    if recovery.refine is not None:
-        work.refine_by(recovery.refine, stage.texts(data))
+    work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, stage, recovery.refine)
     less = "--weighting none sums nothing" if work.memory["statistics"] else "give a machine with more"
     check_memory("factorize --by_block", work.bound(), lambda: less)
     work.begin(config)
@@ -92,7 +100,7 @@ def factorize_by_block(
     measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
     plan = compression.plan(dense, measured)
     calibration = compression.record(data, compression.loss(dense, plan, measured))
-    form = work.export(form, plan, measured, choices.dtype)
+    form = work.export(plan, measured, choices.dtype)
     scores = work.compressed_metric(form, choices)
     if calibration:
         calibration["measured_loss"] = work.divergence()
@@ -121,35 +129,33 @@ class _Work:
     """
 
     def __init__(
-        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, compression: Compression
-    ) -> None:
-        self.folder, self.data, self.dense, self.compression = folder, data, dense, compression
+        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, stage: CompressedStage,
+        refine: int | None,
+    ) -> None:  # fmt: skip
+        self.folder, self.data, self.dense, self.compression = folder, data, dense, stage.compression
         self.out, self.seconds, self._since = folder / "export", dict[str, float](), time.perf_counter()
         self.source, self.task, self.kind = Path(method.backbone).expanduser(), method.task, task_type(method.task)
         tensors = LazyTensors(self.source, f"model: '{self.source}'")
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
         self.dev = [batch for loader in data.val_dataloader() for batch in loader]
         self.before = Walk(self.net, self.kind, self.dev, folder / "dense")
-        asked, self.collector = compression.calibration(dense, data), None
-        self.reads_examples = asked is not None
-        names: Any = [site.name for site in find_sites(dense)]
+        asked, self.collector = self.compression.calibration(dense, data), None
+        names = [site.name for site in find_sites(dense)]
         if asked is not None:
             assert isinstance(asked.statistic, Statistic), "of the whole model"
             parts = calibration_parts(self.kind, asked.batches, asked.statistic.labels)
             walk = Walk(self.net, self.kind, parts, folder / "calibration")
             self.collector = BlockStatistics(walk, dense, asked.statistic)
-            names = set(asked.statistic.names(dense)).intersection(names)
+            names = [name for sites in self.collector.sites for name in sites]
         self.sites = [[name for name in names if name.startswith(f"{block}.")] for block in self.net.names]
         sums = 0 if self.collector is None else self.collector.bytes()
         self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}
         self.refinement: Refinement | None = None
-
-    def refine_by(self, steps: int, texts: Iterable[Batch]) -> None:
-        """Train every block for so many steps on ``texts`` before it is written."""
-        parts = calibration_parts(self.kind, texts, None)
-        dense, own = (Walk(self.net, self.kind, parts, self.folder / name) for name in ("refined-dense", "refined"))
-        self.refinement = Refinement(dense, own, steps)
-        self.memory["training"] = OF_TRAINING * self.memory["block"]
+        if refine is not None:
+            parts = calibration_parts(self.kind, stage.texts(data), None)
+            walks = (Walk(self.net, self.kind, parts, folder / name) for name in ("refined-dense", "refined"))
+            self.refinement = Refinement(*walks, refine)
+            self.memory["training"] = OF_TRAINING * self.memory["block"]
 
     def bound(self) -> int:
         """Return the peak bytes without activations: outside the blocks, two blocks, a block's sums or its training."""
@@ -157,28 +163,20 @@ class _Work:
         return self.memory["outside"] + 2 * self.memory["block"] + more
 
     def begin(self, config: dict[str, Any]) -> None:
-        """Make the folder, or continue in it.
-
-        Raises:
-            UserError: as :func:`begin_work`, or the disk is too small.
-        """
+        """Make the folder, or continue in it; refuse other work there, and a disk that is too small."""
         files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
         known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
         steps = self.refinement and self.refinement.steps
-        reads = self.reads_examples or steps is not None
+        reads = self.collector is not None or steps is not None
         settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
         begin_work("--by_block", self.folder, settings)
-        check_disk(self.folder, self._disk_bytes())
-
-    def _disk_bytes(self) -> int:
-        """Return how many bytes the files take at most: states, what is kept of blocks, and the export."""
-        states = 4 * self.before.bytes()
+        needed = 4 * self.before.bytes() + self.compression.bytes(self.dense)  # states, what is kept of blocks, export
+        needed += sum(map(_bytes, (self.net.net, *self.net.blocks)))
         if self.collector is not None:
             back = self.collector.statistic.labels is not None
-            states += (len(self.net) + 2 if back else 2) * self.collector.walk.bytes()
-        trained = 0 if self.refinement is None else self.refinement.disk_bytes()
-        export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
-        return states + trained + self.compression.bytes(self.dense) + export
+            needed += (len(self.net) + 2 if back else 2) * self.collector.walk.bytes()
+        needed += 0 if self.refinement is None else self.refinement.disk_bytes()
+        check_disk(self.folder, needed)
 
     def ended(self, phase: str) -> None:
         """Take the time of a phase that has ended."""
@@ -196,12 +194,12 @@ class _Work:
 
     def measure(self) -> None:
         """Measure every block that has no folder yet."""
+        todo = [i for i in range(len(self.net)) if not self._measured(i).is_dir()]
         if self.collector is not None:
-            self.collector.collect(lambda number: self._measured(number).is_dir(), self._measure)
-        for i in range(len(self.net)) if self.collector is None else ():
-            if not self._measured(i).is_dir():
-                with self.net.block(i) as block:
-                    self._measure(i, block, {})
+            self.collector.collect(todo, self._measure)
+        for i in todo if self.collector is None else ():
+            with self.net.block(i) as block:
+                self._measure(i, block, {})
         self.ended(self.compression.name)
 
     def _measured(self, number: int) -> Path:
@@ -225,17 +223,42 @@ class _Work:
         for name in names:
             empty(shapes.get_submodule(name))
 
-    def export(self, form: PreTrainedModel, plan: Plan, measured: StoredTensors, dtype: str) -> PreTrainedModel:
-        """Write the compressed model and return ``form`` in its shapes; the dense model is released."""
+    def export(self, plan: Plan, measured: StoredTensors, dtype: str) -> PreTrainedModel:
+        """Write the export, one file per block and one for the rest; return it without values.
 
-        def change(form: PreTrainedModel, number: int, values: bool) -> None:
-            own = {name: value for name, value in plan.items() if name.startswith(f"{self.net.names[number]}.")}
-            self.compression.fill(form, own, measured if values else None)
-
-        form = write_shards(self.net, form, change, dtype, self.out, self.refinement)
+        A block whose file is there already is not written again. The dense model is released.
+        """
+        net, out, form, kind = self.net, self.out, copy.deepcopy(self.dense), getattr(torch, dtype)
+        out.mkdir(exist_ok=True)
+        rest, *paths = (out / f"model-{i + 1:05}-of-{len(net) + 1:05}.safetensors" for i in range(len(net) + 1))
+        self.compression.fill(small := copy.deepcopy(form), plan, None)
+        ordinary = ordinary_form(small)
+        for i, name in track(list(enumerate(net.names)), "write", len(net)):
+            if paths[i].is_file():
+                continue
+            block = form.get_submodule(name)
+            net.fill(i, block)
+            own = {site: value for site, value in plan.items() if site.startswith(f"{name}.")}
+            with torch.no_grad():
+                self.compression.fill(form, own, measured)
+            if self.refinement is not None:
+                self.refinement(i, block)
+            if ordinary is not None:
+                block, changed = ordinary.get_submodule(name), block
+                hand_over(changed, block)
+                empty(changed)
+            _write(((f"{name}.{key}", value) for key, value in block.state_dict().items()), kind, paths[i])
+            empty(block)
+        with net.only_block():
+            _write(((key, net.read(key)) for key in net.outside()), kind, rest)
+        write_index([rest, *paths])
+        made = small if ordinary is None else ordinary
+        if dtype != "float32":
+            made.config.dtype = kind
+        write_as(small, ordinary, out, save_form)
         del self.net, self.collector
         self.ended("export")
-        return form
+        return made
 
     def compressed_metric(self, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
         """Evaluate the export, which is ``form`` without values."""
@@ -266,28 +289,15 @@ class _Work:
         return divergence(own, dense, self.data, batches)  # type: ignore[arg-type]
 
 
-def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
-    """Return the method's compression in one shot, after the checks; only shapes are read.
-
-    Raises:
-        UserError: it cannot go block by block.
-    """
-    compression = stage.compression
-    if compression.keeps_all:
-        raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
-    compression.folder = Path(method.backbone).expanduser()
-    compression.check_by_block(dense)
-    compression.check(dense)
-    data.reads_labels = compression.reads_labels(method.kind)
-    return compression
+def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:
+    """Write a file in ``dtype``, which must hold all values."""
+    partial = path.with_suffix(".partial")
+    write_shard({name: in_dtype(name, value, dtype) for name, value in tensors}, partial)
+    partial.rename(path)
 
 
-def _read_shapes(method: Method, choices: Choices) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return the model of the backbone without values, in float32, twice: one is to be changed.
-
-    Raises:
-        UserError: the backbone is no folder, or cannot go block by block.
-    """
+def _read_shapes(method: Method) -> PreTrainedModel:
+    """Return the model of the backbone without values, in float32; refuse one that cannot go block by block."""
     from transformers import GenerationConfig
 
     folder = Path(method.backbone).expanduser()
@@ -295,13 +305,12 @@ def _read_shapes(method: Method, choices: Choices) -> tuple[PreTrainedModel, Pre
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     config = finetuned_config(method.backbone, method.task, "model")
     config.dtype = torch.float32
-    nets = [without_values(lambda: empty_net(copy.deepcopy(config))) for _ in range(2)]
-    for net in nets:
-        if net.can_generate() and (folder / "generation_config.json").is_file():
-            net.generation_config = GenerationConfig.from_pretrained(folder)
-        task_type(method.task).configure(net, method.task)
-    check_by_block(nets[0])
-    return nets[0].eval(), nets[1].eval()
+    net = without_values(lambda: empty_net(config))
+    if net.can_generate() and (folder / "generation_config.json").is_file():
+        net.generation_config = GenerationConfig.from_pretrained(folder)
+    task_type(method.task).configure(net, method.task)
+    check_by_block(net)
+    return net.eval()
 
 
 def _bytes(module: torch.nn.Module) -> int:

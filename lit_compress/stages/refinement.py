@@ -24,7 +24,7 @@ chosen here:
 
 One dense and one compressed block are in memory, the hidden states before and behind them are on disk. The same
 function walks over a model in memory (:func:`refine_net`) and over one whose blocks are read one by one
-(export/sharded.py). A killed process continues with the block it was at.
+(cli/by_block.py). A killed process continues with the block it was at.
 """
 
 from __future__ import annotations

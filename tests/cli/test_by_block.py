@@ -77,7 +77,7 @@ def dies_at(patch, place):
 
     patch.setattr("lit_compress.calibration.walk.atomic_file", dying(files.atomic_file))
     patch.setattr("lit_compress.cli.by_block.atomic_folder", dying(files.atomic_folder))
-    patch.setattr("lit_compress.export.sharded.write_shard", write)
+    patch.setattr("lit_compress.cli.by_block.write_shard", write)
 
 
 KILLS = {
