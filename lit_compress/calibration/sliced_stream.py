@@ -90,7 +90,7 @@ def _axes(
             axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
             if widths[i] < len(axes[i]):
                 kept = axes[i][:, : widths[i]]
-                part = _Slice((kept @ kept.mT).to(device, net.dtype))
+                part = partial(torch.matmul, other=(kept @ kept.mT).to(device, net.dtype))
                 for name in site.norms:
                     hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
                     undo.callback(modules[name].register_forward_pre_hook(hook).remove)
@@ -99,18 +99,6 @@ def _axes(
                     setattr(blocks[sublayer.host], turn, part)
                     undo.callback(delattr, blocks[sublayer.host], turn)
     return axes
-
-
-class _Slice(nn.Module):
-    """Has no parameters; keeps the directions of ``projector`` [d, d] of its input."""
-
-    def __init__(self, projector: Tensor) -> None:
-        super().__init__()
-        self._held = (projector,)  # in a tuple, so that it is no part of the block's state
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., d] to [..., d]."""
-        return x @ self._held[0]
 
 
 def _of_model(
@@ -149,16 +137,7 @@ def _gram(
 ) -> Gram:
     """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 
-    Args:
-        norms: in the order of a forward.
-        size: of a hidden state.
-        device: of the forwards.
-        passes: the forwards.
-        stop: whether a forward stops at the last norm; else its output is also read.
-        reduce: in-place all-reduce (SUM) over ranks with other examples.
-
-    Raises:
-        UserError: there are no examples.
+    ``norms`` are in the order of a forward, which stops at the last one if ``stop``; else its output is also read.
     """
     gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
     places, last = torch.zeros(0), next(reversed([*norms]), "")

@@ -95,10 +95,7 @@ class Walk:
                 yield torch.frombuffer(data, dtype=self.dtype).view(copies, *self.shapes[i])
 
     def states(self, number: int, order: Sequence[int] | None = None) -> Iterator[Tensor | None]:
-        """Yield the input of block ``number``, part by part; None for the first, whose input the embeddings give.
-
-        ``order`` has the numbers of the parts; None: all, from the first.
-        """
+        """Yield the input of block ``number`` for the parts in ``order``, by default all; None for the first block."""
         if number == 0:
             yield from (None for _ in (self.parts if order is None else order))
         else:
@@ -121,11 +118,15 @@ class Walk:
         """Return what block ``number``, which is in memory, or another one in its place, makes of its input."""
         return self.net.step(number, self.inputs(rows), hidden, other)
 
-    def forward(self, number: int, step: Callable[[Batch, Tensor | None], Tensor] | None = None) -> None:
-        """Write the output of block ``number``, which is in memory, for every part; ``step`` computes it otherwise."""
+    def pairs(self, number: int) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the examples with the input of block ``number``, part by part."""
+        return zip(self.rows(), self.states(number), strict=True)
+
+    def forward(self, number: int, outputs: Iterable[Tensor] | None = None) -> None:
+        """Write the outputs of block ``number``, which is in memory, part by part; None: they are computed here."""
         with self.written("states", number + 1) as add, torch.no_grad():
-            for rows, hidden in zip(self.rows(), self.states(number), strict=True):
-                add(self.step(number, rows, hidden) if step is None else step(rows, hidden))
+            for output in outputs or (self.step(number, *pair) for pair in self.pairs(number)):
+                add(output)
 
     def reach(self, number: int, keep: bool = False, what: str = "forward") -> None:
         """Make the file of block ``number``'s input, from the nearest one before; ``keep`` the files between."""
@@ -178,24 +179,26 @@ class BlockStatistics:
 
     def _inputs(self, number: int, finish: Finish) -> None:
         """Sum the inputs of a block's sites while it gives the next one's."""
-        self.walk.reach(number)
-        sums = self._sums(number)
-        with self.walk.net.block(number) as block:
+        walk, sums = self.walk, self._sums(number)
+        walk.reach(number)
 
-            def step(rows: Batch, hidden: Tensor | None) -> Tensor:
+        def outputs(block: nn.Module) -> Iterator[Tensor]:
+            for rows, hidden in walk.pairs(number):
                 with self._watched(number, block, rows, sums):
-                    return self.walk.step(number, rows, hidden)
+                    output = walk.step(number, rows, hidden)
+                yield output
 
-            self.walk.forward(number, step)
+        with walk.net.block(number) as block:
+            walk.forward(number, outputs(block))
             finish(number, block, sums.result())
-        self.walk.drop("states", number)
+        walk.drop("states", number)
 
     def _both(self, number: int, finish: Finish | None) -> None:
         """Put every part through a block and back, sum for ``finish``, and then write the gradient before it."""
         walk, sums = self.walk, self._sums(number) if finish else None
         with walk.net.block(number) as block, walk.written("gradients", number) as add, torch.enable_grad():
             after = walk.stored("gradients", number + 1)
-            for rows, hidden, gradients in zip(walk.rows(), walk.states(number), after, strict=True):
+            for (rows, hidden), gradients in zip(walk.pairs(number), after, strict=True):
                 hidden = None if hidden is None else hidden.to(walk.net.device, torch.float32).requires_grad_()
                 with self._watched(number, block, rows, sums):
                     before = _back(walk.step(number, rows, hidden), hidden, gradients)
@@ -269,11 +272,7 @@ def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels |
 
 
 def check_disk(folder: Path, needed: int, option: str = "--by_block") -> None:
-    """Refuse work whose files do not fit on the disk of ``folder``, which may hold some of them.
-
-    Raises:
-        UserError: says how much is needed.
-    """
+    """Refuse work whose files do not fit on the disk of ``folder``, which may hold some of them."""
     needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a process that was killed
     if needed > (free := shutil.disk_usage(folder).free):
         raise UserError(

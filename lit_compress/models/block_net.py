@@ -38,28 +38,21 @@ class _BlockReached(Exception):
 
 
 class StandIn(nn.Module):
-    """Has no weights; asks ``run`` for the output of the block, whose attributes it has.
+    """Has no weights; asks its owner for the output of block ``number``, whose attributes it has."""
 
-    Args:
-        block: which it stands for.
-        run: function of the block's number, hidden states and a function that calls the block, or another one, with
-            other states.
-        number: of the block.
-    """
-
-    def __init__(self, block: nn.Module, run: Callable[..., Any], number: int) -> None:
+    def __init__(self, block: nn.Module, owner: Blocks, number: int) -> None:
         super().__init__()
-        self._held = (block, run, number)  # in a tuple, so that the block is no submodule
+        self._held = (block, owner, number)  # in a tuple, so that the block is no submodule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``run`` for these arguments."""
-        block, run, number = self._held
+        """Return the owner's output for these states, and a function that calls a block with other states."""
+        block, owner, number = self._held
 
         def again(hidden: Tensor, other: nn.Module | None = None) -> Any:
             called = block if other is None else other
             return called(hidden, *args[1:], **kwargs) if args else called(**kwargs | {"hidden_states": hidden})
 
-        return run(number, args[0] if args else kwargs["hidden_states"], again)
+        return owner.run(number, args[0] if args else kwargs["hidden_states"], again)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the block."""
@@ -70,15 +63,7 @@ class StandIn(nn.Module):
 
 
 def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
-    """Refuse a model whose blocks cannot run one by one on the previous block's output; only its record is read.
-
-    Args:
-        net: dense or compressed.
-        option: that needs it.
-
-    Raises:
-        UserError: says why.
-    """
+    """Refuse a model whose blocks cannot run one by one on the previous block's output; only its record is read."""
     record, name = get_architecture(net), net.config.model_type
     reasons = {
         "its record names no blocks": not record.stacks,
@@ -89,15 +74,6 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise UserError(f"{option}: '{name}' cannot go block by block, {reason}; leave the option out")
-
-
-def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> PreTrainedModel:
-    """Build a model whose parameters have shapes only, but whose buffers are whole."""
-    with empty_parameters():
-        net = empty_net(config)
-        net.tie_weights()  # which the initialization does
-        rebuild(net, structure or {})
-    return net.eval().requires_grad_(False)
 
 
 class Blocks:
@@ -117,14 +93,11 @@ class Blocks:
         self.net, self.device = net, torch.device(device)
         named_blocks = [(name, block) for *_, name, block in blocks(net)]
         self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
-        self._run: Callable[..., Any]  # only in a forward
+        self.run: Callable[..., Any]  # of number, hidden states and StandIn's function; only in a forward
         for number, (name, block) in enumerate(named_blocks):
-            replace(net, name, StandIn(block, self._called, number))
+            replace(net, name, StandIn(block, self, number))
         if hasattr(net.config, "use_cache"):
             net.config.use_cache = False
-
-    def _called(self, number: int, hidden: Tensor, again: Callable[..., Any]) -> Any:
-        return self._run(number, hidden, again)
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -138,13 +111,13 @@ class Blocks:
         block.to("cpu")
 
     def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
-        """Return what block ``number``, which has its values, for ``hidden``; None: for the embeddings' output.
+        """Return the output of block ``number``, which has its values, or of ``other`` in its place.
 
         Args:
             number: of the block.
             inputs: of the model.
-            hidden: [b, length, width], on any device.
-            other: a module that is called in the block's place.
+            hidden: [b, length, width], on any device; None: the embeddings' output.
+            other: a module.
         """
         outputs: list[Tensor] = []
 
@@ -171,12 +144,12 @@ class Blocks:
 
     @contextmanager
     def _running(self, run: Callable[..., Any]) -> Iterator[None]:
-        self._run = run
+        self.run = run
         try:
             with torch.autocast(self.device.type, enabled=False):
                 yield
         finally:
-            del self._run  # it has the output, and so the graph
+            del self.run  # it has the output, and so the graph
 
     def _shaped(self, hidden: Tensor) -> Any:
         parts = get_architecture(self.net).parts_returned
@@ -224,9 +197,12 @@ class BlockNet(Blocks):
         unused: Callable[[str], bool] = lambda name: False,
         device: torch.device | str = "cpu",
     ) -> None:
-        net = empty_of(copy.deepcopy(config), structure)
+        with empty_parameters():  # but buffers are whole
+            net = empty_net(copy.deepcopy(config))
+            net.tie_weights()  # which the initialization does
+            rebuild(net, structure or {})
         check_by_block(net)
-        super().__init__(net, device)
+        super().__init__(net.eval().requires_grad_(False), device)
         self.tensors, self._unused = tensors, unused
         self.prefix = base_prefix(net)
         tensors.rename(net)
@@ -248,11 +224,7 @@ class BlockNet(Blocks):
         self._fill_outside()
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor from the file, in float32.
-
-        Raises:
-            UserError: it is missing or not finite.
-        """
+        """Return a tensor from the file, in float32; refuse one that is missing or not finite."""
         stored = self.tensors.find(name, self.prefix)
         if stored is None:
             if self._unused(name):
@@ -270,13 +242,11 @@ class BlockNet(Blocks):
 
     def fill(self, number: int, block: nn.Module) -> None:
         """Give ``block``, of this model or of one with the same names, the values of block ``number``."""
-        own = block.state_dict()
-        values = {key: self.read(f"{self.names[number]}.{key}") for key in own}
+        own, name = block.state_dict(), self.names[number]
+        values = {key: self.read(f"{name}.{key}") for key in own}
         if wrong := next((key for key in own if own[key].shape != values[key].shape), None):
-            raise UserError(
-                f"{self.tensors.what}: '{self.names[number]}.{wrong}' has the shape {list(values[wrong].shape)} in the "
-                f"file and {list(own[wrong].shape)} by its configuration"
-            )
+            shapes = f"{list(values[wrong].shape)} in the file and {list(own[wrong].shape)} by its configuration"
+            raise UserError(f"{self.tensors.what}: '{name}.{wrong}' has the shape {shapes}")
         block.load_state_dict(values, assign=True)
         block.requires_grad_(False)
 
@@ -307,7 +277,8 @@ class Ending:
     """
 
     def __init__(self, net: Blocks, states: Iterator[Tensor]) -> None:
-        self._net, self._states = net, states
+        self._net, self._states, self.config = net, states, net.net.config
+        self.get_output_embeddings = net.net.get_output_embeddings
 
     def forward(self, **inputs: Tensor) -> Any:
         """Return the outputs of the next batch, or of its first rows."""
@@ -315,15 +286,6 @@ class Ending:
         return self._net.finish(inputs, next(self._states)[:rows])
 
     __call__ = forward
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        """The configuration of the model."""
-        return self._net.net.config
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        """Return the output layer over the vocabulary, which is in memory."""
-        return self._net.net.get_output_embeddings()
 
     def to(self, *_: Any) -> Ending:
         """Return this; it stays where it is."""

@@ -107,9 +107,7 @@ class Refinement:
         self._train(number, block)
         after = self._write(number, block)
         if not after < before:
-            with torch.no_grad():
-                for name, value in block.named_parameters():
-                    value.copy_(values[name])
+            block.load_state_dict(values, strict=False)
             after = self._write(number, block)
         told = {"before": before, "after": after, "seconds": time.perf_counter() - start}
         write_json(self._told(number), told)
@@ -117,8 +115,7 @@ class Refinement:
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry: steps, texts, tokens, seconds, and every block's error, in forward order."""
-        errors = [self.errors(i) for i in range(len(self.own.net))]
-        tokens = sum(int((self._mask(rows) != 0).sum()) for rows in self.own.parts)
+        errors, tokens = [self.errors(i) for i in range(len(self.own.net))], int(self._tokens().sum())
         return {
             "steps": self.steps, "texts": sum(len(rows["index"]) for rows in self.own.parts), "tokens": tokens,
             "seconds": round(sum(each["seconds"] for each in errors), 2),
@@ -144,8 +141,7 @@ class Refinement:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the block's outputs for some parts of the examples, by default all, and their errors."""
         targets = self.dense.states(self.behind[number], order)
-        parts = zip(self.own.rows(order), self.own.states(number, order), targets, strict=True)
-        for rows, hidden, target in parts:
+        for rows, hidden, target in zip(self.own.rows(order), self.own.states(number, order), targets, strict=True):
             assert target is not None
             output = self.own.step(number, rows, hidden, block)
             yield output, token_errors(output, target.to(output.device), self._mask(rows))
@@ -156,28 +152,28 @@ class Refinement:
 
     def _write(self, number: int, block: nn.Module) -> float:
         """Write the block's outputs; return their error."""
-        errors = []
-        with torch.no_grad():
-            outputs = self._outputs(number, block)
+        errors = list[Tensor]()
 
-            def step(rows: Batch, hidden: Tensor | None) -> Tensor:
-                output, error = next(outputs)
+        def outputs() -> Iterator[Tensor]:
+            for output, error in self._outputs(number, block):
                 errors.append(error)
-                return output
+                yield output
 
-            self.own.forward(number, step)
+        self.own.forward(number, outputs())
         return self._mean(errors)
 
     def _mean(self, errors: Sequence[Tensor]) -> float:
         """Return the mean over all tokens of parts, from the means over the tokens of each."""
-        tokens = torch.stack([(self._mask(rows) != 0).sum() for rows in self.own.parts]).double()
+        tokens = self._tokens()
         return float((torch.stack(list(errors)).cpu().double() * tokens).sum() / tokens.sum())
+
+    def _tokens(self) -> Tensor:
+        return torch.stack([(self._mask(rows) != 0).sum() for rows in self.own.parts]).double()
 
     def _train(self, number: int, block: nn.Module) -> None:
         parameters = [value for value in block.parameters() if value.is_floating_point()]
-        groups = rates(parameters, RATE)
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-        peaks = [group["lr"] for group in groups]
+        optimizer = torch.optim.AdamW(rates(parameters, RATE), weight_decay=0.0)
+        peaks = [group["lr"] for group in optimizer.param_groups]
         warmup = math.ceil(WARMUP * self.steps)
         generator = torch.Generator().manual_seed(number)
         order = list[int]()
@@ -200,10 +196,7 @@ def check_refinement(net: PreTrainedModel, dense_states: bool, method: str) -> N
     Args:
         net: dense.
         dense_states: whether the states behind its blocks are to equal the dense model's.
-        method: name of the method.
-
-    Raises:
-        UserError: see above.
+        method: its name.
     """
     if not dense_states:
         raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")
@@ -221,10 +214,9 @@ def refine_net(
         net: the compressed one.
         kind: of the task.
         parts: of the examples, as :func:`~lit_compress.calibration.walk.calibration_parts` returns them.
-        steps: of AdamW, for every block.
+        steps: as :class:`Refinement`, also ``behind``.
         folder: for the states.
         device: of the passes.
-        behind: as :class:`Refinement`.
 
     Raises:
         UserError: the states do not fit on the disk.
