@@ -92,7 +92,7 @@ def factorize_by_block(
         check_refinement(dense, compression.dense_states, type(method).__name__)
     work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, stage, recovery.refine)
     less = "--weighting none sums nothing" if work.memory["statistics"] else "give a machine with more"
-    check_memory("factorize --by_block", work.bound(), lambda: less)
+    check_memory("factorize --by_block", work.bound(), less)
     work.begin(config)
 
     dense_scores = work.dense_metric()

@@ -187,7 +187,7 @@ def load_checked(target: Target, job: Job, command: str) -> PreTrainedModel:
     """
     if all(path.is_file() for path in tensor_files(target.folder)):
         less = "give a smaller model, or a machine with more"
-        check_memory("the model", net_bytes(target.folder), lambda: less)
+        check_memory("the model", net_bytes(target.folder), less)
     net, data = target.load(job.data.record), job.data
     if command == "validate":
         loaders = data.val_dataloader()

@@ -7,7 +7,7 @@ It counts a forward of the largest batch, four times the model and the teacher. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lit_compress.run.job import Job
     from lit_compress.stages.compression import CompressedStage
 
+CPU = torch.device("cpu")
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
 LESS = (
     "half of --data.batch_size with twice --trainer.accumulate_grad_batches makes the same steps; "
@@ -36,42 +37,34 @@ LESS = (
 TRAINED, UNTRAINED = 4, 2  # times the model: with its gradient and AdamW's moments; beside the model it is made of
 
 
-def check_memory(work: str, size: float, less: Callable[[], str], device: torch.device | None = None) -> None:
-    """Refuse work that needs more memory than is free, and warn of work that may.
+def check_memory(work: str, size: float, less: str, device: torch.device = CPU) -> None:
+    """Refuse work that needs more than :data:`REFUSE` of the free memory, and warn of work that may not fit.
 
     Args:
         work: its name.
         size: bytes that it needs.
-        less: function that returns which option needs less.
-        device: of the work; None for the CPU.
+        less: the options that need less.
+        device: of the work.
 
     Raises:
-        UserError: it needs more than :data:`REFUSE` of the free memory.
+        UserError: see above.
     """
-    free = _free(device)
+    free = free_memory() if device.type == "cpu" else free_bytes(device)
     if free is None or size <= WARN * free:
         return
-    text = f"memory: {work} needs about {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {less()}"
+    text = f"memory: {work} needs about {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {less}"
     if size > REFUSE * free:
         raise UserError(text)
     note(text)
 
 
-def _free(device: torch.device | None) -> float | None:
-    return free_memory() if device is None or device.type == "cpu" else free_bytes(device)
-
-
 def check_fit(job: Job) -> None:
-    """Check the memory of all stages of a checked job.
-
-    Raises:
-        UserError: the machine has less.
-    """
+    """Check the memory of all stages of a checked job; raises as :func:`check_memory`."""
     made = bare_trainer(job.trainer)
     device = made.strategy.root_device
     copies = made.num_devices if device.type == "cpu" else 1
     size, name = max((copies * size, name) for name, size in _stages(job, device))
-    check_memory(name, size, lambda: LESS, device)
+    check_memory(name, size, LESS, device)
 
 
 def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
@@ -92,15 +85,12 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
 
 
 def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> None:
-    """Check the memory of ``factorize``.
+    """Check the memory of ``factorize``; raises as :func:`check_memory`.
 
     Args:
         job: of the command.
         stage: of its method, which is done without training.
         distils: whether the compressed model is trained afterwards (run/distilling.py).
-
-    Raises:
-        UserError: the machine has less.
     """
     dense, data = job.dense, job.data
     forwards = [_forward(dense, data.val_dataloader())]
@@ -113,22 +103,14 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
         forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
     size = max(forwards) + TRAINED * _bytes(dense) + distils * _bytes(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
-    check_memory("factorize", size, lambda: f"{fewer}--by_block has one block in memory", current_device())
+    check_memory("factorize", size, f"{fewer}--by_block has one block in memory", current_device())
 
 
 def check_evaluation(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> None:
-    """Check the memory of an evaluation.
-
-    Args:
-        net: as it is loaded.
-        loaders: of the batches.
-
-    Raises:
-        UserError: the machine has less.
-    """
+    """Check the memory of an evaluation of ``net`` on the batches of ``loaders``; raises as :func:`check_memory`."""
     device = current_device()
     size = _forward(net, loaders) + (0 if device.type == "cpu" else _bytes(net))
-    check_memory("the evaluation", size, lambda: "--data.eval_batch_size 1, or a few more, needs less", device)
+    check_memory("the evaluation", size, "--data.eval_batch_size 1, or a few more, needs less", device)
 
 
 def _forward(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> int:

@@ -1,7 +1,9 @@
-"""Checks before a run starts."""
+"""Before a run starts: checks of everything, and the plan, with the facts of the data and the sizes of the export."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +13,18 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
-from lit_compress.run.plan import show_plan
-from lit_compress.run.solve import check_choices, outline
+from lit_compress.run.solve import Outline, check_choices, outline
 from lit_compress.run.trainer import check_trainer, processes, stage_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
+from lit_compress.utils.tables import print, screen_table, show
 
 if TYPE_CHECKING:
+    from rich.table import Table
     from transformers import PreTrainedConfig
+
+MOST_CLASSES = 8  # that are listed with their counts
+_COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")
 
 
 def check_sizes(method: Method) -> None:
@@ -61,39 +67,130 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
     data.devices = processes(trainer)
     data.prepare_data()
-    steps = {}
     check_sizes(method)
+    stages = []
     for stage in method.stages():
         stage.check(net)
         stage.check_data(net, data)
-        steps[stage.name] = stage_steps(stage, data, trainer)
-        stage.set_total_steps(steps[stage.name])
-    stages = (f"{stage.name} {stage.settings.epochs} epochs = {steps[stage.name]:,} steps" for stage in method.stages())
-    lines = [f"{type(method).__name__}: {', '.join(stages)}"]
+        steps = stage_steps(stage, data, trainer)
+        stage.set_total_steps(steps)
+        stages.append(f"{stage.name} {stage.settings.epochs} epochs = {steps:,} steps")
+    sizes, facts = outline(job), data.facts()
+    show(facts_table(data.record.name, facts))
+    for line in facts_lines(facts):
+        print(line)
+    print(f"{type(method).__name__}: {', '.join(stages)}")
     if method.budget:
-        lines.append(f"budget {method.budget.asked}: density {method.density:.4g}")
+        print(f"budget {method.budget.asked}: density {method.density:.4g}")
     if method.stores_zeros:
-        lines.append("the removed weights are stored as zeros: they take as much of the file as before")
-    show_plan(data.record.name, facts := data.facts(), lines, outline(job), layers)
+        print("the removed weights are stored as zeros: they take as much of the file as before")
+    if layers:
+        show(_layers_table(sizes))
+        for line in _layer_notes(sizes):
+            print(line)
+    show(_sizes_table(sizes))
     return facts
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
     """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
-    refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
-    place = resolve(str(method.teacher), method.task, "model.teacher")
-    check_weights(f"model.teacher: '{method.teacher}'", Path(place))
+    what = f"model.teacher: '{method.teacher}'"
+    refuse_compressed(what, Path(str(method.teacher)).expanduser())
+    check_weights(what, Path(resolve(str(method.teacher), method.task, "model.teacher")))
     teacher = load_config(str(method.teacher), method.task, "model.teacher")
     vectors = method.kind.loss == "vectors"
     if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
         raise UserError(
-            f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
-            f"a teacher of the same width{'' if vectors else ', or distillation.alpha_layers 0'}"
+            f"{what} is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give a teacher of the same "
+            f"width{'' if vectors else ', or distillation.alpha_layers 0'}"
         )
     named = {"model.teacher": str(method.teacher), "model.backbone": method.backbone}
     vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
     if vocabularies[0] != vocabularies[1]:
         raise UserError(
-            f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
-            f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
+            f"{what} has another tokenizer than the backbone ({len(vocabularies[0])} and {len(vocabularies[1])} "
+            "tokens); give a teacher made from model.backbone"
         )
+
+
+def _sizes_table(outline: Outline) -> Table:
+    """Return a table of the sizes of the dense model and of the export."""
+    rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
+        ("parameters of the sites", ",", lambda o: o.params.sites),
+        ("total parameters", ",", lambda o: o.params.total),
+        ("bytes on disk", ",", lambda o: o.bytes),
+        (f"MFLOPs, 1 x {outline.length} tokens", ",.1f", lambda o: o.flops / 1e6),
+    )
+    body = []
+    for label, form, value in rows:
+        before, after = value(outline.whole), value(outline)
+        body.append((label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"))
+    return screen_table(("", "dense", "about" if outline.about else "export", "ratio"), body)
+
+
+def _layers_table(outline: Outline) -> Table:
+    """Return a table of widths (out x in), ranks and rows of the matrices; like layers share a row."""
+    dense, left = find_sites(outline.dense), {site.name for site in find_sites(outline.net)}
+    columns = list(dict.fromkeys((site.cross, site.role) for site in dense))
+    stacks = len({site.stack for site in dense}) > 1
+    layers: dict[tuple[str, int], list[str]] = {}
+    for site in dense:
+        cells = layers.setdefault((site.stack, site.layer), [""] * len(columns))
+        shape = _matrix_shape(outline.net.get_submodule(site.name)) if site.name in left else "removed"
+        cells[columns.index((site.cross, site.role))] = shape
+    body = []
+    for (stack, cells), group in groupby(layers.items(), key=lambda item: (item[0][0], item[1])):
+        numbers = [layer for (_, layer), _ in group]
+        ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        body.append([f"{stack} {ends}" if stacks else ends, *cells])
+    return screen_table(["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body)
+
+
+def _matrix_shape(layer: Any) -> str:
+    """Return the size of a matrix, out x in, its rank r, and + the number of rows that are kept of it."""
+    rank = f" r{layer.rank}" if getattr(layer, "rank", 0) else ""
+    rows = f" +{layer.rows}" if getattr(layer, "rows", 0) else ""
+    return f"{layer.out_features}x{layer.in_features}{rank}{rows}"
+
+
+def _layer_notes(outline: Outline) -> Iterator[str]:
+    """Yield lines on parts outside the table of layers: embeddings, and sizes that are known only later."""
+    layers = list(outline.net.modules())
+    if any(getattr(layer, "rank", 0) for layer in layers):
+        more = "; +n: n of its rows next to them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
+        yield f"out x in of every matrix; r: rank of its factors{more}"
+    table: Any = outline.net.get_input_embeddings()
+    before = len(outline.dense.get_input_embeddings().get_parameter("weight"))
+    rank, whole = getattr(table, "rank", 0), next(table.parameters()).is_floating_point()
+    if rank or not whole or table.num_embeddings < before:
+        form = f", rank {rank}" if rank else "" if whole else ", int8"
+        kept = "" if table.num_embeddings == before else f" of {before:,}"
+        yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
+    if outline.about:
+        yield "ranks, rows and widths are decided by data; here every layer gets the same share"
+
+
+def facts_table(task: str, facts: dict[str, Any]) -> Table:
+    """Return a table with a row per split; columns in which all is 0 are left out."""
+    names = [n for n in _COLUMNS if n in ("rows", "longest", "cut") or any(s[n] for s in facts["splits"])]
+    if all(split["inputs"] == split["rows"] for split in facts["splits"]):
+        names.remove("inputs")
+    body = []
+    for split in facts["splits"]:
+        cells = {name: f"{split[name]:,}" for name in names}
+        if split["rows"] < split["available"] and split["inputs"] >= split["rows"]:
+            cells["rows"] += f" of {split['available']:,}"
+        body.append([split["split"], *cells.values()])
+    return screen_table([f"data of {task}", *(name.replace("_", " ") for name in names)], body)
+
+
+def facts_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the classes of every split with their counts, and the meaning of the table's columns."""
+    for split in facts["splits"]:
+        if split["classes"]:
+            ordered = sorted(split["classes"], key=lambda c: -c["count"])
+            shown = [f"{c['name']}: {c['count']:,}" for c in ordered]
+            if len(shown) > MOST_CLASSES:
+                shown[MOST_CLASSES - 1 : -1] = [f"{len(shown) - MOST_CLASSES} more"]
+            yield f"rows of each class in {split['split']}: {', '.join(shown)}"
+    yield f"longest: tokens of the longest input; cut: inputs of more than {facts['max_length']} tokens"

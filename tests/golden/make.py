@@ -48,7 +48,7 @@ TOLERANCE = 0.05  # on another processor, of a norm relative to itself, if above
 DECIMALS = 6
 # what runs do beside tensors, and what it returns here
 UNSEEN = {
-    "export.folder.check_export": 0.0, "cli.fitting.check_fit": "", "cli.one_shot.check_factorize": "",
+    "export.folder.check_export": 0.0, "cli.fitting.check_fit": "", "cli.factorizing.check_factorize": "",
     "cli.fitting.keep_details": None,
 }  # fmt: skip
 

@@ -1,11 +1,81 @@
-"""What is checked before a run starts: roundings and shapes that a method has."""
+"""Before a run: roundings and shapes that a method has; the plan shows the sizes that are counted."""
+
+import io
+import json
 
 import pytest
+from rich.console import Console
 from tiny import make_net
 
 from lit_compress import methods
-from lit_compress.run.settle import check_sizes
+from lit_compress.__main__ import main
+from lit_compress.run.settle import check_sizes, facts_lines, facts_table
 from lit_compress.utils.errors import UserError
+
+
+def split(name="train", **values):
+    return {
+        "split": name, "rows": 64, "available": 872, "inputs": 64, "longest": 12, "cut": 3, "empty": 0, "repeated": 0,
+        "in_train": 0, "classes": [], **values,
+    }  # fmt: skip
+
+
+def facts(*splits):
+    return {"max_length": 128, "splits": splits}
+
+
+def text(table, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_the_table_has_a_row_per_split_and_no_empty_column():
+    said = text(facts_table("sst2", facts(split(), split("validation", rows=872, inputs=872, in_train=5))))
+    assert "data of sst2" in said and "64 of 872" in said and "in train" in said
+    assert "empty" not in said and "inputs" not in said and "repeated" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert "inputs" in text(facts_table("squad", facts(split(inputs=90))))
+
+
+def test_classes_are_listed_with_their_counts_most_frequent_first():
+    few = [{"name": "bad", "count": 2}, {"name": "good", "count": 1062}]
+    many = [{"name": f"c{i}", "count": i} for i in range(20)]
+    first, second, last = facts_lines(facts(split(classes=few), split("validation", classes=many)))
+    assert first == "rows of each class in train: good: 1,062, bad: 2"
+    counts = ", ".join(f"c{i}: {i}" for i in range(19, 12, -1))
+    assert second == f"rows of each class in validation: {counts}, 12 more, c0: 0"
+    assert "128 tokens" in last
+
+
+@pytest.mark.slow
+def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, tiny_data):
+    """Before anything is trained, and once."""
+    rows = [json.loads(line) for line in (tiny_data / "train.jsonl").read_text().splitlines()]
+    args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(tmp_path / "run"),
+            "--data.validation_examples", "30"]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.cli.fitting.run_stages", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(args)
+    said = capsys.readouterr().out
+    assert "rows of each class in train: negative: 50, positive: 50" in said and "30 of 40" in said
+    assert "SVD: dense 2 epochs = 26 steps, retrain 2 epochs = 26 steps" in said
+    sizes = {word for line in said.splitlines() if "parameters of the sites" in line for word in line.split()}
+    assert {"16,384", "7,936", "0.484"} <= sizes
+    main([*args, "--ckpt_path", "last"])
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["data"] == json.loads((tmp_path / "run" / "data.json").read_text())
+    train, dev = report["data"]["splits"]
+    assert (train["rows"], train["available"], dev["rows"], dev["available"]) == (100, 100, 30, 40)
+    assert train["repeated"] == 100 - len({row["sentence"] for row in rows})
+    assert report["metric"]["rows"] == 30 and report["metric"]["available"] == 40
+    score, (low, high) = report["compressed"]["metric"], report["compressed"]["interval"]
+    said = capsys.readouterr().out
+    assert f"\ndev accuracy {score:.4f} ± {(high - low) / 3.919928:.4f} (30 of 40 rows)\n" in said
+    card = (tmp_path / "run" / "export" / "README.md").read_text()
+    assert "The dev metric is measured on 30 of 40 rows" in card
+    assert f"between {low:.4f} and {high:.4f}" in card
 
 
 def test_what_can_be_rounded():
