@@ -19,21 +19,20 @@ from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
-from lit_compress.export.folder import Export, describe_shards
+from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
 from lit_compress.export.modelling import hand_over, ordinary_form, write_as
-from lit_compress.export.report import Measured
 from lit_compress.methods import Method
-from lit_compress.models.backbones import empty_net, finetuned_config, resolve
+from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import LazyTensors, StoredTensors, net_bytes, write_index, write_shard
+from lit_compress.models.shards import LazyTensors, StoredTensors, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace
 from lit_compress.run.distilling import Recovery
+from lit_compress.run.finish import one_shot
 from lit_compress.run.folder import begin_work
 from lit_compress.run.guard import check_memory
 from lit_compress.run.job import Job
@@ -106,12 +105,9 @@ def factorize_by_block(
         calibration["measured_loss"] = work.divergence()
         work.ended("divergence")
     told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
-    more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, plan)}
+    more = {"calibration": calibration, **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
-    size = net_bytes(Path(resolve(method.backbone, method.task)))
-    before = {"dense": Measured.by(dense_scores, dense, size, data.record)}
-    budget = (method.budget, method.density) if method.budget else None
-    source = Export(form, before, type(method).__name__, data, config, more=more, budget=budget)
+    source = one_shot(job, form, dense, dense_scores, config, more)
     report = describe_shards(work.out, source, scores, choices)
     with atomic_folder(out) as temporary:
         temporary.rmdir()

@@ -21,15 +21,13 @@ from lit_compress.cli.words import Line
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.card import license_of
-from lit_compress.export.folder import Export, check_out, write_export
-from lit_compress.export.report import Measured
+from lit_compress.export.folder import check_out, write_export
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
-from lit_compress.models.backbones import finetuned_config, load_finetuned, resolve
-from lit_compress.models.shards import net_bytes
+from lit_compress.models.backbones import finetuned_config, load_finetuned
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
+from lit_compress.run.finish import one_shot
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import CURVES, Run, begin_work, write_net
 from lit_compress.run.guard import check_factorize
@@ -222,7 +220,7 @@ def _factorized(
 ) -> dict[str, Any] | None:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report."""
     method, data = job.method, job.data
-    stage, name = one_shot_stage(method), type(method).__name__
+    stage = one_shot_stage(method)
     learns = run is not None and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = stage.compression.reads_labels(method.kind) or learns
     finetuned_config(method.backbone, method.task, "model")  # refuses a model of another task
@@ -231,7 +229,7 @@ def _factorized(
         dense = load_model(method.backbone, method)
     check_choices(job.choices, method, dense)
     if recovery.refine is not None:
-        check_refinement(dense, stage.compression.dense_states, name)
+        check_refinement(dense, stage.compression.dense_states, type(method).__name__)
     make = partial(compress_and_refine, stage, method, dense, data, recovery.refine)
     with ExitStack() as work:
         made = make() if run is None else _distilled(job, run, dense, config, recovery, chosen, make, work)
@@ -242,12 +240,8 @@ def _factorized(
         if calibration := facts["calibration"]:
             calibration["measured_loss"] = divergence(net, dense, data)
         trim()
-        size = net_bytes(Path(resolve(method.backbone, method.task)))
-        before = {"dense": Measured.by(facts.pop("dense"), dense, size, data.record)}
-        budget = (method.budget, method.density) if method.budget else None
-        more: dict[str, Any] = facts | {"license": license_of(method.backbone)}
-        more |= {"tried": chosen["tried"]} if chosen["tried"] else {}
-        source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
+        scores, tried = facts.pop("dense"), {"tried": chosen["tried"]} if chosen["tried"] else {}
+        source = one_shot(job, net, dense, scores, config, facts | tried, timed)
         report = write_export(out, source, job.choices)
     if run is not None:
         for path in run.folder.iterdir():

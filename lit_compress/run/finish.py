@@ -1,41 +1,69 @@
-"""The end of a run: its export."""
+"""The end of the work: its export."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
+from lit_compress.models.backbones import resolve
 from lit_compress.models.budget import shown
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
 from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
+from lit_compress.run.job import Job
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.export.speed_asked import Programs
     from lit_compress.methods import Method
 
 
-def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
-    """Export the model of the last stage of ``run`` to ``out``; write and return the report.
+def one_shot(
+    job: Job, net: PreTrainedModel, dense: PreTrainedModel, scores: Mapping[str, float], config: dict[str, Any],
+    more: dict[str, Any], timed: Programs | None = None,
+) -> Export:  # fmt: skip
+    """Return the export of a ``net`` that was compressed in one shot.
 
-    The folder appears only after another process has loaded it and computed the same logits.
+    Args:
+        job: its method made the model of its backbone.
+        net: the model.
+        dense: the backbone; ``scores`` are its dev metrics.
+        config: of the command.
+        more: fields of the report.
+        timed: as :class:`Export`.
+    """
+    method, data = job.method, job.data
+    size = net_bytes(Path(resolve(method.backbone, method.task)))
+    budget = (method.budget, method.density) if method.budget else None
+    return Export(
+        net, {"dense": Measured.by(scores, dense, size, data.record)}, type(method).__name__, data, config,
+        more=more | {"license": license_of(method.backbone)}, budget=budget, timed=timed,
+    )  # fmt: skip
+
+
+def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
+    """Export the model of the last stage of ``run`` to ``out``, as :func:`write_export`; return the report.
 
     Args:
         run: a finished run.
         out: folder to write; an earlier export there is replaced.
         method: the method of the run.
         data: for the dev metric of the exported model.
-        choices: as :func:`write_export`.
+        choices: the user's.
 
     Raises:
         UserError: a stage is not finished; ``out`` has other files; a check fails.

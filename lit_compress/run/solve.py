@@ -1,8 +1,7 @@
 """The density that meets a budget, found before training over the shapes of the model that would be exported.
 
 Every method has one knob, its density. :func:`solve` searches it: at each density the stages give the shapes that would
-remain (``Stage.outline``), and the accounting counts them. A speed-up is measured: programs of the remaining shapes are
-written and timed at a few densities.
+remain (``Stage.outline``), and the accounting counts them. A speed-up is measured: programs of these shapes are timed.
 """
 
 from __future__ import annotations
@@ -83,11 +82,7 @@ class Outline:
 
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
-    """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read.
-
-    Raises:
-        UserError: a choice is not valid, does not go with another or with the method.
-    """
+    """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read."""
     choices.check()
     if choices.embeddings and method.rule is not None and method.rule.scope == "all":
         raise UserError(
@@ -98,11 +93,7 @@ def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> Non
 
 
 def outline(job: Job, density: float | None = None) -> Outline:
-    """Return the sizes of the model that a job will export.
-
-    Args:
-        job: of a method; only shapes of its backbone are read.
-        density: in place of the method's.
+    """Return the sizes of the model that a job will export, at a ``density`` in place of the method's.
 
     Raises:
         UserError: its settings cannot work for this model.
@@ -135,15 +126,20 @@ def solve(job: Job) -> float:
     if budget.kind == "density":
         return budget.value
     if budget.kind == "speedup":
-        return _solve_speed(job, budget)
+        density, gains = search_speed(job, lambda density: outline(job, density).net, programs_of(job))
+        if density is None and not gains:
+            outline(job, 0.25)  # says what cannot work
+        if density is None:
+            raise too_fast(job, gains)
+        return density
     whole = Outline(job.dense, job.dense, job.length, False)
     stored = Choices(dtype=choices.dtype) if choices.half else AS_IS  # a file of 16 bits has half of the bytes
     before = cost(budget, replace(whole, net=outline_export(job.dense, stored)))
     limit = budget.value * before if budget.kind == "flops" else budget.value
     if limit > before and budget.kind in ("params", "size"):
+        text = shown(budget.kind, before) + (f" in {stored.dtype}" if choices.half else "")
         raise UserError(
-            f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}"
-            f"{f' in {stored.dtype}' if choices.half else ''}; nearest: a smaller one"
+            f"model.budget: '{budget.asked}' is more than the dense model has, {text}; nearest: a smaller one"
         )
     kept = replace(whole, net=outline_export(job.dense, choices, job.tokens), choices=choices)
 
@@ -225,15 +221,6 @@ def search_speed(
     return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}, first), gains
 
 
-def _solve_speed(job: Job, budget: Budget) -> float:
-    density, gains = search_speed(job, lambda density: outline(job, density).net, programs_of(job))
-    if density is None and not gains:
-        outline(job, 0.25)  # says what cannot work
-    if density is None:
-        raise too_fast(job, gains)
-    return density
-
-
 def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
     """Return the line for a speed-up that no density reaches; ``gains`` were measured."""
     assert job.method.budget is not None
@@ -245,7 +232,7 @@ def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
 
 
 def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
-    """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
+    """Return the line for a budget that no density meets.
 
     ``made`` is the smallest outline, with ``more`` bytes that are not estimated; ``before`` is the dense model's cost.
     """

@@ -8,9 +8,9 @@ answers on held-out training rows diverge least from the dense model's is chosen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.export.fuse import outline_export
@@ -33,7 +33,8 @@ from lit_compress.utils.sharding import alone
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
+T = TypeVar("T")
+U = TypeVar("U")
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 
@@ -67,8 +68,8 @@ def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Pr
 
     Args:
         dense: fine-tuned, on the CPU, before and afterwards.
-        job: calibration examples and held-out rows are training rows of its data; dev rows are not read. The search for
-            a speed-up begins with its density, if it has one.
+        job: calibration examples and held-out rows are training rows of its data. The search for a speed-up begins with
+            its density, if it has one.
 
     Returns:
         The chosen ``density`` and ``removes``, and all trials, ``tried``; the programs that were timed for a speed-up.
@@ -88,23 +89,15 @@ def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Pr
         trials.append(trial)
         trim()
     able = [trial for trial in trials if trial.why is None]
-    if not able and reached:
-        raise too_fast(job, reached)
     if not able:
-        raise UserError(str(trials[-1].why))
+        raise too_fast(job, reached) if reached else UserError(str(trials[-1].why))
     best = min(able, key=lambda trial: trial.divergence or 0.0)
     tried = [asdict(replace(trial, chosen=trial is best)) for trial in trials]
     return {"density": best.density, "removes": best.removes, "tried": tried}, timed
 
 
 def decide(job: Job, run: Run) -> Job:
-    """Choose the kind of removal of a run by trials on its dense model; a run that has chosen keeps it.
-
-    All processes take the first one's choice, which makes it while they wait.
-
-    Raises:
-        UserError: as :func:`choose_removal`.
-    """
+    """Choose the kind of removal of a run by trials on its dense model, as :func:`choose_removal`; a run keeps it."""
     if not job.kinds:
         return job
     budget = job.method.budget
@@ -161,25 +154,23 @@ def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
     Raises:
         UserError: they allow none.
     """
-    errors = []
-    for removes in kinds:
-        try:
-            _possible(job.at(removes=removes), job.dense)
-        except UserError as error:
-            errors.append(error)
-            continue
-        if errors:
-            note(f"retrain.removes: {removes}; {str(errors[0]).partition(': ')[2]}")
-        return removes
-    raise errors[0]
+    removes, _, error = _first(kinds, lambda removes: _possible(job.at(removes=removes), job.dense))
+    if error is not None:
+        note(f"retrain.removes: {removes}; {str(error).partition(': ')[2]}")
+    return removes
 
 
 def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
     """Return the job's stage: at the density of the method, or under a budget at any that can be done."""
+    return _first(ANCHORS if job.method.budget else (None,), lambda density: _stage(job, net, density))[1]
+
+
+def _first(values: Sequence[T], make: Callable[[T], U]) -> tuple[T, U, UserError | None]:
+    """Return the first value for which ``make`` raises no UserError, its result, and the first error before it."""
     errors = []
-    for density in ANCHORS if job.method.budget else (None,):
+    for value in values:
         try:
-            return _stage(job, net, density)
+            return value, make(value), errors[0] if errors else None
         except UserError as error:
             errors.append(error)
     raise errors[0]
