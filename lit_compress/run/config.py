@@ -19,8 +19,7 @@ def checked_config(what: str, stored: Any) -> dict[str, Any]:
         stored: its content.
 
     Raises:
-        UserError: it has no method, something else where groups of options belong, or a class among the options of the
-            data or the export.
+        UserError: as :func:`checked_groups`, or there is a class among the options of the data or the export.
     """
     return plain_config(what, checked_groups(what, stored))
 
@@ -32,11 +31,10 @@ _TRAINING = ("optimizer", "lr_scheduler")  # classes that train a stage
 def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dict[str, Any]:
     """Return the known keys of a config of today's form, without consent to run code and without classes.
 
-    Optimizers and schedules are left out: what reads a stored config trains nothing.
+    Optimizers and schedules are left out: what reads a stored config trains nothing. A class among the options of the
+    data or the export is refused, with ``strict`` also one among the method's.
     """
-    kept: dict[str, Any] = {
-        name: config[name] for name in ("seed_everything", "checkpoint_every", "max_skipped") if name in config
-    }
+    kept = {name: config[name] for name in ("seed_everything", "checkpoint_every", "max_skipped") if name in config}
     init = _plain(config["model"]["init_args"], f"{what}: model" if strict else None)
     kept |= {name: _plain(config.get(name, {}), f"{what}: {name}") for name in ("data", "export")}
     trainer = _plain(config.get("trainer", {}), None)
@@ -46,8 +44,7 @@ def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dic
 def _plain(values: dict[Any, Any], what: str | None) -> dict[str, Any]:
     """Return the numbers, strings, booleans and nulls among ``values``, and lists and groups of these.
 
-    Raises:
-        UserError: there is something else, such as a class; begins with ``what``. None: it is left out.
+    Anything else, such as a class, is refused by ``what``; None: it is left out.
     """
     kept: dict[str, Any] = {}
     for name, value in values.items():

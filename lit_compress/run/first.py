@@ -42,7 +42,7 @@ def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> 
     Args:
         name: of the decision; all processes ask in the same order.
         make: returns plain values.
-        arguments: of the Trainer; they say how many processes there are.
+        arguments: of the Trainer, which say how many processes there are.
 
     Raises:
         UserError: the first process has failed, or takes longer than :data:`MOST`.

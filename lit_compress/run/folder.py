@@ -54,11 +54,7 @@ _CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt", ".last.ckpt.tmp", ".b
 
 
 class Run:
-    """A run folder.
-
-    Args:
-        folder: its path.
-    """
+    """A run folder. Methods that read a record raise UserError if it is not as the run wrote it."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
@@ -84,11 +80,7 @@ class Run:
         return (self.folder / "stages.json").is_file() or any(self.folder.glob("*/*.ckpt"))
 
     def check(self, name: str) -> None:
-        """Refuse a record that is not as the run wrote it.
-
-        Raises:
-            UserError: it differs from the manifest of the run.
-        """
+        """Refuse a record that differs from the manifest of the run."""
         check_manifest(f"run_dir: '{self.folder}'", self.folder, name)
 
     def _read(self, name: str, kind: type[T]) -> T | None:
@@ -105,22 +97,13 @@ class Run:
         write_record(self.folder / name, text)
 
     def config(self, strict: bool = False) -> dict[str, Any]:
-        """Return the plain values of the run's config, as :func:`~lit_compress.run.config.checked_config`.
-
-        Args:
-            strict: refuse a class among the method's arguments; otherwise it is left out.
-
-        Raises:
-            UserError: as :meth:`recorded`; or there is a class among the options of the data or the export.
-        """
+        """Return the plain values of the run's config, as :func:`~lit_compress.run.config.plain_config`."""
         return plain_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded(), strict)
 
     def recorded(self, strict: bool = False) -> dict[str, Any]:
         """Return the whole config with which the run was started, to compare it or to show it, never to build from it.
 
-        Raises:
-            UserError: the folder is not a run folder, or its config is unreadable. With ``strict`` also if an option
-                had an effect that this version lacks.
+        With ``strict`` it is refused if an option had an effect that this version lacks.
         """
         path = self.folder / "config.yaml"
         if not path.is_file():
@@ -130,12 +113,11 @@ class Run:
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
-        records = self._read("stages.json", list) or []
+        path, records = self.folder / "stages.json", self._read("stages.json", list) or []
         names = [record.get("name") if isinstance(record, dict) else None for record in records]
         if not all(isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name) for name in names):  # of their folders
-            path = self.folder / "stages.json"
             raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
-        return {r["name"]: r for r in records}
+        return dict(zip(names, records, strict=True))
 
     def finish(self, record: dict[str, Any]) -> None:
         """Add the record of a finished stage."""
@@ -155,14 +137,8 @@ class Run:
     def removal(self, asked: list[str] | None = None) -> dict[str, Any] | None:
         """Return the chosen kind of removal: ``removes``, ``density``, ``tried``, and for what they were ``asked``.
 
-        Args:
-            asked: budget or density, and the kinds to try; None for any.
-
-        Returns:
-            None if it has not been chosen yet, or was for something else.
-
-        Raises:
-            UserError: an earlier version chose a kind that this one lacks, for a run that is ``asked`` to go on.
+        ``asked`` has the budget or density, and the kinds to try; None for any. None if nothing was chosen for it yet.
+        An earlier version may have chosen a kind that this one lacks: a run that is ``asked`` to go on is refused.
         """
         chosen = self._read("removal.json", dict)
         if asked and chosen and (line := removed_value("removes", str(chosen["removes"]))):
@@ -181,9 +157,6 @@ class Run:
         """Keep other processes from working on the folder, which is made where it is missing.
 
         Leftovers of killed processes are removed. The claim ends with the process, however that ends.
-
-        Raises:
-            UserError: another process has it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("a+") as file:
@@ -204,23 +177,15 @@ class Run:
     def begin(
         self, config: dict[str, Any], facts: dict[str, Any] | None = None, budget: dict[str, Any] | None = None
     ) -> None:
-        """Create the folder with its config, the facts of the data, and the density that meets a budget.
-
-        The config is first, because a folder with other files alone may be of something else.
-        """
+        """Create the folder with its config, the facts of the data, and the density that meets a budget."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.keep("config.yaml", yaml_text(config))
-        if budget is not None:
-            self.keep("budget.json", budget)
-        if facts is not None:
-            self.keep("data.json", facts)
+        self.keep("config.yaml", yaml_text(config))  # first: a folder with other files alone may be of something else
+        for name, content in (("budget.json", budget), ("data.json", facts)):
+            if content is not None:
+                self.keep(name, content)
 
     def check_same(self, config: dict[str, Any]) -> None:
-        """Compare ``config`` with the config at the run's start, except for options that do not change the result.
-
-        Raises:
-            UserError: something differs; the message names the first.
-        """
+        """Refuse a ``config`` that differs from the one at the run's start in options that change the result."""
         old, new = (_ADDED | flatten(one) for one in (self.recorded(strict=True), config))
         for key in sorted({*old, *new} - _FREE):
             if old.get(key) != new.get(key) and not any(key.startswith(f"{free}.") for free in _FREE):
@@ -235,9 +200,8 @@ class Run:
         for stage in self.finished():
             if self.stage(stage) in own and (self.net(stage) / "model.safetensors").is_file():
                 self.remove_checkpoints(stage)
-        for folder in (self.folder, *own):
-            for path in [*folder.glob(".*.tmp")]:
-                remove(path)
+        for path in [path for folder in (self.folder, *own) for path in folder.glob(".*.tmp")]:
+            remove(path)
 
     def remove_checkpoints(self, stage: str) -> None:
         """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
@@ -246,15 +210,12 @@ class Run:
 
 
 def begin_work(option: str, folder: Path, settings: str) -> None:
-    """Make the folder of unfinished work, or continue in it.
+    """Make the folder of unfinished work, or continue in it; refuse one that holds something else.
 
     Args:
         option: that needs the folder.
         folder: of the work; it may have the curves of finished work.
         settings: hash of everything that the work depends on.
-
-    Raises:
-        UserError: it holds something else.
     """
     path = folder / "settings.json"
     others = {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK} if folder.exists() else None
@@ -282,6 +243,5 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return the values of a nested config by dotted path."""
     if not isinstance(config, dict) or not config:
         return {prefix: config}
-    return {
-        k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
-    }
+    parts = (flatten(value, f"{prefix}.{key}" if prefix else key) for key, value in config.items())
+    return {key: value for part in parts for key, value in part.items()}

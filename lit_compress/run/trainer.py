@@ -123,10 +123,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def make_trainer(**arguments: Any) -> Trainer:
     """Build a Trainer that writes checkpoints as :class:`PlainFiles` does, unless a plugin writes them.
 
-    Its batch is an optimizer step, whatever ``accumulate_grad_batches``: the method makes micro-batches of it.
-
-    Raises:
-        UserError: Lightning does not accept the arguments on this machine.
+    Its batch is an optimizer step, whatever ``accumulate_grad_batches``: the method makes micro-batches of it. Refuses
+    arguments that Lightning does not accept on this machine.
     """
     given = arguments.get("plugins")
     plugins = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
@@ -140,9 +138,8 @@ def make_trainer(**arguments: Any) -> Trainer:
             hint = nearest(arguments["strategy"], ["auto", *StrategyRegistry.available_strategies()])
             raise UserError(f"trainer.strategy: unknown strategy '{arguments['strategy']}'; {hint}") from error
         if "ModelCheckpoint" in str(error):
-            raise UserError(
-                "trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own; leave it out"
-            ) from error
+            text = "trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own; leave it out"
+            raise UserError(text) from error
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
@@ -154,9 +151,6 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for one device of several, or for an accelerator that Lightning does not know.
 
     Nothing for CPU, CUDA and MPS without a number.
-
-    Raises:
-        UserError: the accelerator is not on this machine, or more than the one device is asked for.
     """
     name = arguments.get("accelerator") or "auto"
     if not isinstance(name, str):
@@ -214,9 +208,6 @@ def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> No
     Args:
         arguments: the user's.
         epochs: of every stage, by name.
-
-    Raises:
-        UserError: names the first such argument.
     """
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
