@@ -1,7 +1,7 @@
 """Layers that replace Linears, norms, embeddings or sub-layers: training layers and deployed layers.
 
-A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty layer)
-and, in training/, ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and
+A layer has a ``kind``, and attributes with the names of its constructor's arguments, which make an empty layer again.
+One of training/ has ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and
 its source is self-contained: exports carry it. A layer with ``adopt(module, ...)`` in place of the constructor changes
 the class of a module of the host model, which keeps its attributes; one that adds matrices returns them in
 ``counted_weights()``; one that needs another layer looks it up in ``link(net)``, once all are in their places.
@@ -12,17 +12,14 @@ training/low_rank_sparse.py.
 
 from typing import Any
 
-from lit_compress.layers.deployed.int8_embedding import Int8Embedding
-from lit_compress.layers.deployed.low_rank import LowRankLinear
-from lit_compress.layers.deployed.low_rank_embedding import LowRankEmbedding
-from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
+from lit_compress.layers.deployed.low_rank import LowRankLinear, LowRankRowsLinear
 from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
-from lit_compress.layers.deployed.sized import SizedLinear
-from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
+from lit_compress.layers.deployed.sized import SizedEmbedding, SizedLinear, SizedNorm
 from lit_compress.layers.deployed.some_heads import SomeHeads, SomeT5Heads
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
+from lit_compress.layers.deployed.tables import Int8Embedding, LowRankEmbedding
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
@@ -38,7 +35,7 @@ LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
     "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
     "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
-    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm",
-    "ProjectedLinear", "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm",
-    "SomeHeads", "SomeT5Heads", "StackedLowRankLinear", "StreamBlock", "StreamNorm",
+    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "ProjectedLinear",
+    "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm", "SomeHeads", "SomeT5Heads",
+    "StackedLowRankLinear", "StreamBlock", "StreamNorm",
 ]  # fmt: skip

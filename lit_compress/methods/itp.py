@@ -7,7 +7,7 @@ with: its pruning with rank 0, of the rows of W themselves (Eqs. 2-4, 9; stages/
 The export computes the same as the pruned model in evaluation mode (models/cut.py):
     - a zero row of the first FFN matrix gives act(b), a constant: it goes into the next bias, the neuron is removed
     - a head whose value rows are all zero gives their bias: it goes into the next bias, the head is removed
-    - other zero rows are not stored (layers/deployed/low_rank_rows.py)
+    - other zero rows are not stored (layers/deployed/low_rank.py)
 
 Deviations: biases are never pruned. ``density`` counts the weights that the export stores, so without the columns that
 are removed with a neuron or a head; the paper counts the kept rows. The paper does not give ITP's hyper-parameters.

@@ -27,7 +27,7 @@ from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of, split_parts
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import SubLayer, cuttable, has, is_removed, module_at, of_kind, size_at, sublayers
-from lit_compress.models.surgery import fill, replace, set_attributes, tell_heads
+from lit_compress.models.surgery import fill, replace, set_attributes, spec_of, tell_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -257,7 +257,7 @@ def slice_linear(linear: Any, rows: Tensor | None = None, columns: Tensor | None
         tensors[name] = tensor
     if isinstance(linear, nn.Linear):
         return SizedLinear.from_tensors(tensors["weight"], tensors.get("bias"))
-    spec = linear.spec()
+    spec = spec_of(linear)
     kind = LAYERS[spec.pop("kind")]
     if rows is not None:
         spec["out_features"] = int(rows.sum())

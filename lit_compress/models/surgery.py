@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from lit_compress.layers import (
     LowRankEmbedding,
     LowRankLinear,
     LowRankSparseLinear,
+    Removed,
     SizedEmbedding,
     SomeHeads,
     StackedLowRankLinear,
@@ -113,12 +115,22 @@ def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
 
 
+def spec_of(layer: Any) -> dict[str, Any]:
+    """Return the kind of a layer and the arguments of its constructor, or of its ``adopt``, as JSON."""
+    names = list(signature(getattr(type(layer), "adopt", type(layer).__init__)).parameters)[1:]
+    own = {"bias": layer.bias is not None} if "bias" in names else {}
+    sizes = {name: getattr(layer, name) if hasattr(layer, name) else layer.embedding_dim for name in names} | own
+    if isinstance(layer, Removed) and not layer.features:
+        del sizes["features"]
+    return {"kind": layer.kind, **sizes}
+
+
 def describe(net: nn.Module) -> Structure:
     """Return the structure of ``net``: every replaced module with its kind and sizes."""
     structure = {}
     for name, module in net.named_modules():
         if isinstance(module, LAYER_TYPES):
-            structure[name] = module.spec()
+            structure[name] = spec_of(module)
         elif hasattr(module, "changed"):
             structure[name] = {"kind": "attributes", **module.changed}
     return structure

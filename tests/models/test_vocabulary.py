@@ -76,7 +76,7 @@ def test_a_factorized_table():
     factorize(net, {name: 4}, lambda _, weight, rank: (torch.randn(len(weight), rank), torch.randn(rank, 100)))
     small = keep_tokens(net, KEPT)
     assert small.get_submodule(name).left.shape == (len(KEPT), 4)
-    assert small.get_submodule(name).spec()["num_embeddings"] == len(KEPT)
+    assert small.get_submodule(name).num_embeddings == len(KEPT)
 
 
 def test_positions_that_follow_an_id_are_refused():

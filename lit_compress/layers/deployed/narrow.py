@@ -9,8 +9,6 @@ wide; a sub-layer reads the front and writes into the back; the norm at the next
 
 Where modules of their own add and normalise (BERT), they hand x and y to the norm one by one: no zeros are made, added
 and cut off again (:meth:`NarrowNorm.link`).
-
-The classes are self-contained on purpose: the export copies their source.
 """
 
 from __future__ import annotations
@@ -48,13 +46,6 @@ class NarrowNorm(nn.Module):
         self.bare = False
         self.weight = nn.Parameter(torch.empty(features, in_features)) if in_features else None
         self.bias = nn.Parameter(torch.empty(features)) if in_features else None
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "features": self.features, "room": self.room,
-            "eps": self.eps, "padded": self.padded,
-        }  # fmt: skip
 
     def counted_weights(self) -> list[torch.Tensor]:
         """Return the weights that count beside those of the sites: the matrix W_R of the residual path."""
@@ -134,7 +125,7 @@ class NarrowLinear(nn.Module):
         """
         super().__init__()
         self.in_features, self.out_features, self.lead = in_features, out_features, lead
-        self.side, self.heads, self.head_width = side, heads, head_width
+        self.side, self.heads, self.head_width, self.positions = side, heads, head_width, positions
         self.bare = False  # with the norms' link: y alone, without the zeros before it
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -142,15 +133,7 @@ class NarrowLinear(nn.Module):
 
     def add_positions(self, table: torch.Tensor) -> None:
         """Set the table [positions, out_features]."""
-        self.table = nn.Embedding.from_pretrained(table)
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
-            "bias": self.bias is not None, "lead": self.lead, "side": self.side, "heads": self.heads,
-            "head_width": self.head_width, "positions": 0 if self.table is None else self.table.num_embeddings,
-        }  # fmt: skip
+        self.table, self.positions = nn.Embedding.from_pretrained(table), len(table)
 
     def counted_weights(self) -> list[torch.Tensor]:
         """Return the weights that count beside those of the sites: the table of positions."""

@@ -1,8 +1,4 @@
-"""The placeholder for a removed module.
-
-The class is self-contained on purpose: the export copies its source into the modelling file, so that an
-exported folder loads where this package is not installed.
-"""
+"""The placeholder for a removed module."""
 
 from __future__ import annotations
 
@@ -31,10 +27,10 @@ class Removed(nn.Module):
         self.returns = returns
         self.bias = nn.Parameter(torch.empty(features)) if features else None
 
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        features = {} if self.bias is None else {"features": len(self.bias)}
-        return {"kind": self.kind, "returns": self.returns, **features}
+    @property
+    def features(self) -> int:
+        """Number of values of the bias; 0 for none."""
+        return 0 if self.bias is None else len(self.bias)
 
     def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
         """Accept the arguments of the removed module and return what ``returns`` says."""
@@ -45,7 +41,3 @@ class Removed(nn.Module):
         if self.returns == "triple":
             return y, kwargs.get("position_bias"), None
         return y if self.returns == "zero" else (y, None)
-
-    def extra_repr(self) -> str:
-        """Show what it returns in ``print(net)``."""
-        return f"returns={self.returns}"

@@ -1,15 +1,10 @@
-"""A Linear whose sizes differ from the model's configuration.
-
-The class is self-contained on purpose: the export copies its source into the modelling file, so that an
-exported folder loads where this package is not installed.
-"""
+"""Linears, embeddings and LayerNorms that are smaller than the configuration of the model says."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class SizedLinear(nn.Linear):
@@ -24,6 +19,9 @@ class SizedLinear(nn.Linear):
 
     kind = "sized"
 
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+
     def reset_parameters(self) -> None:
         """Draw no random values: a file or the caller has all."""
 
@@ -36,9 +34,41 @@ class SizedLinear(nn.Linear):
             layer.bias = nn.Parameter(bias.detach())
         return layer
 
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
-            "bias": self.bias is not None,
-        }  # fmt: skip
+
+class SizedEmbedding(nn.Module):
+    """A table of embeddings whose vectors are shorter than the model's configuration says.
+
+    Attributes:
+        weight: [num_embeddings, width].
+    """
+
+    kind = "sized_embedding"
+
+    def __init__(self, num_embeddings: int, width: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, width
+        self.weight = nn.Parameter(torch.empty(num_embeddings, width))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Map ids [...] to [..., width]."""
+        return F.embedding(ids, self.weight)
+
+
+class SizedNorm(nn.Module):
+    """A LayerNorm over fewer dimensions than the model's configuration says.
+
+    Attributes:
+        weight, bias: [width].
+    """
+
+    kind = "sized_norm"
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise x [..., width]."""
+        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)

@@ -1,7 +1,4 @@
-"""An attention that has lost heads, where all layers read one bias of relative positions: MPNet, T5.
-
-The classes are self-contained on purpose: the export copies their source.
-"""
+"""An attention that has lost heads, where all layers read one bias of relative positions: MPNet, T5."""
 
 from __future__ import annotations
 
@@ -33,10 +30,6 @@ class SomeHeads(nn.Module):
     def count_heads(self) -> None:
         """Set the numbers that the model's own code has of its heads."""
         self.num_attention_heads, self.all_head_size = len(self.heads), len(self.heads) * self.attention_head_size
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of :meth:`adopt`, as JSON."""
-        return {"kind": self.kind, "heads": self.heads}
 
     def forward(
         self,

@@ -1,8 +1,4 @@
-"""Linears that read the same input and share one right factor: query, key and value; gate and up.
-
-The class is self-contained on purpose: the export copies its source into the modelling file, so that an
-exported folder loads where this package is not installed.
-"""
+"""Linears that read the same input and share one right factor: query, key and value; gate and up."""
 
 from __future__ import annotations
 
@@ -64,13 +60,6 @@ class StackedLowRankLinear(nn.Module):
         """Return left [out_features, rank] and right [rank, in_features]."""
         return self.left, self._holder[0].right
 
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features, "rank": self.rank,
-            "bias": self.bias is not None, "first": self.first, "readers": self.readers,
-        }  # fmt: skip
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         return F.linear(self._holder[0].reduce(x), self.left, self.bias)
@@ -99,8 +88,3 @@ class StackedLowRankLinear(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for a copy, without the last result, which may belong to a graph."""
         return self.__dict__ | {"_last": ()}
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(net)``."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}"
-        return f"{sizes}, first={self.first}" if self.first else sizes

@@ -1,7 +1,4 @@
-"""A block of OPT, Llama, Phi-3 or Qwen3, and a table of embeddings on a stream of other widths (SP3, section 3.5).
-
-The classes are self-contained on purpose: the export copies their source.
-"""
+"""A block of OPT, Llama, Phi-3 or Qwen3, and a table of embeddings on a stream of other widths (SP3, section 3.5)."""
 
 from __future__ import annotations
 
@@ -33,10 +30,6 @@ class StreamBlock(nn.Module):
     def adopt(cls, block: nn.Module) -> None:
         """Change the class of ``block``, a module of the host model, in place; its attributes stay."""
         block.__class__ = type(f"Stream{type(block).__name__}", (cls, type(block)), {})
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of :meth:`adopt`, as JSON."""
-        return {"kind": self.kind}
 
     def counted_weights(self) -> list[torch.Tensor]:
         """Return the weights that count beside those of the sites: the matrices ``middle`` and ``end``."""
@@ -78,7 +71,3 @@ class NarrowEmbedding(nn.Embedding):
         table.__class__ = type(f"Stream{type(table).__name__}", (cls, type(table)), {})
         table.embedding_dim = width
         table.weight = nn.Parameter(torch.empty(table.num_embeddings, width))
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of :meth:`adopt`, as JSON."""
-        return {"kind": self.kind, "width": self.embedding_dim}

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_compress.layers.deployed.low_rank import LowRankLinear
-from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
+from lit_compress.layers.deployed.low_rank import LowRankLinear, LowRankRowsLinear
 
 
 def as_linear(weight: torch.Tensor, bias: nn.Parameter | None) -> nn.Linear:
@@ -54,13 +53,6 @@ class LowRankSparseLinear(nn.Module):
             weight = weight - left @ right
         layer.sparse = nn.Parameter(weight)
         return layer
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
-            "rank": self.rank, "bias": self.bias is not None,
-        }  # fmt: skip
 
     @torch.no_grad()
     def fuse(self) -> nn.Module:

@@ -7,7 +7,7 @@ layers/deployed/stream_block.py.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -39,10 +39,6 @@ class ProjectedNorm(nn.Module):
         self.p_in, self.p_out = (nn.Parameter(torch.empty(features, features)) for _ in range(2))
         self.shift, self.bias = (nn.Parameter(torch.zeros(features)) for _ in range(2))
         self.register_buffer("z", torch.ones(features))
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {"kind": self.kind, "features": self.features, "eps": self.eps, "norm": self.norm}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., features] to [..., features]."""
@@ -93,7 +89,7 @@ class ProjectedLinear(nn.Module):
         """
         super().__init__()
         self.in_features, self.out_features, self.side, self.heads = in_features, out_features, side, heads
-        self.form = form
+        self.gates_in, self.gates_out, self.form = gates_in, gates_out, form
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         size = {"in": in_features, "out": out_features, None: 0}[side]
@@ -102,15 +98,6 @@ class ProjectedLinear(nn.Module):
         self.shift = nn.Parameter(torch.zeros(size)) if side else None
         for name, count in (("z_in", gates_in), ("z_out", gates_out)):
             self.register_buffer(name, torch.ones(count) if count else None)
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {
-            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
-            "bias": self.bias is not None, "side": self.side, "heads": self.heads,
-            "gates_in": 0 if self.z_in is None else len(self.z_in),
-            "gates_out": 0 if self.z_out is None else len(self.z_out), "form": self.form,
-        }  # fmt: skip
 
     def projected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the projection as [n, n] and its bias [n]."""
@@ -153,10 +140,6 @@ class StreamNorm(nn.Module):
         self.features, self.eps = features, eps
         self.register_buffer("z", torch.ones(features))
 
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {"kind": self.kind, "features": self.features, "eps": self.eps}
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., features] to [..., features]."""
         y = self.z * (x if x.dtype == torch.float64 else x.float())
@@ -180,10 +163,6 @@ class BasisChange(nn.Module):
         self.features = features
         self.weight = nn.Parameter(torch.empty(features, features))
         self.register_buffer("z", torch.ones(features))
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of the constructor, as JSON."""
-        return {"kind": self.kind, "features": self.features}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., features] to [..., features]."""
