@@ -79,15 +79,13 @@ def cut_closed(
             replace(net, name, module.norm)
     parts = sublayers(net) if parts is None else parts
     hidden = z["hidden"][0] if "hidden" in z else None
-    for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
-        gate, unit = SUBLAYER_GATES[kind]
+    for kind, (gate, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
             layer = z[gate][group] if gate in z else None
-            units = z[unit][group] if unit in z else None
             if layer is not None and layer == 0:
                 _take_out(net, part, constant)
-                continue
-            cut(net, part, units, layer, hidden)
+            else:
+                _cut(net, part, z[unit][group] if unit in z else None, layer, hidden)
     if hidden is not None:
         _cut_stream(net, hidden)
     if get_architecture(net).cached:
@@ -105,7 +103,7 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
     """
     for part in sublayers(net, removable=False) if kept else ():
         if part.last in kept:
-            (_cut_attention if part.kind == "attention" else _cut_ffn)(net, part, kept[part.last].float(), None, None)
+            _cut(net, part, kept[part.last].float())
 
 
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
@@ -123,49 +121,43 @@ def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
         tell_heads(net, part.module, part.width, [])
 
 
-def _cut_attention(
-    net: PreTrainedModel, part: SubLayer, heads: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+def _cut(
+    net: PreTrainedModel,
+    part: SubLayer,
+    units: Tensor | None,
+    layer: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> None:
-    """Cut heads and hidden dimensions of one attention that stays."""
-    columns = None
-    if heads is not None:
-        width = size_at(net, part.sites["o"])[1] // len(heads)
-        columns = heads.repeat_interleave(width) > 0
-        for role, name in part.sites.items():
-            if "v" in (parts := parts_of(role)):  # the last of them
-                values = _spread(net, name, heads, len(parts))
-                each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
-                _scale(net, name, rows=join_parts(role, each, width))
-        left = (heads > 0).nonzero().flatten().tolist()
-        if len(left) < len(heads):
-            tell_heads(net, part.module, width, left)
-    _take_firsts(net, part, _open(heads), hidden)
+    """Cut units and hidden dimensions of one sub-layer that stays, by their gates."""
+    attention, columns = part.kind == "attention", None
+    if units is not None:
+        width = size_at(net, part.last)[1] // len(units)
+        columns = units.repeat_interleave(width) > 0
+        if attention:
+            for role, name in part.sites.items():
+                if "v" in (parts := parts_of(role)):  # the last of them
+                    values = _spread(net, name, units, len(parts))
+                    each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
+                    _scale(net, name, rows=join_parts(role, each, width))
+            left = (units > 0).nonzero().flatten().tolist()
+            if len(left) < len(units):
+                tell_heads(net, part.module, width, left)
+        else:
+            _scale(net, part.last, columns=units)
+    for role, name in part.sites.items():
+        if name != part.last:
+            kept = None
+            if units is not None:
+                rows = _spread(net, name, units > 0, len(parts_of(role)))
+                kept = join_parts(role, [rows] * len(parts_of(role)), len(rows) // len(units))
+            _take(net, name, kept, _open(hidden))
     for name in part.also:
         if has(net, name):
             _take(net, name, columns, None)
-    _cut_last(net, part.sites["o"], columns, layer, hidden)
-
-
-def _cut_ffn(
-    net: PreTrainedModel, part: SubLayer, neurons: Tensor | None, layer: Tensor | None, hidden: Tensor | None
-) -> None:
-    """Cut neurons and hidden dimensions of one feed-forward network that stays."""
-    if neurons is not None:
-        _scale(net, part.sites["down"], columns=neurons)
-    _take_firsts(net, part, _open(neurons), hidden)
-    _cut_last(net, part.sites["down"], _open(neurons), layer, hidden)
-
-
-def _take_firsts(net: PreTrainedModel, part: SubLayer, units: Tensor | None, hidden: Tensor | None) -> None:
-    """Cut the matrices that read the residual stream; each keeps the outputs of the heads or neurons ``units``."""
-    for role, name in part.sites.items():
-        if role not in ("o", "down"):
-            kept = None
-            if units is not None:
-                parts = len(parts_of(role))
-                rows = _spread(net, name, units, parts)
-                kept = join_parts(role, [rows] * parts, len(rows) // len(units))
-            _take(net, name, kept, _open(hidden))
+    for gate in (layer, hidden):
+        if gate is not None:
+            _scale(net, part.last, rows=gate)
+    _take(net, part.last, _open(hidden), columns)
 
 
 def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tensor:
@@ -173,18 +165,7 @@ def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tenso
 
     With grouped queries a unit is a head of keys and values, and has the rows of several heads of queries.
     """
-    rows = size_at(net, name)[0] // parts
-    return units.repeat_interleave(rows // len(units))
-
-
-def _cut_last(
-    net: PreTrainedModel, name: str, columns: Tensor | None, layer: Tensor | None, hidden: Tensor | None
-) -> None:
-    """Cut the matrix that writes to the residual stream."""
-    for gate in (layer, hidden):
-        if gate is not None:
-            _scale(net, name, rows=gate)
-    _take(net, name, _open(hidden), columns)
+    return units.repeat_interleave(size_at(net, name)[0] // parts // len(units))
 
 
 def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
@@ -206,11 +187,10 @@ def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
 
 def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
     """Renumber the remaining attentions from 0, as the key-value cache of generation expects."""
-    cached = [part for part in attentions if part.cached]
-    left = [part for part in cached if not is_removed(net, part)]
-    if len(left) < len(cached):
-        for number, part in enumerate(left):
-            set_attributes(net.get_submodule(part.module), {"layer_idx": number})
+    cached = [(part, is_removed(net, part)) for part in attentions if part.cached]
+    left = [part for part, removed in cached if not removed]
+    for number, part in enumerate(left if len(left) < len(cached) else ()):
+        set_attributes(net.get_submodule(part.module), {"layer_idx": number})
 
 
 def _open(gate: Tensor | None) -> Tensor | None:
@@ -221,7 +201,7 @@ def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor 
     """Slice one Linear to the given rows and columns; replace nothing if all stay."""
     rows, columns = (None if kept is None or kept.all() else kept for kept in (rows, columns))
     if rows is not None or columns is not None:
-        replace(net, name, slice_linear(net.get_submodule(name), rows, columns))
+        replace(net, name, _sliced(net.get_submodule(name), rows, columns))
 
 
 def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
@@ -239,15 +219,8 @@ def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns:
             tensor.mul_(columns)
 
 
-@torch.no_grad()
-def slice_linear(linear: Any, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
-    """Return a layer of the same kind with only some outputs and inputs of ``linear``; for a Linear a SizedLinear.
-
-    Args:
-        linear: a Linear or its training layer.
-        rows: bool [out], the outputs to keep; None for all.
-        columns: bool [in], the inputs to keep; None for all.
-    """
+def _sliced(linear: Any, rows: Tensor | None, columns: Tensor | None) -> nn.Module:
+    """Return a layer of the kind of ``linear``, for a Linear a SizedLinear, with some outputs and inputs; None: all."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in linear.named_parameters(recurse=False):
         if rows is not None and name in _OUTPUTS:
@@ -258,12 +231,10 @@ def slice_linear(linear: Any, rows: Tensor | None = None, columns: Tensor | None
     if isinstance(linear, nn.Linear):
         return SizedLinear.from_tensors(tensors["weight"], tensors.get("bias"))
     spec = spec_of(linear)
-    kind = LAYERS[spec.pop("kind")]
-    if rows is not None:
-        spec["out_features"] = int(rows.sum())
-    if columns is not None:
-        spec["in_features"] = int(columns.sum())
-    layer = kind(**spec)
+    for size, kept in (("out_features", rows), ("in_features", columns)):
+        if kept is not None:
+            spec[size] = int(kept.sum())
+    layer = LAYERS[spec.pop("kind")](**spec)
     fill(layer, **tensors)
     return layer
 
@@ -289,10 +260,7 @@ def remove_constant_units(net: PreTrainedModel) -> None:
     A neuron whose row of the first FFN matrix is zero always gives act(bias); with a gate, act(gate) * up, one constant
     factor is enough if it is 0. A head whose rows of the value matrix are all zero always gives their bias, since
     attention weights sum to 1 (in evaluation mode, without dropout on them). Only matrices without factors have such
-    rows. If all heads are constant, one stays, with zeros for weights.
-
-    Args:
-        net: its parameters keep their values, others may take their places.
+    rows. If all heads are constant, one stays, with zeros for weights. Parameters that others share keep their values.
     """
     kept = {}
     for part in cuttable(net):
@@ -337,19 +305,18 @@ def _fold_heads(net: PreTrainedModel, part: SubLayer) -> Tensor | None:
     values, reader = (net.get_submodule(name) for name in (part.sites[last], part.last))
     if (rows := _dead_rows(values)) is None:
         return None
-    dead = split_parts(last, rows, part.width)[-1].view(-1, part.width).all(1)
+    of_heads, biases = (split_parts(last, t, part.width)[-1].view(-1, part.width) for t in (rows, _bias(values)))
+    dead = of_heads.all(1)
     if not dead.any():
         return dead
     queries = size_at(net, part.last)[1] // (len(dead) * part.width)  # heads of q that read the same one of k and v
-    value = (
-        split_parts(last, _bias(values), part.width)[-1].view(-1, part.width).repeat_interleave(queries, 0).flatten()
-    )
+    value = biases.repeat_interleave(queries, 0).flatten()
     columns = dead.repeat_interleave(queries * part.width)
     add_constant(reader, columns, value[columns])
     if dead.all():  # the reshaping to heads needs one; all its weights are zero from here on
         for name in part.sites.values():
-            linear = net.get_submodule(name)
-            own = [(kind, tensor) for kind, tensor in linear.named_parameters(recurse=False) if kind != "bias"]
-            fill(linear, **{kind: torch.zeros_like(tensor) for kind, tensor in own})
+            for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
+                if kind != "bias":
+                    fill(net.get_submodule(name), **{kind: torch.zeros_like(tensor)})
         dead[0] = False
     return dead

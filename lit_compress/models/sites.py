@@ -1,12 +1,10 @@
 """Functions that find the sites, sub-layers and embeddings of a model by the record of its architecture.
 
 A site is a Linear that a method may compress. A sub-layer is an attention or a feed-forward network that can be removed
-as a whole. Their paths are in architectures.py. In transformers 5 BERT, RoBERTa, ELECTRA and DistilBERT compute the
-number of heads from the width of the projections; OPT and DeBERTa have it as an attribute.
+as a whole. Their paths are in architectures.py.
 
 A model whose architecture has no record has sites by a pattern over the names of its modules. The pattern is in its
-configuration, so it is wherever the model is: in the folders of a run, in exports and in the dense model that sizes are
-compared with. Only methods that fit every Linear work with such sites.
+configuration, and so wherever the model is. Only methods that fit every Linear work with such sites.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class Site:
     """A named matrix of a transformer block that a method may compress.
 
     Attributes:
-        name: full name in the model, as ``net.get_submodule`` takes it.
+        name: full name in the model.
         role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices); qkv and
             gate_up where one Linear is several of them; its path in the block where a pattern names the sites.
         layer: index of the block in its stack.
@@ -110,6 +108,22 @@ def size_at(net: nn.Module, name: str) -> tuple[int, int]:
     return layer.out_features, layer.in_features
 
 
+def has(net: nn.Module, name: str) -> bool:
+    """Return whether ``net`` has a submodule ``name``, or the placeholder of one that was removed."""
+    module: Any = net
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return isinstance(module, nn.Module)
+
+
+def _is_there(module: Any, path: str) -> bool | None:
+    """Return whether ``module`` has a module at ``path``; None if it, or one that contains it, was removed."""
+    for part in path.split("."):
+        if isinstance(module := getattr(module, part, None), Removed):
+            return None
+    return isinstance(module, nn.Module)
+
+
 # ------------------------------------------------------------------------------------------------ blocks and sites
 
 
@@ -138,8 +152,7 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
     before, star, after = pattern.partition(".*")
     if not star:
         yield before, module.get_submodule(before)
-        return
-    for i in range(len(module_at(module, before, nn.ModuleList))):
+    for i in range(len(module_at(module, before, nn.ModuleList)) if star else 0):
         yield from _matches(module, f"{before}.{i}{after}")
 
 
@@ -196,15 +209,6 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     return {group[0]: group for group in groups}
 
 
-def _is_there(block: nn.Module, path: str) -> bool | None:
-    """Return whether ``block`` has a module at ``path``; None if it, or one that contains it, was removed."""
-    module: Any = block
-    for part in path.split("."):
-        if isinstance(module := getattr(module, part, None), Removed):
-            return None
-    return isinstance(module, nn.Module)
-
-
 def head_width(net: PreTrainedModel, stack: str) -> int:
     """Return the width of an attention head of ``stack`` from the configuration."""
     return getattr(net.config, "head_dim", None) or net.config.hidden_size // _heads(net, stack)
@@ -222,14 +226,6 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     paths = (*architecture.embeddings, *(path for stack in architecture.stacks.values() for path in stack.embeddings))
     starts = tuple(f"{path}." for path in paths)
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
-
-
-def has(net: nn.Module, name: str) -> bool:
-    """Return whether ``net`` has a submodule ``name``."""
-    module: Any = net
-    for part in name.split("."):
-        module = getattr(module, part, None)
-    return isinstance(module, nn.Module)
 
 
 # ------------------------------------------------------------------------------------------------ sub-layers
@@ -348,17 +344,16 @@ def _named_linears(net: PreTrainedModel) -> list[Site]:
 
     Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
     """
-    wanted = re.compile(rf"(?:.*\.)?(?:{getattr(net.config, PATTERN)})")
-    prefix, names, inside = base_prefix(net), list[str](), "."
+    pattern, prefix, names, inside = getattr(net.config, PATTERN), base_prefix(net), list[str](), "."
     for name, module in net.named_modules():
         in_block = name.startswith(prefix) and _NUMBER.search(name) and not name.startswith(inside)
         if in_block and isinstance(getattr(module, "in_features", None), int) and hasattr(module, "out_features"):
             names.append(name)
             inside = f"{name}."
-    if not (sites := [_named(name) for name in names if wanted.fullmatch(name)]):
+    if not (sites := [_named(name) for name in names if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name)]):
         raise UserError(
-            f"model.sites: no Linear of {net.config.model_type} is called '{getattr(net.config, PATTERN)}'; "
-            f"{nearest(getattr(net.config, PATTERN), names, limit=3)}"
+            f"model.sites: no Linear of {net.config.model_type} is called '{pattern}'; "
+            f"{nearest(pattern, names, limit=3)}"
         )
     return sites
 

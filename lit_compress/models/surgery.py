@@ -170,31 +170,26 @@ def factorize(
         stacks: first site -> names of all sites that get one right factor; for the two functions the first name names
             the stack, the weight has the rows of all its matrices.
     """
-    stacks = stacks or {}
     for name, rank in track(ranks.items(), "factorize", len(ranks)):
-        names = stacks.get(name, (name,))
+        names = (stacks or {}).get(name, (name,))
         weight, heights = stacked_weight(net, names), [size_at(net, site)[0] for site in names]
         if factors is None:
-            left, right = (
-                torch.zeros(size, device=weight.device) for size in ((len(weight), rank), (rank, weight.shape[1]))
-            )
+            left, right = weight.new_zeros(len(weight), rank), weight.new_zeros(rank, weight.shape[1])
         else:
             left, right = factors(name, weight, rank)
             if (centre := mean(name)) is not None:
                 change = change_of_bias(weight, left @ right, centre)
                 for site, part in zip(names, change.split(heights), strict=True):
                     net.get_parameter(f"{site}.bias").data += part
-        if isinstance(table := net.get_submodule(name), nn.Embedding | SizedEmbedding):
-            factors_of = (right.T.contiguous(), left.T.contiguous())
-            replace(net, name, LowRankEmbedding.from_factors(table, *factors_of))
-            continue
-        if len(names) == 1:
-            replace(net, name, layer.from_factors(module_at(net, name, nn.Linear), left, right))
-            continue
-        for site, part in zip(names, left.split(heights), strict=True):
-            first = "" if site == name else name
-            stacked = StackedLowRankLinear.from_factors(module_at(net, site, nn.Linear), part, right, first, len(names))
-            replace(net, site, stacked)
+        old = net.get_submodule(name)
+        if isinstance(old, nn.Embedding | SizedEmbedding):
+            replace(net, name, LowRankEmbedding.from_factors(old, right.T.contiguous(), left.T.contiguous()))
+        elif len(names) == 1:
+            replace(net, name, layer.from_factors(old, left, right))
+        else:
+            for site, part in zip(names, left.split(heights), strict=True):
+                first, linear = "" if site == name else name, net.get_submodule(site)
+                replace(net, site, StackedLowRankLinear.from_factors(linear, part, right, first, len(names)))
     return link(net)
 
 
@@ -228,17 +223,17 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
         raise UserError("structure.json holds no JSON object")
     modules = dict(net.named_modules())
     for name, spec in structure.items():
-        kind = spec.get("kind") if isinstance(spec, dict) else None
-        if isinstance(kind, str) and (advice := REMOVED_LAYERS.get(kind)):
+        kind = str(spec.get("kind")) if isinstance(spec, dict) else ""
+        if advice := REMOVED_LAYERS.get(kind):
             raise UserError(f"structure.json: layers of kind '{kind}' were removed in version 0.3; {advice}")
-        if not isinstance(spec, dict) or not (spec.get("kind") == "attributes" or spec.get("kind") in set(LAYERS)):
+        if kind != "attributes" and kind not in LAYERS:
             raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
         if name not in modules and name.rpartition(".")[0] not in modules:  # layers may be added to a block
             raise UserError(f"structure.json: the model has no module '{name:.80}'")
         for key, value in spec.items():
             if isinstance(value, int | float) and not 0 <= value <= max(largest, LARGEST):
                 raise UserError(f"structure.json: {key} of '{name:.80}' is {value}, beyond the tensors of the file")
-            if spec["kind"] == "attributes" and key != "kind":
+            if kind == "attributes" and key != "kind":
                 own = getattr(modules[name], key, None)
                 if type(value) is not int or type(own) is not int:
                     raise UserError(f"structure.json: '{name:.80}' has no number '{key:.80}' to be {value!r:.80}")
