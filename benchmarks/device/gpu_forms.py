@@ -13,7 +13,7 @@ import torch
 from benchmarks import timing
 from benchmarks.speed.low_rank import low_rank
 from lit_compress.export.fuse import fuse
-from lit_compress.models.prices import unit_prices
+from lit_compress.models.outline import unit_prices
 from lit_compress.models.shorten import shorten, stack_lengths
 from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.stages.rank_rule import RankRule

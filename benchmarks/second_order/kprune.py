@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.uses import frozen, hooked, real_rows, token_places, tokens_at
-from lit_compress.models.prices import unit_prices
+from lit_compress.models.outline import unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.stages.units import cut_removed, unit_inputs
 

@@ -45,8 +45,7 @@ from lit_compress.layers import BlockMaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, add_constant, cut_closed
-from lit_compress.models.outline import cut_evenly
-from lit_compress.models.prices import unit_price
+from lit_compress.models.outline import cut_evenly, unit_price
 from lit_compress.models.record import parts_of
 from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import Structure, replace

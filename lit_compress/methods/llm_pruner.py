@@ -40,7 +40,7 @@ from lit_compress.calibration.gradients import Gradients, MeanGradient
 from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
-from lit_compress.models.prices import unit_price, unit_prices
+from lit_compress.models.outline import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts

@@ -1,13 +1,14 @@
-"""Models without values in the form after a method, to know their sizes before training.
+"""Sizes of models, found from shapes alone: of files and programs, of heads and neurons, of the form after a method.
 
-Where data decide on widths and rows, these are spread evenly over the model, so that the number of weights is right and
-their places are not.
+Before training data have not decided on widths and rows. They are spread evenly over the model, so that the number of
+weights is right and their places are not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,19 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
-from lit_compress.models.prices import unit_prices
-from lit_compress.models.sites import embedding_params, held_part, module_at, of_kind, site_shapes, sublayers
+from lit_compress.models.sites import (
+    SubLayer,
+    embedding_params,
+    held_part,
+    module_at,
+    of_kind,
+    site_shapes,
+    size_at,
+    sublayers,
+)
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
-from lit_compress.numerics.ranks import stored
+from lit_compress.numerics.ranks import Shape, stored
 from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
@@ -33,7 +42,7 @@ _DTYPES = {
 
 
 def file_bytes(net: PreTrainedModel) -> int:
-    """Return the size of the ``model.safetensors`` that ``save_net`` writes for ``net``; only shapes are read."""
+    """Return the size of the ``model.safetensors`` that ``save_net`` writes for ``net``."""
     aliases, end = tied(net), 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
@@ -46,14 +55,10 @@ def file_bytes(net: PreTrainedModel) -> int:
 
 
 def estimated_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
-    """Return about the size of a program of ``net``; only shapes are read.
+    """Return about the size of a program of ``net``, whose matrices and tables have weights of 32, 8 or 4 ``bits``.
 
     With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 32 weights share a scale of 2 bytes.
-
-    Args:
-        net: without values.
-        bits: of the weights of matrices and tables, 32, 8 or 4.
-        graph: bytes of the program next to its weights, for each matrix.
+    ``graph`` is the bytes of the program next to its weights, for each matrix.
     """
     tables = {id(table) for table in embedding_params(net)}
     values = list({id(value): value for value in net.parameters()}.values())
@@ -68,13 +73,48 @@ def weight_bytes(value: Tensor, bits: int) -> int:
     return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 32
 
 
+@dataclass(frozen=True)
+class UnitPrice:
+    """The heads of an attention (with grouped queries of keys, with their queries) or the neurons of a network.
+
+    Attributes:
+        count: number of units.
+        sizes: site -> (out, in) of its matrix, which has outputs or inputs for each unit.
+    """
+
+    count: int
+    sizes: Mapping[str, Shape]
+
+    @property
+    def whole(self) -> int:
+        """Weights of all units of the sub-layer."""
+        return sum(out * inner for out, inner in self.sizes.values())
+
+    @property
+    def weights(self) -> int:
+        """Weights of one unit, in all matrices of the sub-layer."""
+        return self.whole // self.count
+
+
+def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:
+    """Return the units of a sub-layer of the dense ``net``."""
+    sizes = {name: size_at(net, name) for name in part.sites.values()}
+    return UnitPrice(part.heads if part.kind == "attention" else sizes[part.last][1], sizes)
+
+
+def unit_prices(net: PreTrainedModel, parts: Sequence[SubLayer]) -> dict[str, UnitPrice]:
+    """Return :func:`unit_price` of every sub-layer, by the matrix that reads its units."""
+    return {part.last: unit_price(net, part) for part in parts}
+
+
 def cut_evenly(
     net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
 ) -> PreTrainedModel:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
-    left, z, prices = spread_evenly(net, density, units, whole), {}, unit_prices(net, sublayers(net))
+    left, z, parts = spread_evenly(net, density, units, whole), {}, sublayers(net)
+    prices = unit_prices(net, parts)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
-        if group := [part for part in of_kind(sublayers(net), kind) if part.last in left]:
+        if group := [part for part in of_kind(parts, kind) if part.last in left]:
             z[unit] = torch.stack([(torch.arange(prices[part.last].count) < left[part.last]).float() for part in group])
             if whole:
                 z[layer] = torch.ones(len(group), 1)  # closes with the last of its units
@@ -88,7 +128,7 @@ def spread_evenly(
     """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
     Args:
-        net: dense; only shapes are read.
+        net: dense.
         density: of the weights of the sites.
         units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
         whole: sub-layers may lose their last head or neuron, and are then removed (stages/units.py); else each keeps
@@ -124,15 +164,12 @@ def _spread(share: float, counts: list[int]) -> list[int]:
 
 
 def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
-    """Give every site factors of its rank and the same share of its rows, so that ``budget`` weights are stored.
+    """Give every site factors of its rank and the same share of its rows, in place; return ``net``.
 
     Args:
-        net: without values; changed in place.
+        net: without values.
         ranks: by site; 0 for rows alone.
-        budget: weights of the sites, factors included.
-
-    Returns:
-        ``net``.
+        budget: weights of the sites that are stored, factors included.
     """
     sizes = site_shapes(net)
     phases = {name: i / len(sizes) for i, name in enumerate(sizes)}  # not all matrices gain a row at the same share

@@ -13,7 +13,7 @@ import torch
 
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.prices import unit_price
+from lit_compress.models.outline import unit_price
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import SubLayer, head_width, size_at, sublayers
 from lit_compress.models.surgery import as_linears, describe

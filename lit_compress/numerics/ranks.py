@@ -81,6 +81,11 @@ class Price:
         return rank * self.component < self.dense
 
 
+def prices_of(shapes: Mapping[str, tuple[tuple[int, ...], int]]) -> dict[str, Price]:
+    """Return by name the parameters of every matrix, or stack of matrices, of the shape (heights, width)."""
+    return {name: Price(sum(outs) + inner, sum(outs) * inner) for name, (outs, inner) in shapes.items()}
+
+
 def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int = 1) -> dict[str, int]:
     """Spend a budget on the components of all matrices that are worth most for their price.
 

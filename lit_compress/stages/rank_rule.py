@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers
-from lit_compress.models.prices import prices_of
 from lit_compress.models.sites import find_sites, size_at, stacks
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.models.vocabulary import token_table
@@ -19,6 +18,7 @@ from lit_compress.numerics.ranks import (
     Shape,
     allocate,
     largest_rank,
+    prices_of,
     rank_for_density,
     rank_for_ratio,
     rounded,

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from lit_compress.calibration.moments import Gram, KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.outline import spread_evenly
-from lit_compress.models.prices import unit_price, unit_prices
+from lit_compress.models.outline import spread_evenly, unit_price, unit_prices
 from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, sublayers
 from lit_compress.models.uniform_shape import even_counts, kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias

@@ -12,7 +12,7 @@ from lit_compress.methods import LLMPruner
 from lit_compress.methods.llm_pruner import CoupledPruning, group_importance, kept_counts, pruned_parts
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.cut import cut_units
-from lit_compress.models.prices import unit_price
+from lit_compress.models.outline import unit_price
 from lit_compress.utils.errors import UserError
 
 

@@ -9,7 +9,6 @@ import torch
 from tiny import make_net
 
 from lit_compress.models.accounting import stored_density
-from lit_compress.models.prices import prices_of
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import (
@@ -17,6 +16,7 @@ from lit_compress.numerics.ranks import (
     allocate,
     break_even_rank,
     largest_rank,
+    prices_of,
     rank_for_density,
     rank_for_ratio,
     stored,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
-from lit_compress.models.prices import unit_price
+from lit_compress.models.outline import unit_price
 from lit_compress.models.residual_stream import stream_norm
 from lit_compress.models.sites import get_removable, gives_states, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import replace
