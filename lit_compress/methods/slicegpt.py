@@ -44,9 +44,8 @@ from torch import Tensor, nn
 from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods.base import OneShot
 from lit_compress.models.projected.fold import fold_projections
-from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size, outline_projected
 from lit_compress.models.projected.insert import identity_bases, insert_projections
-from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.surgery import link
 from lit_compress.numerics.search import largest

@@ -25,11 +25,12 @@ from lit_compress.models.projected.gates import (
     GATES,
     GateSlots,
     ProjectionSpec,
+    even_units,
     gate_shapes,
     gated_size,
+    outline_projected,
 )
 from lit_compress.models.projected.insert import Bases, identity_bases, insert_projections
-from lit_compress.models.projected.outline import even_units, outline_projected
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild

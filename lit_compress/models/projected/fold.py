@@ -31,8 +31,8 @@ from lit_compress.layers import (
     SizedLinear,
     StreamNorm,
 )
+from lit_compress.models.projected.gates import narrow_table
 from lit_compress.models.projected.insert import plain
-from lit_compress.models.projected.outline import narrow_table
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import (
     ResidualStream,

@@ -1,24 +1,28 @@
-"""SP3's gates: which there are, which modules they multiply, and how many weights they leave."""
+"""SP3's gates: which there are, which modules they multiply, and the shapes that they leave."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from lit_compress.layers import NarrowEmbedding, NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
-from lit_compress.models.sites import head_width, size_at
+from lit_compress.models.sites import has, head_width, module_at, size_at
+from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.numerics.search import largest
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
 
 GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer")
 DIMENSIONS = GATES[:4]  # the others are whole heads and layers
@@ -86,25 +90,19 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
     """Return the sizes of the matrices between the sites, W_R included, as products of kept units (Appendix C, Eq. 30).
 
     The printed sum of W_R runs over one index; a matrix has the product of both sides. A density is a fraction of the
-    dense model's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention.
-
-    Args:
-        net: dense or in training form.
-        form: which gates there are; all units of the others stay.
+    dense model's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention. All
+    units without a gate stay. ``net`` is dense or in training form.
     """
     stream = form.residual_stream(net)
     every = _shapes(net, stream)
 
     def weights(number: int, *units: tuple[str, int]) -> Weights:
-        gated = []
-        for name, group in units:
-            if name in form.gates:
-                gated.append((name, group))
-            else:
-                number *= every[name][1]
-        return Weights(number, *gated)
+        number *= math.prod(every[name][1] for name, _ in units if name not in form.gates)
+        return Weights(number, *(unit for unit in units if unit[0] in form.gates))
 
-    products = []
+    products, positions = list[Weights](), 0
+    if getattr(net.config, "relative_attention", False):  # DeBERTa: every attention stores its queries and keys of them
+        _, positions = size_at(net.base_model, "encoder.rel_embeddings")
     for i, sublayer in enumerate(stream.attentions):
         whole = (("attention_layer", i), ("heads", i))
         for role, read in (*sublayer.roles.items(), ("o", sublayer.writes)):
@@ -113,23 +111,88 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
                 products.append(weights(1, ("hidden", read), inner, *whole))
             else:
                 products.append(weights(size_at(net, sublayer.linears[role])[role == "o"], ("hidden", read)))
-        if positions := _relative_positions(net):  # every attention stores its queries and keys of them
+        if positions:
             products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
         for role, read in (*sublayer.roles.items(), (sublayer.last, sublayer.writes)):
             products.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
     if "hidden" in form.gates:
-        pairs = [
-            (sublayer.reads, sublayer.writes) for sublayer in stream.sublayers if sublayer.reads != sublayer.writes
-        ]
-        products += [weights(1, ("hidden", read), ("hidden", write)) for read, write in pairs]
+        changes = [sublayer for sublayer in stream.sublayers if sublayer.reads != sublayer.writes]
+        products += [weights(1, ("hidden", each.reads), ("hidden", each.writes)) for each in changes]
     return Size(products, gate_shapes(net, form), dense_site_params(net))
 
 
-def _relative_positions(net: PreTrainedModel) -> int:
-    """Return how many relative positions the attentions of ``net`` project to queries and keys (DeBERTa); else 0."""
-    relative = getattr(net.config, "relative_attention", False)
-    return size_at(net.base_model, "encoder.rel_embeddings")[1] if relative else 0
+def even_units(size: Size, density: float) -> dict[str, Tensor]:
+    """Return how many units every gate keeps, [groups], where all dimensions lose the same share.
+
+    All heads and layers stay. SP3's training decides where directions go; hidden states stay widest where they begin.
+    So tables of embeddings are larger in the end than here, and the rest is smaller.
+    """
+
+    def kept(share: float) -> dict[str, Tensor]:
+        return {
+            name: (share * units + torch.arange(groups) / groups).long().clamp(1, units)  # not all lose one at once
+            if name in DIMENSIONS
+            else torch.full((groups,), units)
+            for name, (groups, units) in size.shapes.items()
+        }
+
+    return kept(largest(lambda share: size.count(kept(share)) <= density * size.total, 0.0, 1.0))
+
+
+def narrow_table(net: PreTrainedModel, name: str, width: int) -> None:
+    """Give a table of embeddings another width, without values; a subclass of nn.Embedding keeps its own forward."""
+    table = module_at(net, name, nn.Embedding)
+    if type(table) is nn.Embedding:
+        replace(net, name, SizedEmbedding(table.num_embeddings, width))
+    else:
+        NarrowEmbedding.adopt(table, width)
+
+
+def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
+    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run.
+
+    ``kept`` is how many units every gate keeps, [groups]: by :func:`even_units`, or by a rule.
+    """
+    stream, gated = form.residual_stream(net), "hidden" in form.gates
+    widths = kept["hidden"].tolist() if gated else [net.config.hidden_size] * len(stream.sites)
+    turned = gated and stream.pre_norm  # then the biases of norms go into those of the Linears that read them
+    shifts = {name: turned and getattr(net.get_submodule(name), "bias", None) is not None
+              for place in stream.sites for name in place.norms}  # fmt: skip
+
+    def put(name: str, inner: int, out: int, norm: str | None = None) -> None:
+        bias = getattr(net.get_submodule(name), "bias", None) is not None if has(net, name) else False
+        replace(net, name, SizedLinear(inner, out, bias or (norm is not None and shifts[norm])))
+
+    with torch.device("meta"):
+        for sublayers in (stream.attentions, stream.networks):
+            for i, sublayer in enumerate(sublayers):
+                ffn = sublayer.kind == "ffn"
+                for role, name in sublayer.linears.items():
+                    out, inner = size_at(net, name)
+                    gate = "neurons" if ffn else "qk" if role in "qk" else "vo"
+                    last, units = role == sublayer.last, 0
+                    if gate in kept and (ffn or has_head_projections(net)):
+                        units = int(kept[gate][i]) * (len(parts_of(role)) if ffn else net.config.num_attention_heads)
+                    if last:
+                        put(name, units or inner, widths[sublayer.writes])
+                    else:
+                        put(name, widths[sublayer.roles[role]], units or out, sublayer.norm)
+        if gated:
+            written = {sublayer.writes: widths[sublayer.reads] for sublayer in stream.sublayers}
+            for i, (place, width) in enumerate(zip(stream.sites, widths, strict=True)):
+                for name in place.tables:
+                    narrow_table(net, name, width)
+                for name in place.norms:
+                    replace(net, name, NarrowNorm(0 if stream.pre_norm else written.get(i, 0), width, 0, 1e-5, 0))
+            for sublayer in stream.attentions if stream.pre_norm else ():
+                StreamBlock.adopt(net.get_submodule(sublayer.host))  # counts the matrices between bases
+            for sublayer in stream.group_ends:
+                put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes])
+            if stream.reader:
+                out, _ = size_at(net, stream.reader)
+                put(stream.reader, widths[-1], out, stream.sites[-1].norms[-1])
+    return net
 
 
 class GateSlots:
@@ -139,10 +202,8 @@ class GateSlots:
         stream = form.residual_stream(net)
         self.sites: list[list[nn.Module]] = []
         for i, place in enumerate(stream.sites if "hidden" in form.gates else ()):
-            ends = [sublayer for sublayer in stream.group_ends if sublayer.reads == i]
-            self.sites.append(
-                [net.get_submodule(name) for name in (*place.norms, *(sublayer.junction for sublayer in ends))]
-            )
+            ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == i]
+            self.sites.append([net.get_submodule(name) for name in (*place.norms, *ends)])
         self.attentions, self.networks = (
             [{role: net.get_submodule(name) for role, name in sublayer.linears.items()} for sublayer in blocks]
             for blocks in (stream.attentions, stream.networks)

@@ -10,9 +10,8 @@ from tiny import make_net
 from lit_compress.layers import BasisChange, StreamBlock
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import empty_net
-from lit_compress.models.projected.gates import ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import ProjectionSpec, even_units, gated_size, outline_projected
 from lit_compress.models.projected.insert import identity_bases, insert_projections
-from lit_compress.models.projected.outline import even_units, outline_projected
 from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
