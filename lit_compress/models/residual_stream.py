@@ -123,19 +123,14 @@ def has_head_projections(net: PreTrainedModel) -> bool:
 def group_of(net: PreTrainedModel) -> int:
     """Return how many sub-layers share a basis in a model with SP3's layers: those up to the first change of basis."""
     stream = residual_stream(net)
-    if not stream.pre_norm:
-        return 1
-    return next(
-        (i for i, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction)), len(stream.sublayers)
-    )
+    ends = (number for number, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction))
+    return next(ends, len(stream.sublayers)) if stream.pre_norm else 1
 
 
 def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     """Return sites and sub-layers of ``net``, which may be dense or have replaced Linears and norms.
 
-    Args:
-        net: a model whose architecture's stacks have a norm in the record.
-        group: number of sub-layers that share a basis, in pre-norm models.
+    In pre-norm models ``group`` sub-layers share a basis.
 
     Raises:
         UserError: the residual stream cannot be projected.
@@ -171,28 +166,23 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
 
 def _fixed(net: PreTrainedModel) -> str:
     """Return the reason why the hidden states of ``net`` cannot have another basis; empty if they can."""
-    config = net.config
-    d = config.hidden_size
+    config, d, record = net.config, net.config.hidden_size, get_architecture(net)
     width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
-    if gives_states(net):
-        return "its hidden states are what it is asked for"
-    if get_architecture(net).repeated:
-        return "its blocks run more than once, first on the embeddings"
-    if get_architecture(net).bare_start:
-        return "its first attention reads the embeddings without a norm"
-    if width != d:
-        return f"its embeddings have {width} dimensions, its hidden states {d}"
-    if getattr(config, "conv_kernel_size", 0):
-        return "a convolution reads its hidden states"
-    if reason := get_architecture(net).keeps_basis:
-        return reason
-    return "" if getattr(config, "do_layer_norm_before", True) else "do_layer_norm_before is False"
+    reasons = {
+        "its hidden states are what it is asked for": gives_states(net),
+        "its blocks run more than once, first on the embeddings": record.repeated,
+        "its first attention reads the embeddings without a norm": record.bare_start,
+        f"its embeddings have {width} dimensions, its hidden states {d}": width != d,
+        "a convolution reads its hidden states": getattr(config, "conv_kernel_size", 0),
+        record.keeps_basis: record.keeps_basis,
+        "do_layer_norm_before is False": not getattr(config, "do_layer_norm_before", True),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _check(net: PreTrainedModel, group: int) -> None:
     """Refuse architectures and groups that cannot be projected."""
-    config, kind = net.config, net.config.model_type
-    architecture = get_architecture(net)
+    config, kind, architecture = net.config, net.config.model_type, get_architecture(net)
     if not architecture.has_residual_stream:
         able = families_with(lambda other: other.has_residual_stream)
         why = f" ({architecture.keeps_basis})" if architecture.keeps_basis else ""

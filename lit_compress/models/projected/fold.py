@@ -58,42 +58,37 @@ class _Site:
     read: Tensor
     beta: Tensor
     eps: float
-
-    @property
-    def width(self) -> int:
-        return len(self.shift)
+    width: int
 
 
 def _site(module: ProjectedNorm | StreamNorm) -> _Site:
-    d = module.features
-    z = module.z.double()
+    d, z = module.features, module.z.double()
     kept = z > 0
     k = int(kept.sum())
     ratio = d / k
     if isinstance(module, StreamNorm):
-        pick, zero = torch.eye(d).double()[kept], torch.zeros(d).double()
-        read = pick.mT * z[kept]
-        return _Site(z[kept, None] * pick, zero[kept], read * ratio**0.5, zero, module.eps * ratio)
-    p_in, p_out, shift = (p.detach().double() for p in (module.p_in, module.p_out, module.shift))
-    write, read, beta = z[kept, None] * p_in[kept], p_out[:, kept] * z[kept], module.bias.detach().double()
-    return _Site(write, (z * shift)[kept], read * ratio**0.5, beta, module.eps * ratio)
+        p_in, shift, beta = torch.eye(d).double(), torch.zeros(d).double(), torch.zeros(d).double()
+        p_out = p_in
+    else:
+        p_in, p_out, shift, beta = (p.detach().double() for p in (module.p_in, module.p_out, module.shift, module.bias))
+    read = p_out[:, kept] * z[kept] * ratio**0.5
+    return _Site(z[kept, None] * p_in[kept], (z * shift)[kept], read, beta, module.eps * ratio, k)
 
 
 @torch.no_grad()
 def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
-    """Multiply projections and gates of ``net`` into smaller matrices, in place.
+    """Multiply projections and gates of ``net`` into smaller matrices, in place; return ``net``.
 
-    The outputs in evaluation mode stay the same. Returns ``net``.
+    The outputs in evaluation mode stay the same.
     """
-    dtype = net.dtype
-    stream = residual_stream(net, group_of(net))
+    dtype, stream = net.dtype, residual_stream(net, group_of(net))
     norms = [net.get_submodule(place.norms[0]) for place in stream.sites]
     if sites := [_site(norm) for norm in norms if isinstance(norm, ProjectedNorm | StreamNorm)]:
         _fuse_stream(net, stream, sites)
     else:
         d = net.config.hidden_size
         one, zero = torch.eye(d).double(), torch.zeros(d).double()
-        sites = [_Site(one, zero, one, zero, 0.0)] * len(stream.sites)
+        sites = [_Site(one, zero, one, zero, 0.0, d)] * len(stream.sites)
     relative = _take_positions(net)
     for sublayer in stream.sublayers:
         lead = 0 if stream.pre_norm or not isinstance(norms[0], ProjectedNorm) else sites[sublayer.reads].width
@@ -125,27 +120,21 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
                 fill(new, weight=site.write @ before.read, bias=site.write @ before.beta + site.shift)
             replace(net, name, new)
         for number, name in enumerate(place.tables):
-            _fuse_table(net, name, site, site.shift if number == 0 else torch.zeros_like(site.shift))
+            table = module_at(net, name, nn.Embedding)
+            shift = site.shift if number == 0 else torch.zeros_like(site.shift)
+            weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
+            narrow_table(net, name, site.width)
+            fill(net.get_submodule(name), weight=weight)
     for sublayer in stream.group_ends:
         weight = module_at(net, sublayer.junction, BasisChange).weight.double()
-        kept = sites[sublayer.reads].write.ne(0).any(0)
-        replace(
-            net, sublayer.junction, SizedLinear.from_tensors((sites[sublayer.writes].write @ weight)[:, kept], None)
-        )
+        turned = (sites[sublayer.writes].write @ weight)[:, sites[sublayer.reads].write.ne(0).any(0)]
+        replace(net, sublayer.junction, SizedLinear.from_tensors(turned, None))
     if stream.reader:
         replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
     net.config.tie_word_embeddings = False  # the output layer has another basis than the embeddings
     shared = f"{base_prefix(net)}shared"
     if has(net, shared):  # BART's; encoder and decoder have tables of their own now
         replace(net, shared, SizedEmbedding(net.config.vocab_size, 0))
-
-
-def _fuse_table(net: PreTrainedModel, name: str, site: _Site, shift: Tensor) -> None:
-    """Fold one table of embeddings."""
-    table = module_at(net, name, nn.Embedding)
-    weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
-    narrow_table(net, name, site.width)
-    fill(net.get_submodule(name), weight=weight)
 
 
 def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
@@ -156,9 +145,9 @@ def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
 
 def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
     """Return the bias of a folded Linear that reads from ``site``."""
-    if bias is None:
-        return weight @ site.beta if site.beta.any() else None
-    return weight @ site.beta + bias
+    if bias is None and not site.beta.any():
+        return None
+    return weight @ site.beta + (0 if bias is None else bias)
 
 
 def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> NarrowLinear:
@@ -188,13 +177,11 @@ def _fuse_attention(
         layer, site = module_at(net, sublayer.linears[role], ProjectedLinear), sites[sublayer.roles[role]]
         weight, own_bias = plain(layer)
         bias = _moved(weight, own_bias, site)
-        products = (
-            None if positions is None or role == "v" else positions @ weight.mT + (0 if own_bias is None else own_bias)
-        )
         picked, z = (used[:, None] & directions).flatten(), z.flatten()
-        weight, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
-        new = _narrow(weight, bias, side="out", heads=int(used.sum()), head_width=d // heads)
-        if products is not None:
+        read, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
+        new = _narrow(read, bias, side="out", heads=int(used.sum()), head_width=d // heads)
+        if positions is not None and role != "v":
+            products = positions @ weight.mT + (0 if own_bias is None else own_bias)
             new.add_positions((_gate(layer.z_out, products.shape[1]) * products)[:, picked])
         replace(net, sublayer.linears[role], new)
 
@@ -205,11 +192,8 @@ def _fuse_attention(
     picked = (used[:, None] & in_values).flatten()
     projection, shift = (tensor.double() for tensor in o.projected())
     bias = alive * (weight @ shift + (0 if bias is None else bias))
-    weight = alive * (weight @ projection[:, picked])
-    new = _writer(
-        weight, bias, sites[sublayer.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads
-    )
-    replace(net, sublayer.linears["o"], new)
+    weight, of_heads = alive * (weight @ projection[:, picked]), {"heads": int(used.sum()), "head_width": d // heads}
+    replace(net, sublayer.linears["o"], _writer(weight, bias, sites[sublayer.writes], lead=lead, side="in", **of_heads))
     left = used.nonzero().flatten().tolist() or [0]
     tell_heads(net, sublayer.linears["q"].rpartition(".")[0], d // heads, left)
 

@@ -66,14 +66,9 @@ def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
 
 @torch.no_grad()
 def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec = ProjectionSpec()) -> PreTrainedModel:
-    """Put projections and open gates into ``net``, in place; with norm ``rms`` its outputs stay the same.
+    """Put projections and open gates into the dense ``net``, in place; its outputs stay the same. Return ``net``.
 
-    Without a gate on the hidden states, the norms are not changed. Returns ``net``.
-
-    Args:
-        net: dense.
-        bases: the projections' matrices.
-        form: which projections and gates to insert.
+    Without a gate on the hidden states, the norms are not changed.
 
     Raises:
         UserError: the architecture of ``net`` cannot have them.
@@ -119,7 +114,7 @@ def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[
 
 def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
     """Change the basis of the residual stream to ``axes``, U [d, d] of each site (pre-norm models)."""
-    norms = {name: net.get_submodule(name) for place in stream.sites for name in place.norms}
+    norms: dict[str, Any] = {name: net.get_submodule(name) for place in stream.sites for name in place.norms}
     centred = not get_architecture(net).rms
     writes = [u.mT - u.mean(0)[:, None] if centred else u.mT for u in axes]  # U^T R
     for place in stream.sites:
@@ -129,11 +124,9 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
     for sublayer in stream.sublayers:
         for role in sublayer.roles:
             _absorb(net, sublayer.linears[role], norms[sublayer.norm], axes[sublayer.reads])
-        last = net.get_submodule(sublayer.linears[sublayer.last])
+        last, write = net.get_submodule(sublayer.linears[sublayer.last]), writes[sublayer.writes]
         weight, bias = plain(last)
-        fill(
-            last, weight=writes[sublayer.writes] @ weight, bias=None if bias is None else writes[sublayer.writes] @ bias
-        )
+        fill(last, weight=write @ weight, bias=None if bias is None else write @ bias)
         if sublayer.kind == "attention":
             StreamBlock.adopt(net.get_submodule(sublayer.host))
     for sublayer in stream.group_ends:
@@ -143,7 +136,7 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
     _absorb(net, stream.reader, norms[stream.sites[-1].norms[-1]], axes[-1])
     net.config.tie_word_embeddings = False
     for name, norm in norms.items():
-        replace(net, name, StreamNorm(net.config.hidden_size, _eps(norm)))
+        replace(net, name, StreamNorm(net.config.hidden_size, getattr(norm, "eps", None) or norm.variance_epsilon))
 
 
 def _absorb(net: PreTrainedModel, name: str, norm: nn.Module, axes: Tensor) -> None:
@@ -164,7 +157,3 @@ def plain(layer: Any) -> tuple[Tensor, Tensor | None]:
         projection, shift = (tensor.double() for tensor in layer.projected())
         weight, bias = projection @ weight, shift if bias is None else projection @ bias + shift
     return weight, bias
-
-
-def _eps(norm: Any) -> float:
-    return getattr(norm, "eps", None) or norm.variance_epsilon
