@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from lit_compress.evaluation.chance import near_chance
-from lit_compress.evaluation.intervals import standard_error
+from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.table import print_table
 from lit_compress.models.budget import budget_line
 from lit_compress.run.trials import trial_line

@@ -6,8 +6,8 @@ again: as many rows with replacement, 1000 times, the middle 95 % of the scores 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,14 +58,19 @@ def bootstrap(scores: Callable[[Tensor], Mapping[str, Tensor]], rows: int) -> di
     return {name: _middle(torch.stack([some[name] for some in drawn]).float()) for name in drawn[0]}
 
 
-def bootstrap_table(score: Callable[[Tensor], Tensor], table: Tensor) -> Interval:
-    """Return the interval of a score [...] of tables [..., true class, predicted class]: drawing rows draws cells."""
+def bootstrap_table(
+    scores: Callable[[Tensor], Mapping[str, Tensor]], table: Tensor, names: Collection[str]
+) -> dict[str, Interval]:
+    """Return the intervals of the scores ``names`` [...] of tables [..., true class, predicted class]."""
+    if not names:
+        return {}
     counts = table.double().flatten()
     rows = int(counts.sum())
     generator = torch.Generator().manual_seed(SEED)
     drawn = [torch.multinomial(counts, rows, replacement=True, generator=generator) for _ in range(_draws(rows))]
     tables = torch.stack([torch.bincount(cells, minlength=len(counts)) for cells in drawn])
-    return _middle(score(tables.double().view(-1, *table.shape)))
+    found = scores(tables.double().view(-1, *table.shape))
+    return {name: _middle(found[name]) for name in names}
 
 
 def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
@@ -84,3 +89,22 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
     for metric in metrics.values():
         bounds = metric.intervals(values.keys() - bounds.keys()) | bounds  # type: ignore[operator]
     return {name: bounds[name] for name in values if name in bounds}
+
+
+def near_constant(name: str, metric: float, constant: float, constant_error: float = 0.0) -> str:
+    """Return in words that the dev metric ``name`` is within two standard errors of a constant answer's; else ""."""
+    if metric <= constant:
+        return f"dev {name} {metric:.4f}, the best constant answer has {constant:.4f}"
+    if metric > constant + 2 * constant_error:
+        return ""
+    return (
+        f"dev {name} {metric:.4f} is within two standard errors, 2 x {constant_error:.4f}, of the best constant "
+        f"answer's {constant:.4f}"
+    )
+
+
+def near_chance(report: dict[str, Any], model: str = "dense") -> str:
+    """Return :func:`near_constant` of the metric of a model (``dense`` or ``compressed``) in a report."""
+    if (constant := report.get("constant")) is None:
+        return ""
+    return near_constant(report["metric"]["name"], report[model]["metric"], constant, report.get("constant_error", 0.0))

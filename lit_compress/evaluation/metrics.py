@@ -24,59 +24,35 @@ from lit_compress.tasks.records import Task
 from lit_compress.tasks.tagging import entity_tags
 from lit_compress.utils.errors import UserError, nearest
 
-
-def accuracy(tables: Tensor) -> Tensor:
-    """Return the fraction of rows whose class is right, [...]."""
-    return _share(tables.diagonal(dim1=-2, dim2=-1).sum(-1), tables.sum((-2, -1)))
+CONFUSION_SCORES = ("accuracy", "f1", "macro_f1", "matthews")
 
 
-def _f1(tables: Tensor) -> Tensor:
-    """Return F1 of every class, [..., classes]; NaN for classes that are neither true nor predicted anywhere."""
-    right = tables.diagonal(dim1=-2, dim2=-1)
-    seen = tables.sum(-1) + tables.sum(-2)
-    return torch.where(seen > 0, 2 * right / seen, torch.nan)
+def table_scores(tables: Tensor) -> dict[str, Tensor]:
+    """Return the scores [...] of tables [..., true class, predicted class], as scikit-learn defines them.
 
-
-def f1(tables: Tensor) -> Tensor:
-    """Return F1 of class 1 of two, [...]."""
-    return torch.nan_to_num(_f1(tables)[..., 1])
-
-
-def macro_f1(tables: Tensor) -> Tensor:
-    """Return the mean F1 of the classes that are seen, [...]."""
-    return torch.nan_to_num(_f1(tables).nanmean(-1))
-
-
-def matthews(tables: Tensor) -> Tensor:
-    """Return Matthews correlation as scikit-learn defines it, [...]; 0 if truth or predictions are constant."""
-    right, rows = tables.diagonal(dim1=-2, dim2=-1).sum(-1), tables.sum((-2, -1))
-    true, predicted = tables.sum(-1), tables.sum(-2)
-    product = right * rows - (true * predicted).sum(-1)
-    spread = (rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1))
-    return _share(product, spread.sqrt())
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part / whole, 0.0)
-
-
-# of tables [..., true class, predicted class]
-CONFUSION_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
-}  # fmt: skip
+    They are named as in :data:`CONFUSION_SCORES`: the fraction of rows whose class is right, F1 of class 1, the mean F1
+    of the classes that are seen, and Matthews correlation, 0 if truth or predictions are constant.
+    """
+    right, true, predicted = tables.diagonal(dim1=-2, dim2=-1), tables.sum(-1), tables.sum(-2)
+    rows, seen = tables.sum((-2, -1)), true + predicted
+    f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)
+    product = right.sum(-1) * rows - (true * predicted).sum(-1)
+    spread = ((rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1))).sqrt()
+    found = right.sum(-1) / rows, f1[..., 1], f1.nanmean(-1), torch.where(spread > 0, product / spread, 0.0)
+    return {name: value.nan_to_num() for name, value in zip(CONFUSION_SCORES, found, strict=True)}
 
 
 class Confusion(Score):
-    """Scores that depend only on how often each class was taken for which: names of :data:`CONFUSION_SCORES`.
+    """Scores that depend only on how often each class was taken for which: ``names`` of :data:`CONFUSION_SCORES`.
 
     Takes logits [batch, classes] and labels [batch].
     """
 
     table: Tensor
 
-    def __init__(self, classes: int, names: Sequence[str]) -> None:
+    def __init__(self, classes: int, names: Collection[str]) -> None:
         super().__init__()
-        self.names = tuple(names)
+        self.names = names
         self.add_state("table", default=torch.zeros(classes, classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -85,23 +61,20 @@ class Confusion(Score):
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores of all batches of all ranks by name."""
-        table = self.table.cpu().double()
-        return {name: CONFUSION_SCORES[name](table).float().to(self.device) for name in self.names}
+        scores = table_scores(self.table.cpu().double())
+        return {name: scores[name].float().to(self.device) for name in CONFUSION_SCORES if name in self.names}
 
     def intervals(self, names: Collection[str]) -> dict[str, Interval]:
         """Return the intervals; drawing rows draws cells of the table."""
-        table = self.table.cpu()
-        return {name: bootstrap_table(CONFUSION_SCORES[name], table) for name in self.names if name in names}
+        wanted = [name for name in CONFUSION_SCORES if name in self.names and name in names]
+        return bootstrap_table(table_scores, self.table.cpu(), wanted)
 
 
-COEFFICIENTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
-    "pearson": (pearson_corrcoef,), "spearman": (spearman_corrcoef,),
-    "pearson_spearman": (pearson_corrcoef, spearman_corrcoef),
-}  # fmt: skip
+CORRELATIONS = ("pearson", "spearman", "pearson_spearman")
 
 
 class Correlation(RowScores):
-    """Means of correlation coefficients, by names of :data:`COEFFICIENTS`.
+    """Correlation coefficients, and their mean: ``names`` of :data:`CORRELATIONS`; 0 if one side is constant.
 
     Takes predictions [batch] or [batch, 1] and labels [batch]. All values are kept, as Spearman's ranks cannot be
     computed from running sums.
@@ -110,9 +83,9 @@ class Correlation(RowScores):
     predictions: list[Tensor]
     labels: list[Tensor]
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         super().__init__()
-        self.names = tuple(names)
+        self.names = sorted(names)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
@@ -120,16 +93,12 @@ class Correlation(RowScores):
 
     def scores(self, *values: Tensor) -> dict[str, Tensor]:
         """Return the coefficients of some rows, from float64: predictions may differ in the last digits only."""
-        predictions, labels = (some.double() for some in values)
-        return {name: _correlation(name, predictions, labels) for name in self.names}
-
-
-def _correlation(name: str, predictions: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of the coefficients of some values [rows]; 0 if one side is constant."""
-    if predictions.min() == predictions.max() or labels.min() == labels.max():
-        return torch.zeros((), dtype=predictions.dtype)
-    values = [coefficient(predictions, labels) for coefficient in COEFFICIENTS[name]]
-    return torch.nan_to_num(torch.stack(values).mean(), nan=0.0)
+        both = [some.double() for some in values]
+        if any(some.min() == some.max() for some in both):
+            return dict.fromkeys(self.names, torch.zeros((), dtype=torch.float64))
+        pearson, spearman = pearson_corrcoef(*both), spearman_corrcoef(*both)
+        found = {"pearson": pearson, "spearman": spearman, "pearson_spearman": torch.stack([pearson, spearman]).mean()}
+        return {name: found[name].nan_to_num() for name in self.names}
 
 
 class LabelScores(RowScores):
@@ -267,10 +236,8 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
 
 
 METRICS: dict[str, Callable[[Task], Score]] = {
-    **dict.fromkeys(
-        CONFUSION_SCORES, lambda task: Confusion(task.num_labels, sorted(CONFUSION_SCORES.keys() & task.metrics))
-    ),
-    **dict.fromkeys(COEFFICIENTS, lambda task: Correlation(sorted(COEFFICIENTS.keys() & task.metrics))),
+    **dict.fromkeys(CONFUSION_SCORES, lambda task: Confusion(task.num_labels, task.metrics)),
+    **dict.fromkeys(CORRELATIONS, lambda task: Correlation({*CORRELATIONS} & {*task.metrics})),
     **dict.fromkeys(("entity_f1", "word_accuracy"), lambda task: Entities(task.labels)),
     **dict.fromkeys(
         ("ndcg_at_10", "recall_at_10", "mrr_at_10"),

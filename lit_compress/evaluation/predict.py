@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lit_compress.data.batching import PaddedBatches
 from lit_compress.data.checks import KEPT
+from lit_compress.evaluation.evaluate import outputs_of
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device, move, to_device
+from lit_compress.utils.devices import move
 from lit_compress.utils.files import atomic_file
-from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
@@ -35,7 +32,7 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tup
     """
     loader, task, kind = data.predict_dataloader(), data.record, task_type(data.record)
     texts = loader.dataset.rows
-    by_row = pieces_by_row(net, data, loader, len(loader), len(texts), "predict")
+    by_row = _by_row(data, outputs_of(net, data, loader, len(loader), "predict"), len(texts))
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
@@ -61,7 +58,8 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     for net, read in nets:
         inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
         parts = [order[i : i + read.eval_rows] for i in range(0, len(order), read.eval_rows)]
-        pieces = pieces_by_row(net, read, (inputs[part] for part in parts), len(parts), len(rows), "answers")
+        outputs = outputs_of(net, read, (inputs[part] for part in parts), len(parts), "answers")
+        pieces = _by_row(read, outputs, len(rows))
         move(net, "cpu")
         by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
     lines = []
@@ -82,26 +80,11 @@ def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
     return PaddedBatches(chosen, whole.pad_token), sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-@torch.inference_mode()
-def pieces_by_row(
-    net: PreTrainedModel, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, rows: int, what: str
-) -> list[list[Any]]:
-    """Return for every row the pieces of its answer.
-
-    Args:
-        net: on any device; moved to the one of this process.
-        data: of its task.
-        batches: ``count`` batches with all inputs of all rows, in any order.
-        count: their number.
-        rows: number of rows.
-        what: name of the progress bar.
-    """
-    device, kind = current_device(), task_type(data.record)
-    net = move(net, device).eval()
+def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
+    """Return for each of ``rows`` rows the pieces of its answer in the ``outputs`` of all batches."""
     by_row: list[list[Any]] = [[] for _ in range(rows)]
-    for batch in track(batches, what, count):
-        outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
-        for number, piece in kind.pieces(data.record, outputs, batch):
+    for batch, some in outputs:
+        for number, piece in task_type(data.record).pieces(data.record, some, batch):
             by_row[number].append(piece)
     return by_row
 

@@ -39,13 +39,7 @@ class Retrieval(RowScores):
     rows: list[Tensor]
 
     def update(self, preds: Tensor, target: Tensor, index: Tensor) -> None:
-        """Add one batch.
-
-        Args:
-            preds: vectors [b, texts, width] of queries, their documents and others.
-            target: int [b, texts], the same number for equal texts.
-            index: int [b], the rows' numbers in the data.
-        """
+        """Add one batch: vectors [b, texts, width]; int [b, texts], equal for equal texts; the rows' numbers [b]."""
         self.keep(preds.float(), target, index)
 
     def values(self) -> list[Tensor]:
@@ -79,14 +73,7 @@ class Ranking(RowScores):
     rows: list[Tensor]
 
     def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor) -> None:
-        """Add one batch.
-
-        Args:
-            preds: logits [b] or [b, 1].
-            target: relevances [b] from 0 to 1.
-            queries: int [b], the same number for equal queries.
-            index: int [b], the rows' numbers in the data.
-        """
+        """Add one batch: logits [b] or [b, 1], relevances [b], numbers of the queries and of the rows, int [b] each."""
         self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), index)
 
     def values(self) -> list[Tensor]:

@@ -271,7 +271,7 @@ def _compared(source: Export, own: Measured, scores: dict[str, float]) -> dict[s
     task = read_task(source.data)
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
-    report |= constant_answer(source.data).fields
+    report |= constant_answer(source.data)
     report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
     intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:

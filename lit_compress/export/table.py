@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lit_compress.evaluation.chance import near_chance
-from lit_compress.evaluation.intervals import standard_error
+from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value

@@ -11,8 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from lit_compress.analysis.costs import costs_of, mean_costs, mean_gain, shared_gains
-from lit_compress.evaluation.chance import near_chance
-from lit_compress.evaluation.intervals import standard_error
+from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import parse_budget
 from lit_compress.run.comparison import COMPARISON

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
+from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
 from lit_compress.methods.base import Method
@@ -293,11 +294,11 @@ def _check_teacher(job: Job, run: Run) -> None:
     """Warn of a teacher that is not clearly better than the best constant answer; refuse a given one that is worse."""
     method, name = job.method, job.data.record.metrics[0]
     score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(job.data)
-    if not (finding := floor.near(name, score)):
+    if not (finding := near_constant(name, score, **floor)):
         return
     if not method.teacher:
         rank_zero_warn(f"model.dense: the teacher has hardly learned anything ({finding}); add --model.dense.epochs 10")
-    elif score < floor.score and method.distillation.alpha > 0:
+    elif score < floor["constant"] and method.distillation.alpha > 0:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:
         rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")
