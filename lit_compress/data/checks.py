@@ -21,6 +21,7 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 FEWEST_TO_SPLIT = 10
@@ -135,7 +136,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
         fields.append(("id", pa.string()))
     if keeps := not labelled and not is_plain and (given or any(name in row for name in IDS)):
         fields.append((KEPT, pa.string()))
-    schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
+    schema = pa.schema([*fields, (task.label, _arrow(kind.stored))] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
@@ -150,6 +151,15 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names)}))
+
+
+def _arrow(stored: Any) -> pa.DataType:
+    """Return the Arrow type that ``TaskType.stored`` describes."""
+    import pyarrow as pa
+
+    if isinstance(stored, dict):
+        return pa.struct([(name, _arrow(one)) for name, one in stored.items()])
+    return pa.list_(_arrow(stored[0])) if isinstance(stored, list) else pa.type_for_alias(stored)
 
 
 def no_rows(where: str, names: Sequence[str] | None) -> UserError:
@@ -206,7 +216,8 @@ def _kept(task: Task, row: Row, checked: Row) -> str:
 
 def _is_secret(task: Task, label: Any) -> bool:
     """Return whether the hub marks a label as secret; in the user's own files -1 is an ordinary label."""
-    return task.hub is not None and task_type(task).is_unlabelled(label)
+    marks = (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
+    return task.hub is not None and task_type(task).secret and label in marks
 
 
 def _id(where: str, value: Any, seen: dict[str, int], number: int) -> str:

@@ -106,7 +106,7 @@ def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel
         )  # fmt: skip
     finally:
         library.removeFilter(_is_no_report)
-    for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
+    for name in [name for name in info["missing_keys"] if name.startswith(task_type(task).unused)]:
         net.get_parameter(name).data.zero_()
         info["missing_keys"].remove(name)
     return net, info
@@ -174,7 +174,7 @@ def load_config(
         config: Any = _read_config(what, Path(name), **kind.head(task))
         kind.adopt(config, Path(name), option)
     own, classes = own_class(what, config, kind.auto_class), _auto_class(kind)._model_mapping
-    if (own is None and type(config) not in classes) or not kind.fits(config):
+    if (own is None and type(config) not in classes) or (kind.one_stack and config.is_encoder_decoder):
         raise UserError(
             f"{what} has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"

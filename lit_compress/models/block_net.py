@@ -182,7 +182,7 @@ class BlockNet(Blocks):
         config: of the model.
         tensors: of its folder.
         structure: of an export.
-        unused: function that says of a tensor that a file may lack it; it is 0 then.
+        unused: starts of names of tensors that a file may lack; they are 0 then.
         device: where it runs.
 
     Attributes:
@@ -194,7 +194,7 @@ class BlockNet(Blocks):
         config: PreTrainedConfig,
         tensors: LazyTensors,
         structure: Structure | None = None,
-        unused: Callable[[str], bool] = lambda name: False,
+        unused: tuple[str, ...] = (),
         device: torch.device | str = "cpu",
     ) -> None:
         with empty_parameters():  # but buffers are whole
@@ -227,7 +227,7 @@ class BlockNet(Blocks):
         """Return a tensor from the file, in float32; refuse one that is missing or not finite."""
         stored = self.tensors.find(name, self.prefix)
         if stored is None:
-            if self._unused(name):
+            if name.startswith(self._unused):
                 return torch.zeros(self.net.state_dict()[name].shape)
             raise UserError(f"{self.tensors.what} has no tensor '{name}'; give the folder of a whole model")
         value = self.tensors[stored]

@@ -20,12 +20,11 @@ from torch import Tensor
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import distillation_loss, task_loss, token_divergences
 from lit_compress.tasks.output_layer import run_to_output_layer
-from lit_compress.utils.tables import escaped
+from lit_compress.utils.tables import as_code, escaped
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -45,70 +44,51 @@ def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TaskType:
-    """One type of task. This base class has the common case: text in, one answer per row, the model's ``logits``.
+    """One type of task. This base class has the common case: text in, one answer per row, the model's ``logits``."""
 
-    Attributes:
-        name: the ``kind`` in records of tasks.
-        auto_class: the class of transformers that makes a model with the right head.
-        suffix: end of the names of such models' classes, or several.
-        pipeline: name of the type on the hub.
-        stored: how labels are stored: name of an Arrow type, [one] for lists of it, {name: one} for groups.
-        scores: the metrics of a user's own task.
-        library: that opens exports, as the hub calls it.
-        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``relevance``
-            for logits [b, 1] and numbers from 0 to 1, ``vectors``.
-        words: True if the text columns are lists of words.
-        results: fields of the model's output from which :meth:`logits` is computed.
-        per_token: True if the results have a place for every token that is read.
-        extras: further columns that are read if they exist; ``id`` must be different in every row.
-        columns, label: default names of the columns, for the user's own task.
-        texts: smallest and largest number of text columns.
-        classes: True if the labels are classes with names.
-        recognised: True if the columns of a data set in memory are recognised by their usual names.
-        headless: True if its models have no head of a task, so that they may be fine-tuned for another.
-        own_head: True if its models' heads are the same for every task.
-        secret: True if a label of -1 is none, as in the hub's test splits.
-        own_columns: True if every class may have a column of its own, with a 0 or 1.
-        problem: the ``problem_type`` of configurations whose head has one, by which transformers chooses its loss.
-        one_label: True if an example has one distribution, or number.
-        lists: True if rows with the same first text are one list, which splits and draws keep whole.
-        cuts_ends: True if inputs that are too long lose their end, as the file of a tokenizer alone can say.
-        one_text: True if the rows of a split are one text, divided into examples; else every row is an example.
-        pools: True if the outputs are vectors, made of the states of tokens as ``task.pooling`` says.
-        reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
-        over_vocabulary: True if the classes are the tokens of a vocabulary; their logits are then computed in chunks.
-        answered: largest number of rows whose answers are shown in reports: a text is written word by word; 0: a row
-            has no answer.
-        length, max_length: usual and largest length of inputs in tokens, for the user's own task.
-    """
+    name: str  # the ``kind`` in records of tasks
+    auto_class: str  # the class of transformers that makes a model with the right head
+    suffix: str | tuple[str, ...]  # end of the names of such models' classes, or several
+    pipeline: str  # name of the type on the hub
+    library = "transformers"  # that opens exports, as the hub calls it
 
-    name: str
-    auto_class: str
-    suffix: str | tuple[str, ...]
-    pipeline: str
-    stored: Any = "int64"
-    scores: tuple[str, ...] = ()
-    library = "transformers"
+    # rows
+    columns: tuple[str, ...] = ("text",)  # usual names of the text columns, for the user's own task
+    texts = (1, 1)  # smallest and largest number of text columns
+    words = False  # the text columns are lists of words
+    label = "label"  # usual name of the column of labels
+    stored: Any = "int64"  # name of the Arrow type of labels, [one] for lists of it, {name: one} for groups
+    classes = False  # the labels are classes with names
+    own_columns = False  # every class may have a column of its own, with a 0 or 1
+    secret = False  # a label of -1 is none, as in the hub's test splits
+    extras: tuple[str, ...] = ()  # further columns that are read if they exist; ``id`` must differ in every row
+    recognised = False  # the columns of a data set in memory are recognised by their usual names
+    one_text = False  # the rows of a split are one text, divided into examples; else every row is an example
+    lists = False  # rows with the same first text are one list, which splits and draws keep whole
+    length, max_length = 32, 128  # usual and largest length of inputs in tokens, for the user's own task
+    cuts_ends = True  # inputs that are too long lose their end, as the file of a tokenizer alone can say
+
+    # the model
+    headless = False  # its models have no head of a task, so that they may be fine-tuned for another
+    own_head = False  # its models' heads are the same for every task
+    one_stack = False  # its models are no encoders with a decoder
+    unused: tuple[str, ...] = ()  # starts of names of tensors that do not affect the outputs: a file may lack them
+    problem: str | None = None  # ``problem_type`` of configurations, by which transformers chooses its loss
+    results: tuple[str, ...] = ("logits",)  # fields of the model's output from which :meth:`logits` is computed
+    per_token = False  # the results have a place for every token that is read
+    over_vocabulary = False  # the classes are the tokens of a vocabulary; their logits are computed in chunks
+    pools = False  # the outputs are vectors, made of the states of tokens as ``task.pooling`` says
+
+    # losses, scores and answers
+    # for logits [..., classes] and integers [...]; ``regression`` for numbers, ``relevance`` for logits [b, 1] and
+    # numbers from 0 to 1, ``vectors``
     loss: LossKind = "classification"
-    words = False
-    results: tuple[str, ...] = ("logits",)
-    per_token = False
-    extras: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ("text",)
-    label = "label"
-    texts = (1, 1)
-    classes = own_columns = recognised = headless = own_head = secret = False
-    problem: str | None = None
-    one_label = False
-    lists = False
-    cuts_ends = True
-    one_text = False
-    pools = False
-    reads_labels = False
-    over_vocabulary = False
-    answered = 2000
-    length = 32
-    max_length = 128
+    one_label = False  # an example has one distribution, or number
+    reads_labels = False  # the outputs need the labels without a loss too: as inputs, or to see which tokens count
+    scores: tuple[str, ...] = ()  # the metrics of a user's own task
+    answered = 2000  # rows whose answers are shown in reports: a text is written word by word; 0: there are none
+    sample: str | None = None  # arguments of a tokenizer's call, as Python; None: one text per column
+    means = "{classes}"  # the meaning of the output in Markdown; {text[0]} and {label} are names of columns
 
     def of(self, task: Task) -> TaskType:
         """Return the type with the settings of ``task`` for the model's output, e.g. how vectors are made."""
@@ -124,10 +104,6 @@ class TaskType:
         """Return the rows in the list that a JSON file's object holds; error messages begin with ``where``."""
         return items
 
-    def label_type(self) -> pa.DataType:
-        """Return the Arrow type of the labels that :meth:`label_of` returns."""
-        return _arrow(self.stored)
-
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Check the label of ``row`` and return it as it is stored; error messages begin with ``where``.
 
@@ -138,7 +114,9 @@ class TaskType:
 
     def shown(self, task: Task, label: Any) -> Any:
         """Return a checked label, as :meth:`label_of` returns it, in the form of :meth:`answer`: names of classes."""
-        return label
+        if not self.classes:
+            return label
+        return [task.labels[number] for number in label] if isinstance(label, list) else task.labels[label]
 
     def sign_in(self, labels: Iterable[Any]) -> str | None:
         """Return the sign between the classes in the texts of a column of labels; None if they have none."""
@@ -164,10 +142,6 @@ class TaskType:
             UserError: its columns do not go together.
         """
         return self.scores
-
-    def is_unlabelled(self, label: Any) -> bool:
-        """Return whether a label marks a row whose true label is secret, as a number or as text."""
-        return self.secret and label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
 
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
@@ -207,22 +181,14 @@ class TaskType:
             settings["label2id"] = {label: i for i, label in enumerate(task.labels)}
         return settings
 
-    def fits(self, config: PreTrainedConfig) -> bool:
-        """Return whether models of ``config``, for which :attr:`auto_class` has a class, can do this."""
-        return True
-
-    def unused(self, name: str) -> bool:
-        """Return whether a tensor of the model does not affect the outputs: it is not trained, a file may lack it."""
-        return False
-
     def predicted_tokens(self, task: Task, max_length: int) -> int:
         """Return the largest number of tokens of an example that have logits over a vocabulary; 0 without one."""
         return 0
 
     def freeze(self, net: PreTrainedModel) -> None:
-        """Train nothing that is :meth:`unused`: DDP refuses parameters without gradients."""
+        """Train nothing that is :attr:`unused`: DDP refuses parameters without gradients."""
         for name, parameter in net.named_parameters():
-            if self.unused(name):
+            if name.startswith(self.unused):
                 parameter.requires_grad_(False)
 
     def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
@@ -299,7 +265,9 @@ class TaskType:
         metrics.update(outputs, batch["labels"])
 
     def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
-        """Return the mean task loss of a batch from its :meth:`outputs`; None if they have none."""
+        """Return the mean task loss of a batch from its :meth:`outputs`; None for written texts and for vectors."""
+        if self.over_vocabulary or self.loss == "vectors":
+            return None
         return task_loss(outputs, batch["labels"], self.loss)
 
     def divergence(self, ours: Logits, theirs: Logits, batch: dict[str, Tensor]) -> float:
@@ -339,11 +307,14 @@ class TaskType:
 
     def example(self, task: Task) -> str:
         """Return the arguments of a tokenizer's call, as Python."""
-        return ", ".join(repr(f"a {column}") for column in task.text)
+        return self.sample or ", ".join(repr(f"a {column}") for column in task.text)
 
     def meaning(self, task: Task) -> str:
         """Return, in Markdown, the meaning of the model's output."""
-        return "\n".join(f"- {i}: {escaped(name)}" for i, name in enumerate(task.labels))
+        return self.means.format(
+            classes="\n".join(f"- {i}: {escaped(name)}" for i, name in enumerate(task.labels)),
+            text=[escaped(name) for name in task.text], query=as_code(task.text[0]), label=escaped(task.label),
+        )  # fmt: skip
 
 
 def token_columns(tokens: Any) -> Columns:
@@ -352,12 +323,3 @@ def token_columns(tokens: Any) -> Columns:
     columns["length"] = [len(ids) for ids in tokens["input_ids"]]
     columns["truncated"] = [bool(encoding.overflowing) for encoding in tokens.encodings]
     return columns
-
-
-def _arrow(stored: Any) -> pa.DataType:
-    """Return the Arrow type that :attr:`TaskType.stored` describes."""
-    import pyarrow as pa
-
-    if isinstance(stored, dict):
-        return pa.struct([(name, _arrow(one)) for name, one in stored.items()])
-    return pa.list_(_arrow(stored[0])) if isinstance(stored, list) else pa.type_for_alias(stored)

@@ -84,10 +84,6 @@ class Classification(TaskType):
         """Return the class number."""
         return class_number(task, where, row[task.label])
 
-    def shown(self, task: Task, label: int) -> Any:
-        """Return the name of the class."""
-        return task.labels[label]
-
     def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the label; the text of a list is none, as ``['joy']``."""
         if isinstance(label, str) and list_in(where, label) is not None:

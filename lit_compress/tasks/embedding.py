@@ -15,27 +15,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_compress.numerics.vectors import pool
 from lit_compress.tasks.base import Columns, TaskType, token_columns
 from lit_compress.tasks.regression import Regression
-from lit_compress.tasks.sentences import STATES, VECTORS, Pooling, VectorMaker
+from lit_compress.tasks.sentences import STATES, VECTORS, Dense, Pooling, read_dense
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from lit_compress.numerics.losses import LossKind
     from lit_compress.tasks.records import Task
 
 _ENDS = ("", "_2", "_3")  # of the columns of a row's texts
-
-
 _USUAL = Pooling()
 
 
@@ -59,7 +59,13 @@ class Embedding(TaskType):
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
-    pools = headless = own_head = secret = True
+    pools = headless = own_head = secret = one_stack = True
+    unused = ("pooler.",)  # it serves heads
+    sample = '"a text"'
+    means = (
+        "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives\n"
+        "the vectors."
+    )
 
     def __init__(self, pooling: Pooling = _USUAL) -> None:
         self.pooling = pooling
@@ -69,10 +75,31 @@ class Embedding(TaskType):
         return Embedding(task.pooling)
 
     @cached_property
-    def make(self) -> VectorMaker:
-        """The pooling of the vectors."""
-        with torch.inference_mode(False):  # its weights also serve where gradients are needed
-            return VectorMaker(self.pooling)
+    def dense(self) -> list[Dense]:
+        """The Dense modules that follow the pooling."""
+        with torch.inference_mode(False):  # their weights also serve where gradients are needed
+            return [read_dense(Path(folder)) for folder in self.pooling.dense]
+
+    def make(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors [rows, width], of length 1 if the model normalizes them before it cuts them.
+
+        Args:
+            states: [rows, tokens, hidden size], of the last layer.
+            mask: [rows, tokens], 1 at tokens of texts.
+
+        Raises:
+            UserError: a Dense module cannot be read, or reads vectors of another width.
+        """
+        vectors = torch.cat([pool(states, mask, name) for name in self.pooling.tokens.split("+")], -1)
+        for dense in self.dense:
+            if vectors.shape[-1] != dense.weight.shape[1]:
+                raise UserError(
+                    f"data.pooling: '{self.pooling.tokens}' makes {vectors.shape[-1]} numbers, the Dense module after "
+                    f"it reads {dense.weight.shape[1]}; leave --data.pooling out"
+                )
+            vectors = dense(vectors)
+        vectors = F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors
+        return vectors[..., : self.pooling.dim]
 
     def of_texts(self, task: Task) -> Task:
         """Return the task whose rows are one text that gets its teacher's vector."""
@@ -118,14 +145,6 @@ class Embedding(TaskType):
             ]
         return columns
 
-    def fits(self, config: PreTrainedConfig) -> bool:
-        """Return whether the model's last states belong to the texts that it reads."""
-        return not config.is_encoder_decoder
-
-    def unused(self, name: str) -> bool:
-        """Return whether a tensor is of the pooler, which serves heads; vectors are made without it."""
-        return name.startswith("pooler.")
-
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the texts of all rows, [b * texts, tokens]."""
         inputs = {"input_ids": _joined(batch, "input_ids"), "attention_mask": _joined(batch, "attention_mask")}
@@ -164,24 +183,12 @@ class Embedding(TaskType):
         else:
             metrics.update(vectors, labels, index=batch["index"])
 
-    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> None:
-        """Return None: their loss is of whole batches."""
-
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``vector``; of several texts ``similarity``, the cosine of the first two, and ``vectors``."""
         vectors = pieces[0]
         if len(vectors) == 1:
             return {"vector": vectors[0].tolist()}
         return {"similarity": float(F.cosine_similarity(vectors[0], vectors[1], dim=0)), "vectors": vectors.tolist()}
-
-    def example(self, task: Task) -> str:
-        """Return one text."""
-        return '"a text"'
-
-    def meaning(self, task: Task) -> str:
-        """Return how a vector is made of the states."""
-        given = "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives"
-        return f"{given}\nthe vectors."
 
 
 def number_of(text: str) -> int:

@@ -37,6 +37,11 @@ class LanguageModelling(TaskType):
     per_token = one_text = reads_labels = over_vocabulary = headless = own_head = True
     cuts_ends = False
     length = max_length = 512
+    sample = '"Once upon a time"'
+    means = (
+        "Logits of the next token; `net.generate(**inputs)` continues with a text. The perplexity counts all "
+        "tokens of the split, each predicted from those before it in its block."
+    )
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
         """Return the text."""
@@ -74,14 +79,3 @@ class LanguageModelling(TaskType):
     def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return the mean over the counted tokens."""
         return outputs[self.counted(batch)].mean()
-
-    def example(self, task: Task) -> str:
-        """Return the beginning of a text."""
-        return '"Once upon a time"'
-
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of logits and perplexity."""
-        return (
-            "Logits of the next token; `net.generate(**inputs)` continues with a text. The perplexity counts all "
-            "tokens of the split, each predicted from those before it in its block."
-        )

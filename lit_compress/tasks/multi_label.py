@@ -38,6 +38,7 @@ class MultiLabel(Classification):
     one_label = secret = False
     own_columns = True
     label = "labels"
+    means = "One logit per label; its probability is sigmoid(logit):\n\n{classes}"
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Return the class numbers of a row, in order."""
@@ -62,10 +63,6 @@ class MultiLabel(Classification):
         if len(labels) > 1 and _are_flags(labels):
             raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
         return labels
-
-    def shown(self, task: Task, label: Any) -> Any:
-        """Return the names of the labels."""
-        return [task.labels[number] for number in label]
 
     def head(self, task: Task) -> dict[str, Any]:
         """Return the settings of the configuration: labels, and that each has a sigmoid of its own."""
@@ -102,10 +99,6 @@ class MultiLabel(Classification):
             "labels": [name for name, on in zip(task.labels, decided, strict=True) if on],
             "probabilities": dict(zip(task.labels, chances, strict=True)),
         }
-
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of the logits."""
-        return "One logit per label; its probability is sigmoid(logit):\n\n" + super().meaning(task)
 
 
 def flag(value: Any) -> bool | None:

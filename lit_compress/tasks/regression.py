@@ -28,6 +28,7 @@ class Regression(TaskType):
     loss: LossKind = "regression"
     one_label = recognised = secret = True
     texts = (1, 2)
+    means = "One real number, the predicted score."
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the number."""
@@ -49,7 +50,3 @@ class Regression(TaskType):
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``score``."""
         return {"score": float(pieces[0])}
-
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of the output: a score."""
-        return "One real number, the predicted score."

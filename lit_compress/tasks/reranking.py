@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lit_compress.tasks.base import Columns
+from lit_compress.tasks.base import UNLABELLED, Columns
 from lit_compress.tasks.embedding import number_of
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.sentences import SETTINGS, read_modules, read_object
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.tables import as_code, escaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,11 +42,15 @@ class Reranking(Regression):
     texts = (2, 2)
     lists = True
     recognised = False
+    means = (
+        "One real number: the larger, the better the {text[1]} answers the {text[0]}. In\nsentence-transformers, "
+        "`CrossEncoder(folder, trust_remote_code=True).rank({query}, documents)` puts\ndocuments in order."
+    )
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the relevance."""
         number = super().label_of(task, where, row)
-        if not (0 <= number <= 1 or self.is_unlabelled(number)):
+        if not (0 <= number <= 1 or number == UNLABELLED):
             raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
         return number
 
@@ -81,12 +84,3 @@ class Reranking(Regression):
     def constants(self, task: Task) -> list[Tensor]:
         """Return []: a constant leaves documents in no order."""
         return []
-
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of the output: a logit."""
-        query, document = task.text
-        return (
-            f"One real number: the larger, the better the {escaped(document)} answers the {escaped(query)}. In\n"
-            "sentence-transformers, `CrossEncoder(folder, trust_remote_code=True)"
-            f".rank({as_code(query)}, documents)` puts\ndocuments in order."
-        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_compress.numerics.vectors import POOLINGS, pool
+from lit_compress.numerics.vectors import POOLINGS
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_json
 
@@ -82,36 +82,6 @@ class Dense:
         bias = None if self.bias is None else self.bias.to(vectors)
         kind = getattr(nn, self.activation.rpartition(".")[2])
         return kind()(F.linear(vectors, self.weight.to(vectors), bias))
-
-
-class VectorMaker:
-    """Makes vectors of states as a :class:`Pooling` says.
-
-    Raises:
-        UserError: a Dense module cannot be read, or reads vectors of another width.
-    """
-
-    def __init__(self, pooling: Pooling) -> None:
-        self.pooling = pooling
-        self.dense = [read_dense(Path(folder)) for folder in pooling.dense]
-
-    def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors [rows, width], of length 1 if the model normalizes them before it cuts them.
-
-        Args:
-            states: [rows, tokens, hidden size], of the last layer.
-            mask: [rows, tokens], 1 at tokens of texts.
-        """
-        vectors = torch.cat([pool(states, mask, name) for name in self.pooling.tokens.split("+")], -1)
-        for dense in self.dense:
-            if vectors.shape[-1] != dense.weight.shape[1]:
-                raise UserError(
-                    f"data.pooling: '{self.pooling.tokens}' makes {vectors.shape[-1]} numbers, the Dense module after "
-                    f"it reads {dense.weight.shape[1]}; leave --data.pooling out"
-                )
-            vectors = dense(vectors)
-        vectors = F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors
-        return vectors[..., : self.pooling.dim]
 
 
 def read_pooling(folder: Path, option: str) -> Pooling | None:

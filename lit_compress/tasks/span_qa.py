@@ -56,6 +56,7 @@ class SpanQA(TaskType):
     texts = (2, 2)
     length = 170
     max_length = 384
+    means = "For every token, how well it is the first (start_logits) and the last (end_logits) of the answer."
 
     def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterator[dict[str, Any]]:
         """Yield the questions of a nested SQuAD file: articles, their paragraphs, their questions; or the rows."""
@@ -161,51 +162,30 @@ class SpanQA(TaskType):
             "n_best": [{"answer": text, "probability": p} for text, p in listed],
         }  # fmt: skip
 
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of the two logits."""
-        return "For every token, how well it is the first (start_logits) and the last (end_logits) of the answer."
 
-
-def best_spans(logits: Tensor, allowed: Tensor, number: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the spans of highest score, start logit + end logit, best first.
+def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Return the spans of windows with the highest start logit + end logit, best first, and the score of "no answer".
 
     Every span of at most ``longest`` tokens is a candidate, not only those between the best starts and best ends.
 
     Args:
         logits: [b, 2, tokens], start and end logits.
-        allowed: bool [b, tokens], tokens at which answers may begin and end.
-        number: largest number of spans.
-        longest: largest number of tokens of an answer.
-
-    Returns:
-        First tokens, last tokens (int) and scores (-inf: there is no such span), [b, number] each.
-    """
-    first, last = logits.masked_fill(~allowed[:, None], -torch.inf).unbind(1)
-    lasts = F.pad(last, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # [b, first, length - 1]
-    scores = (first[..., None] + lasts).flatten(1)
-    score, place = scores.topk(min(number, scores.shape[1]))
-    begin = place // longest
-    return begin, (begin + place % longest).clamp_max(allowed.shape[1] - 1), score
-
-
-def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Return the best spans of windows, in characters, and the scores of "no answer" and of these spans.
-
-    Args:
-        logits: [b, 2, tokens].
         begin: [b, tokens], first characters of the context's tokens.
         end: [b, tokens], their ends; 0 for tokens that are not of the context.
         number: number of spans.
         longest: largest number of tokens of a span.
 
     Returns:
-        Begin and end, int [b, number, 2]; scores, float [b, 1 + number], first for "no answer" (at the first token),
-        -inf where there is no span.
+        Characters, begin and end, int [b, number, 2]; scores, float [b, 1 + number], first for "no answer" (at the
+        first token), -inf where there is no span.
     """
-    first, last, score = best_spans(logits, end > 0, number, longest)
-    places = torch.stack([begin.gather(1, first), end.gather(1, last)], dim=-1)
+    first, last = logits.masked_fill((end == 0)[:, None], -torch.inf).unbind(1)
+    lasts = F.pad(last, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # [b, first, length - 1]
+    score, place = (first[..., None] + lasts).flatten(1).topk(min(number, first.shape[1] * longest))
+    start = place // longest
+    stop = (start + place % longest).clamp_max(end.shape[1] - 1)
     missing = number - score.shape[1]  # a window may be shorter than the list
-    places = F.pad(places, (0, 0, 0, missing))
+    places = F.pad(torch.stack([begin.gather(1, start), end.gather(1, stop)], dim=-1), (0, 0, 0, missing))
     score = F.pad(score, (0, missing), value=-torch.inf)
     return places, torch.cat([logits[:, :, 0].sum(1, keepdim=True), score], dim=1)
 

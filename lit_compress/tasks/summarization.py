@@ -17,7 +17,6 @@ from torch import Tensor
 from lit_compress.tasks.base import IGNORED, Columns, TaskType, inputs_of
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import escaped
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -51,6 +50,10 @@ class Summarization(TaskType):
     length = max_length = 256
     reads_labels = over_vocabulary = own_head = True
     cuts_ends = False
+    means = (
+        "Logits of the next token. `tokenizer.decode(net.generate(**inputs)[0], skip_special_tokens=True)` writes "
+        "the {label}, with the beams and length penalty of `generation_config.json`."
+    )
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
         """Return the reference text."""
@@ -127,16 +130,6 @@ class Summarization(TaskType):
         """Update the metrics with generated and reference texts."""
         metrics.update(as_texts(outputs), as_texts(batch["reference"]))
 
-    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> None:
-        """Return None: texts have no likelihood."""
-
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return the generated text under the name of the label column."""
         return {task.label: as_texts(pieces[0][None])[0]}
-
-    def meaning(self, task: Task) -> str:
-        """Return how to generate a text."""
-        return (
-            "Logits of the next token. `tokenizer.decode(net.generate(**inputs)[0], skip_special_tokens=True)` writes "
-            f"the {escaped(task.label)}, with the beams and length penalty of `generation_config.json`."
-        )

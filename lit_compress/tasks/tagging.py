@@ -42,6 +42,7 @@ class Tagging(TaskType):
     columns = ("tokens",)
     label = "tags"
     classes = True
+    means = "For every token; a word has the label of its first token:\n\n{classes}"
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> list[int]:
         """Return the class number of every word."""
@@ -102,10 +103,6 @@ class Tagging(TaskType):
             raise UserError(f"{where} is {labels!r:.60} ({type(labels).__name__}); give a list")
         return labels
 
-    def shown(self, task: Task, label: list[int]) -> list[str]:
-        """Return the names of the classes."""
-        return [task.labels[number] for number in label]
-
     def metrics_of(self, task: Task) -> tuple[str, ...]:
         """Return F1 of entities if the labels are tags of entities, see :func:`entity_tags`, else accuracy of words."""
         return ("word_accuracy",) if entity_tags(task.labels) is None else ("entity_f1",)
@@ -136,10 +133,6 @@ class Tagging(TaskType):
     def example(self, task: Task) -> str:
         """Return words as they are tokenised here."""
         return '["some", "words"], is_split_into_words=True' if task.split_words else '"some words"'
-
-    def meaning(self, task: Task) -> str:
-        """Return the meaning of the classes, and the tokens at which they count."""
-        return "For every token; a word has the label of its first token:\n\n" + super().meaning(task)
 
 
 # letters of the schemes IOB, IOE, BIOES, BILOU, BMES and BMEWO -> what they mean in BIOES

@@ -19,7 +19,7 @@ from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.tasks import KINDS, inputs_of
 from lit_compress.tasks.records import get_task
-from lit_compress.tasks.span_qa import best_spans, merge
+from lit_compress.tasks.span_qa import merge, n_best
 
 V1, V2, KIND = get_task("squad"), get_task("squad_v2"), KINDS["span_qa"]
 CONTEXT = "the film is not so great but  the cast is fine and the plot is a story of wit and charm"
@@ -220,7 +220,9 @@ def test_best_spans_are_those_of_a_loop(number, longest):
     allowed = torch.rand(3, 12, generator=generator) > 0.3
     allowed[2] = False
     allowed[2, 4] = True
-    begin, end, score = best_spans(logits, allowed, number, longest)
+    begin = torch.arange(12).expand(3, 12)
+    places, scores = n_best(logits, begin, (begin + 1) * allowed, number, longest)
+    assert places.shape == (3, number, 2) and torch.equal(scores[:, 0], logits[:, :, 0].sum(1))
     for row in range(3):
         spans = [
             (float(logits[row, 0, i] + logits[row, 1, j]), i, j)
@@ -229,5 +231,7 @@ def test_best_spans_are_those_of_a_loop(number, longest):
             if allowed[row, i] and allowed[row, j]
         ]
         expected = sorted(spans, reverse=True)[:number]
-        found = list(zip(score[row].tolist(), begin[row].tolist(), end[row].tolist(), strict=True))
+        found = [
+            (score, i, j - 1) for score, (i, j) in zip(scores[row, 1:].tolist(), places[row].tolist(), strict=True)
+        ]
         assert [span for span in found if span[0] > -torch.inf] == expected
