@@ -32,10 +32,10 @@ from typing import Any, NoReturn
 from benchmarks import common
 from benchmarks.base_size.coding import pack
 from benchmarks.forks import Fork
-from lit_compress.cli.compare import check_plan, plan_of
+from lit_compress.cli.compare import plan_of
 from lit_compress.cli.words import take_apart
 from lit_compress.run import workers
-from lit_compress.run.comparison import Fit, Plan
+from lit_compress.run.comparison import Plan
 
 STUDY = "base_size"
 CONFIG = Path(__file__).with_name("base_size.yaml")
@@ -133,12 +133,12 @@ def share_measurements(folder: Path) -> None:
 class Maker(workers.Worker):
     """Makes the runs of one task, and keeps of a finished one its records, and its export if that is wanted."""
 
-    def _share(self, job: Fit) -> None:
+    def _share(self, job: workers.Job) -> None:
         if job.label:
-            for net in (self.place.out / job.folder).glob("*/net"):
+            for net in job.folder.glob("*/net"):
                 shutil.rmtree(net)
             if not job.name.startswith(EXPORTED):
-                shutil.rmtree(self.place.out / job.folder / "export")
+                shutil.rmtree(job.folder / "export")
 
 
 def planned(options: Any, task: str) -> Plan:
@@ -178,17 +178,17 @@ def works(device: str) -> bool:
         return False
 
 
-def queue(plans: dict[str, Plan]) -> list[tuple[str, Fit]]:
+def queue(plans: dict[str, Plan]) -> list[tuple[str, workers.Job]]:
     """Return all runs with their tasks, the most valuable first: by seed, the methods' order and their budgets'."""
     ranked = []
     for place, (task, plan) in enumerate(plans.items()):
         entries = plan.comparison.entries()
         labels = [entry.label for entry in entries]
-        for cell in plan.cells:
-            row = labels.index(cell.label)
+        for job in plan.asked:
+            row = labels.index(job.label)
             budgets = [float(budget) for budget in entries[row].budgets or plan.comparison.budgets]
-            turn = budgets.index(float(cell.budget.partition("=")[2]))
-            ranked += [((cell.seed, row, turn, place), task, job) for job in cell.jobs if cell.label in plan.only]
+            turn = budgets.index(float(job.budget.partition("=")[2]))
+            ranked.append(((job.seed, row, turn, place), task, job))
     return [(task, job) for _, task, job in sorted(ranked, key=lambda item: item[0])]
 
 
@@ -196,15 +196,11 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     """Make all runs that are missing, ``at_once`` at a time, until a time; then end those that still run."""
     began = time.time()
 
-    def ended(task: str, job: Fit, error: str | None) -> None:
-        state = makers[task].place.state(job)
-        print(
-            f"{time.time() - began:4.0f} s: {task} {job.name}: {state.get('seconds')} s, {error or 'done'}", flush=True
-        )
+    def ended(task: str, job: workers.Job, error: str | None) -> None:
+        seconds = job.state.get("seconds")
+        print(f"{time.time() - began:4.0f} s: {task} {job.name}: {seconds} s, {error or 'done'}", flush=True)
 
-    makers = {
-        task: Maker(workers.Layout(plan.out), plan.jobs, at_once, partial(ended, task)) for task, plan in plans.items()
-    }
+    makers = {task: Maker(plan.asked, at_once, partial(ended, task)) for task, plan in plans.items()}
     with ThreadPoolExecutor(at_once) as pool:
         made = [pool.submit(makers[task].make, job) for task, job in queue(plans) if time.time() < until]
         try:
@@ -222,7 +218,7 @@ def collected(task: str, plan: Plan, commit: str | None) -> dict[str, Any]:
     """Return the result of a task: a row for every finished run, and what failed or is missing."""
     out = plan.out
     out.mkdir(parents=True, exist_ok=True)
-    found = workers.gather(plan)
+    found = plan.gather()
     rows = []
     for cell in found["cells"]:
         if cell["status"] == "done":
@@ -296,7 +292,7 @@ def main() -> None:
     if options.list:
         for task in options.tasks:
             plan = planned(options, task)
-            print(*(job.command for job in (*plan.teachers.values(), *plan.jobs)), sep="\n")
+            print(*(job.command for job in (*plan.teachers, *plan.asked)), sep="\n")
         return
     import lit_compress.cli.commands
     import lit_compress.methods  # noqa: F401  imported once, before the runs are forked
@@ -310,8 +306,8 @@ def main() -> None:
         made = list(map(plan_of_task, options.tasks))
     plans = dict(zip(options.tasks, made, strict=True))
     for each in made:
-        check_plan(each)
-    print(f"{time.time() - started:.0f} s: {sum(len(each.jobs) for each in made)} runs are planned", flush=True)
+        each.check()
+    print(f"{time.time() - started:.0f} s: {sum(len(each.asked) for each in made)} runs are planned", flush=True)
     with workers.stopped_by_sigterm():
         try:
             make(plans, options.workers, started + 60 * options.minutes - RESERVE)

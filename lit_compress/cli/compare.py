@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import COMPARISONS, method_at_hand, resolve_config, shipped
@@ -17,28 +15,14 @@ from lit_compress.cli.words import Line, take_apart
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
-from lit_compress.run.comparison import (
-    COMMAND,
-    Comparison,
-    Entry,
-    Fit,
-    Plan,
-    divide,
-    read_comparison,
-    shares,
-    words_of,
-)
+from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison, words_of
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
-from lit_compress.run.workers import Layout, Worker, fairness, gather, stopped_by_sigterm
+from lit_compress.run.workers import COMMAND, Job, Worker, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, screen_table, show
-
-# keys of the config that options of the command replace
-OWN = ("methods", "budgets", "seeds", "learning_rates", "updates", "hold_out")
 
 
 def compare(
@@ -66,10 +50,10 @@ def compare(
     """
     if config is None:
         raise UserError(f"config: it is missing; shipped are {', '.join(shipped(COMPARISONS))}")
-    values = (methods, budgets, seeds, learning_rates, updates, hold_out)
-    plan = plan_of(config, out, dict(zip(OWN, values, strict=True)), dict(line.options))
+    own = {"methods": methods, "budgets": budgets, "seeds": seeds, "learning_rates": learning_rates}
+    plan = plan_of(config, out, own | {"updates": updates, "hold_out": hold_out}, dict(line.options))
     if list:
-        for job in (*plan.teachers.values(), *plan.jobs):
+        for job in (*plan.teachers, *plan.asked):
             print(job.command)
         return
     with stopped_by_sigterm():
@@ -79,10 +63,12 @@ def compare(
 def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
     """Return the plan of a comparison, and print its notes.
 
+    Names on the hub, the teacher, and the number of epochs are known afterwards.
+
     Args:
         config: path or name of a shipped comparison.
         out: folder to write; None: runs/NAME.
-        own: values of :data:`OWN`, which replace the config's; None: they do not. ``methods`` says whose runs are made.
+        own: values that replace the config's; None: they do not. ``methods`` says whose runs are made.
         options: of ``fit``, by name, for all runs; they replace the config's.
 
     Raises:
@@ -93,42 +79,19 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
         note(f"config: {remark}")
     place = Path(out or f"runs/{Path(config).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}
-    words = [
-        f"--{key}={one}"
-        for key, value in own.items()
-        for one in (value if isinstance(value, list | tuple) else [value])
-    ]
-    words = [f"--config={config}", *([f"--out={out}"] if out else []), *words, *words_of(options)]
-    keys = own.pop("methods", None)
-    made = read_comparison({**values, **own}, config)
-    for key in keys or ():
+    several = [(key, value if isinstance(value, list | tuple) else [value]) for key, value in own.items()]
+    words = [f"--config={config}", *([f"--out={out}"] if out else []),
+             *(f"--{key}={one}" for key, some in several for one in some), *words_of(options)]  # fmt: skip
+    made = read_comparison({**values, **own, "methods": values.get("methods")}, config)
+    for key in own.get("methods", ()):
         if key not in made.methods:
             raise UserError(f"methods: no method '{key}' in '{config}'; {nearest(key, made.methods)}")
-    only = frozenset(map(str, made.methods if keys is None else keys))
-    return _settled(
-        replace(made, options={**made.options, **options}), place, shlex.join([*COMMAND, "compare", *words]), only
-    )
 
-
-def check_plan(plan: Plan) -> None:
-    """Refuse a folder that cannot be written, or that holds runs of other settings.
-
-    Raises:
-        UserError: it does.
-    """
-    check_folder("out", plan.out)
-    Layout(plan.out).check_same([*plan.teachers.values(), *(job for cell in plan.cells for job in cell.jobs)])
-
-
-def _settled(made: Comparison, out: Path, command: str, only: frozenset[str]) -> Plan:
-    """Return the plan of a comparison, whose names on the hub, teacher, and number of epochs are known afterwards.
-
-    Raises:
-        UserError: the data, or the number of steps cannot be used.
-    """
+    made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
-    parts = cli.ready(_recorded(out))
+    # a run that is there already has the revisions of all
+    parts = cli.ready(next((Run(path.parent).config() for path in sorted(place.glob("*/*/config.yaml"))), None))
     made = replace(made, options={**made.options, **cli.revisions()})
     task, devices = parts.data.record, parts.trainer.get("devices")
     if not made.teacher and finetuned_on(parts.method.backbone, task):
@@ -139,14 +102,12 @@ def _settled(made: Comparison, out: Path, command: str, only: frozenset[str]) ->
     parts.data.setup("fit")
     parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
     epochs, length = 0, 1
-    if any(entry.train for entry in entries):
-        epochs, length = divide(made.updates, made.epochs, list(map(shares, entries)), parts.data.steps_per_epoch())
-    return Plan(replace(made, epochs=epochs or None), entries, out, epochs, length, task.name, command, only)
-
-
-def _recorded(out: Path) -> dict[str, Any] | None:
-    """Return the config of a run that is there already, whose revisions are those of all; None without one."""
-    return next((Run(path.parent).config() for path in sorted(out.glob("*/*/config.yaml"))), None)
+    if trained := [entry.shares() for entry in entries if entry.train]:
+        epochs, length = divide(made.updates, made.epochs, trained, parts.data.steps_per_epoch())
+    return Plan(
+        replace(made, epochs=epochs or None), place, jobs_of(made, entries, place, epochs, length), task.name,
+        shlex.join([*COMMAND, "compare", *words]), frozenset(map(str, own.get("methods", made.methods))),
+    )  # fmt: skip
 
 
 def _resolve(entry: Entry, task: str) -> Entry:
@@ -159,10 +120,8 @@ def _resolve(entry: Entry, task: str) -> Entry:
     words += [f"--model={entry.method}"] if entry.method else []
     kind = method_class(method_at_hand(take_apart("fit", [*words, f"--data.task={task}"], {})))
     if kind is None:
-        names = [name for name in method_names if name != "Method"]
-        raise UserError(
-            f"config: methods.{entry.label}: unknown method '{entry.method}'; {nearest(entry.method, names)}"
-        )
+        hint = nearest(entry.method, (name for name in method_names if name != "Method"))
+        raise UserError(f"config: methods.{entry.label}: unknown method '{entry.method}'; {hint}")
     own = signature(kind).parameters
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
     if "params" in own:
@@ -179,51 +138,41 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
         index: make the run of this line of --list alone; the page is written once there is no other to be made.
 
     Raises:
-        UserError: the folder cannot be used, there is no such line, or its run failed.
+        UserError: the folder cannot be used or holds runs of other settings, there is no such line, or its run failed.
     """
     if workers < 1:
         raise UserError(f"workers: {workers} is below 1, the smallest valid value")
-    check_plan(plan)
-    place, jobs, page = Layout(plan.out), plan.jobs, plan.out / "report" / "index.html"
+    plan.check()
+    jobs, every = plan.asked, [*plan.teachers, *plan.asked]
     if index is not None:
-        every = [*plan.teachers.values(), *jobs]
         if not 0 <= index < len(every):
             near = 0 if index < 0 else len(every) - 1
             raise UserError(f"index: {index} is not in [0, {len(every) - 1}]; nearest valid {near}")
         jobs = [every[index]]
-    there = sum(map(place.done, jobs))
-    said = f", {there} of them done already" if there else ""
-    print(f"{len(jobs)} of {len(plan.jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
-          f"teacher{'s' if len(plan.teachers) > 1 else ''}: {place.out}")  # fmt: skip
-    print(fairness(asdict(plan.comparison)), flush=True)
+    print(f"{len(jobs)} of {len(plan.asked)} runs, {sum(job.done for job in jobs)} of them done already: {plan.out}")
+    print(plan.fairness(), flush=True)
 
-    def ended(job: Fit, error: str | None) -> None:
-        seconds = place.state(job).get("seconds")
-        what = f"failed: {error}" if error else f"done, {seconds:.0f} s"
-        count = sum(place.done(job) or bool(place.error(job)) for job in jobs)
-        print(f"[{count}/{len(jobs)}] {job.name if job.label else f'teacher {job.name}'}: {what}", flush=True)
-        gather(plan)
+    def ended(job: Job, error: str | None) -> None:
+        count = sum(some.done or bool(some.error) for some in jobs)
+        said = f"failed: {error}" if error else f"done, {job.state['seconds']:.0f} s"
+        print(f"[{count}/{len(jobs)}] {job.name if job.label else f'teacher {job.name}'}: {said}", flush=True)
+        plan.gather()
 
-    Worker(place, jobs, workers, ended).work()
-    results = gather(plan)
+    Worker(jobs, workers, ended).work()
+    results, page = plan.gather(), plan.out / "report" / "index.html"
     if index is not None:
-        if error := place.error(jobs[0]):
-            raise UserError(f"{jobs[0].name} failed: {error}; its log: {place.log(jobs[0])}")
+        if error := jobs[0].error:
+            raise UserError(f"{jobs[0].name} failed: {error}; its log: {jobs[0].log}")
         if any(cell["status"] not in ("done", "failed") for cell in results["cells"]):
             return page
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
-    show(table(place.out))
+    found = {(group["label"], group["budget"]): group for group in groups(read_results(plan.out).runs)}
+    labels, budgets = dict.fromkeys(label for label, _ in found), dict.fromkeys(budget for _, budget in found)
+    body = [[label, *(pages.cell(found.get((label, budget))) for budget in budgets)] for label in labels]
+    show(screen_table(["method", *budgets], body))
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
-    print(f"results: {place.out / 'compare.json'}\npage: {pages.write(place.out)}")
+    print(f"results: {plan.out / 'compare.json'}\npage: {pages.write(plan.out)}")
     return page
-
-
-def table(out: Path) -> Table:
-    """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
-    found = {(group["label"], group["budget"]): group for group in groups(read_results(out).runs)}
-    labels, budgets = dict.fromkeys(label for label, _ in found), dict.fromkeys(budget for _, budget in found)
-    body = [[label, *(pages.cell(found.get((label, budget))) for budget in budgets)] for label in labels]
-    return screen_table(["method", *budgets], body)

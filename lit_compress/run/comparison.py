@@ -1,4 +1,4 @@
-"""The plan of a comparison: methods x budgets x seeds, and for each of these cells a ``fit`` per learning rate.
+"""A comparison: methods x budgets x seeds, and for each of these cells a ``fit`` per learning rate.
 
 All runs of a seed have the same teacher, the same examples in the same order and the same number of steps after the
 teacher. Every method that is trained tries the same learning rates. Training rows that are held out choose among them.
@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from math import lcm
 from pathlib import Path
 from typing import Any
 
+from lit_compress.run.results import COMPARISON, read_record, read_report
+from lit_compress.run.workers import Job
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import check_folder, write_json
 
-COMMAND = ("python", "-m", "lit_compress")
-COMPARISON = "compare.json"  # file with the results
+FORMAT = 1  # of compare.json
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
 )  # fmt: skip
-TEACHER = "teachers"  # folder of a comparison; RUNS: of the runs
-RUNS = "runs"
 MOST_PIECES = 1000  # epochs into which the steps are divided, if the user does not set a number
 _REMOVED = {
     "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
@@ -40,15 +38,13 @@ class Entry:
 
     Attributes:
         label: the user's name for it.
-        method: class; with ``config`` it follows from that.
-        config: recipe or config of the method.
+        method: class; with ``config``, a recipe, it follows from that.
         train: False: nothing is trained after the teacher; the method's untrained result is measured.
         options: of ``fit``, by name.
         split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         budgets: of its runs, in place of the comparison's.
         stages: after the teacher; this and ``words``, which choose the method, are the command line's.
-        words: see there.
     """
 
     label: str
@@ -56,11 +52,27 @@ class Entry:
     config: str | None = None
     train: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    split: Mapping[str, float] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
+    split: Mapping[str, int] = field(default_factory=dict)
+    without: str | Sequence[str] = ()
     budgets: Sequence[Any] = ()
     stages: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+
+    def shares(self) -> dict[str, int]:
+        """Return each stage's share of the training steps after the teacher.
+
+        Raises:
+            UserError: ``split`` names another stage, or shares that are no numbers.
+        """
+        where = f"config: methods.{self.label}.split"
+        for stage, share in self.split.items():
+            if stage not in self.stages:
+                raise UserError(f"{where}: no stage '{stage}'; {nearest(stage, self.stages)}")
+            if not isinstance(share, int) or share < 0:
+                raise UserError(f"{where}.{stage}: '{share}' is no whole number from 0 on")
+        if self.split and not any(self.split.values()):
+            raise UserError(f"{where}: all shares are 0; give train: false")
+        return {stage: self.train * (self.split.get(stage, 0) if self.split else 1) for stage in self.stages}
 
 
 @dataclass(frozen=True)
@@ -96,133 +108,26 @@ class Comparison:
         """Return the methods.
 
         Raises:
-            UserError: a method has unknown keys, or names no method.
+            UserError: a method has unknown keys.
         """
         return [_entry(str(label), values or {}) for label, values in self.methods.items()]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """One ``fit``.
-
-    Attributes:
-        name: of its folder in ``runs`` or ``teachers``.
-        words: of the command, after ``python -m lit_compress``.
-        label: of the method; "" for a teacher.
-        rate: learning rate; None for teachers, and where nothing is trained.
-        teacher: that it needs; None if a folder is given.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    label: str = ""
-    rate: float | None = None
-    teacher: Fit | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Relative to the comparison's."""
-        return Path(RUNS if self.label else TEACHER) / self.name
-
-    @property
-    def command(self) -> str:
-        """The command as users type it."""
-        return shlex.join([*COMMAND, *self.words])
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A method at a budget with a seed, and the jobs among which held-out rows choose."""
-
-    name: str
-    label: str
-    method: str
-    budget: str
-    seed: int
-    jobs: tuple[Fit, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A comparison that was checked: its runs and their folder.
-
-    Attributes:
-        comparison: its config.
-        entries: the methods, with their stages.
-        out: folder of the comparison.
-        epochs: over all stages after the teacher.
-        length: training steps of each.
-        task: of all runs.
-        command: that makes all of this again.
-        only: labels of the methods whose runs are made; results are gathered for all.
-    """
-
-    comparison: Comparison
-    entries: Sequence[Entry]
-    out: Path
-    epochs: int
-    length: int
-    task: str = ""
-    command: str = ""
-    only: frozenset[str] = frozenset()
-
-    @cached_property
-    def teachers(self) -> dict[int, Fit]:
-        """A ``fit`` of the dense model for every seed; {} if a folder is given."""
-        given, seeds = self.comparison.teacher, self.comparison.seeds
-        if isinstance(given, str):
-            return {}
-        words = ["--model=SVD", "--model.density=1.0", *words_of({**self._common, **given}), "--model.retrain.epochs=0"]
-        return {seed: Fit(f"seed={seed}", self._words(Path(TEACHER) / f"seed={seed}", words, seed)) for seed in seeds}
-
-    @cached_property
-    def cells(self) -> list[Cell]:
-        """All cells: for each budget, and each seed, all methods that have it."""
-        made, cells = self.comparison, []
-        every = (*made.budgets, *(budget for entry in self.entries for budget in entry.budgets))
-        for budget, seed, entry in product(dict.fromkeys(map(budget_name, every)), made.seeds, self.entries):
-            if budget not in map(budget_name, entry.budgets or made.budgets):
-                continue
-            kind, _, value = budget.partition("=")
-            name = f"{slug(entry.label)}-{slug(kind)}={slug(value)}-seed={seed}"
-            rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
-            jobs = tuple(self._job(entry, budget, seed, rate, name) for rate in rates)
-            cells.append(Cell(name, entry.label, str(entry.method), budget, seed, jobs))
-        return cells
-
-    @property
-    def jobs(self) -> list[Fit]:
-        """The runs to be made, without teachers, in their order."""
-        return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
-
-    def _job(self, entry: Entry, budget: str, seed: int, rate: float | None, cell: str) -> Fit:
-        split, made = shares(entry), self.comparison
-        total = sum(split.values()) or 1
-        taught = {k: v for k, v in made.taught.items() if not k.startswith(tuple(entry.without))}
-        kind, _, value = budget.partition("=")
-        schedule: dict[str, Any] = {f"model.{name}.epochs": round(self.epochs * split[name] / total) for name in split}
-        if rate is not None:
-            schedule |= {f"model.{name}.learning_rate": rate for name in split if split[name]}
-        teacher = self.teachers.get(seed)
-        words = [
-            *entry.words, *words_of({**self._common, **taught, **entry.options}),
-            f"--model.density={value}" if kind == "density" else f"--model.budget={budget}", *words_of(schedule),
-            f"--model.teacher={self.out / teacher.folder / 'dense' / 'net' if teacher else made.teacher}",
-            f"--trainer.limit_train_batches={self.length}",
-        ]  # fmt: skip
-        cell += "" if rate is None else f"-rate={rate:g}"
-        return Fit(cell, self._words(Path(RUNS) / cell, words, seed), entry.label, rate, teacher)
-
-    @property
-    def _common(self) -> dict[str, Any]:
-        """The options of all runs; they come after the recipes' options, which have other batches."""
-        return {
-            "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
-            **self.comparison.options, "data.hold_out": self.comparison.hold_out,
-        }  # fmt: skip
-
-    def _words(self, folder: Path, words: Sequence[str], seed: int) -> tuple[str, ...]:
-        return "fit", *words, f"--seed_everything={seed}", f"--run_dir={self.out / folder}", "--ckpt_path=last"
+def _entry(label: str, values: Any) -> Entry:
+    """Return the method that one key of ``methods`` describes."""
+    if not isinstance(values, dict):
+        raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
+    _check_keys(values, Entry, f"methods.{label}")
+    entry = Entry(label, **{"method": None if "config" in values else label.partition(",")[0].strip(), **values})
+    if not isinstance(entry.budgets, list | tuple):
+        raise UserError(f"config: methods.{label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
+    for name in entry.options:
+        if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
+            raise UserError(
+                f"config: methods.{label}.options: {name} is the same for all methods; "
+                "give it in options, updates or split"
+            )
+    return entry
 
 
 def read_comparison(values: dict[str, Any], path: str) -> Comparison:
@@ -236,7 +141,12 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
         if not values.get(name):
             raise UserError(f"config: '{path}' names no {name}")
     made = Comparison(**{key: value for key, value in values.items() if value is not None})
-    _check(made)
+    for name, (fits, advice) in _RULES.items():
+        if not fits(value := getattr(made, name)):
+            raise UserError(f"config: {name}: {value!r}; give {advice}")
+    labels = [entry.label for entry in made.entries()]
+    if len(set(map(slug, labels))) < len(labels):
+        raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
     return made
 
 
@@ -250,60 +160,30 @@ def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
             raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
 
 
-def _check(made: Comparison) -> None:
-    """Refuse values that cannot be used.
-
-    Raises:
-        UserError: the first of them.
-    """
-    several = "give a list of one or more, each once, e.g. "
-    rules: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-        *((name, lambda value: isinstance(value, dict), f"give {form}") for name, form in (
-            ("methods", "one key per method"), ("options", "OPTION: VALUE"), ("taught", "OPTION: VALUE"))),
-        ("budgets", _several, f"{several}[0.25]"),
-        ("seeds", _several, f"{several}[1]"),
-        ("learning_rates", _several, f"{several}[1.0e-4]"),
-        ("seeds", lambda values: all(map(_whole, values)), "give whole numbers"),
-        ("learning_rates", lambda values: all(isinstance(v, int | float) and v > 0 for v in values),
-         "give numbers above 0, with a point: 1.0e-4"),  # YAML reads 1e-4 as text
-        *((name, lambda value: value is None or (_whole(value) and value >= 1), "give a whole number from 1 on")
-          for name in ("updates", "hold_out", "epochs")),
-    )  # fmt: skip
-    for name, fits, advice in rules:
-        if not fits(value := getattr(made, name)):
-            raise UserError(f"config: {name}: {value!r}; {advice}")
-    entries = made.entries()
-    for entry in entries:
-        if not isinstance(entry.budgets, list | tuple):
-            raise UserError(f"config: methods.{entry.label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
-        for name in entry.options:
-            if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
-                raise UserError(
-                    f"config: methods.{entry.label}.options: {name} is the same for all methods; "
-                    "give it in options, updates or split"
-                )
-    if len({slug(entry.label) for entry in entries}) < len(entries):
-        labels = ", ".join(entry.label for entry in entries)
-        raise UserError(f"config: methods: {labels}: two would have the same folder; rename one")
-
-
-def _several(values: Any) -> bool:
-    return isinstance(values, list | tuple) and 0 < len(values) == len(set(map(str, values)))
+def _several(values: Any, fits: Callable[[Any], bool] = lambda value: True) -> bool:
+    """Return whether ``values`` are a list of one or more, each once."""
+    return isinstance(values, list | tuple) and 0 < len(values) == len(set(map(str, values))) and all(map(fits, values))
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _entry(label: str, values: Any) -> Entry:
-    """Return the method that one key of ``methods`` describes."""
-    if not isinstance(values, dict):
-        raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
-    _check_keys(values, Entry, f"methods.{label}")
-    whole = {"method": None if "config" in values else label.partition(",")[0].strip(), **values}
-    if isinstance(whole.get("without"), str):
-        whole["without"] = (whole["without"],)
-    return Entry(label, **whole)
+# key -> whether a value can be used, and advice; YAML reads 1e-4 as text
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "methods": (lambda value: isinstance(value, dict), "one key per method"),
+    **dict.fromkeys(("options", "taught"), (lambda value: isinstance(value, dict), "OPTION: VALUE")),
+    "budgets": (_several, "a list of one or more, each once, e.g. [0.25]"),
+    "seeds": (lambda values: _several(values, _whole), "a list of one or more whole numbers, each once, e.g. [1]"),
+    "learning_rates": (
+        lambda values: _several(values, lambda rate: isinstance(rate, int | float) and rate > 0),
+        "a list of one or more numbers above 0, each once, with a point, e.g. [1.0e-4]",
+    ),
+    **dict.fromkeys(
+        ("updates", "hold_out", "epochs"),
+        (lambda value: value is None or (_whole(value) and value >= 1), "a whole number from 1 on"),
+    ),
+}
 
 
 def budget_name(budget: Any) -> str:
@@ -330,25 +210,10 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
 
 
-def shares(entry: Entry) -> dict[str, float]:
-    """Return each stage's share of a method's training steps after the teacher.
-
-    Raises:
-        UserError: ``split`` names another stage, or shares that are no numbers.
-    """
-    if not entry.train:
-        return dict.fromkeys(entry.stages, 0)
-    for stage, share in entry.split.items():
-        if stage not in entry.stages:
-            raise UserError(f"config: methods.{entry.label}.split: no stage '{stage}'; {nearest(stage, entry.stages)}")
-        if not isinstance(share, int) or share < 0:
-            raise UserError(f"config: methods.{entry.label}.split.{stage}: '{share}' is no whole number from 0 on")
-    if entry.split and not any(entry.split.values()):
-        raise UserError(f"config: methods.{entry.label}.split: all shares are 0; give train: false")
-    return {stage: entry.split.get(stage, 0) if entry.split else 1 for stage in entry.stages}
+# ------------------------------------------------------------------------------------------------------------- runs
 
 
-def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float]], batches: int) -> tuple[int, int]:
+def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, int]], batches: int) -> tuple[int, int]:
     """Return the number of epochs over all stages after the teacher, and the training steps of each.
 
     Every method has the same number of epochs, all of the same length, so a stage's share must be whole epochs.
@@ -362,13 +227,15 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
     Raises:
         UserError: it cannot be done; the message has the nearest number that can.
     """
-    step = lcm(1, *(int(sum(split.values())) for split in splits if any(split.values())))
+    step = lcm(1, *(sum(split.values()) for split in splits if any(split.values())))
     fits = [n for n in range(step, MOST_PIECES * step + 1, step) if updates % n == 0 and updates // n <= batches]
     if epochs is None:
         if not fits:
+            parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
+            near = parts * max(1, min(batches, round(updates / parts)))
             raise UserError(
                 f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a "
-                f"multiple of {step} in number; nearest: updates {_near(updates, step, batches)}"
+                f"multiple of {step} in number; nearest: updates {near}"
             )
         return fits[0], updates // fits[0]
     if epochs in fits:
@@ -380,6 +247,152 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
     )
 
 
-def _near(updates: int, step: int, batches: int) -> int:
-    parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
-    return parts * max(1, min(batches, round(updates / parts)))
+def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Job]:
+    """Return all runs: of a teacher per seed, unless a folder is given; then per budget, seed, method and rate.
+
+    Args:
+        made: the config.
+        entries: its methods, with their stages.
+        out: folder of the comparison.
+        epochs: over all stages after the teacher.
+        length: training steps of each.
+    """
+    common = {  # after the recipes' options, which have other batches
+        "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
+        **made.options, "data.hold_out": made.hold_out,
+    }  # fmt: skip
+
+    def job(name: str, words: Sequence[str], seed: int, **more: Any) -> Job:
+        folder = Job(out, name, (), **more).folder
+        place = (f"--seed_everything={seed}", f"--run_dir={folder}", "--ckpt_path=last")
+        return Job(out, name, ("fit", *words, *place), seed, **more)
+
+    teachers = {}
+    if not isinstance(made.teacher, str):
+        words = ["--model=SVD", "--model.density=1.0", *words_of(common | {**made.teacher, "model.retrain.epochs": 0})]
+        teachers = {seed: job(f"seed={seed}", words, seed) for seed in made.seeds}
+    jobs = [*teachers.values()]
+    every = [*made.budgets, *(budget for entry in entries for budget in entry.budgets)]
+    for budget, seed, entry in product(dict.fromkeys(map(budget_name, every)), made.seeds, entries):
+        if budget not in map(budget_name, entry.budgets or made.budgets):
+            continue
+        kind, _, value = budget.partition("=")
+        cell = f"{slug(entry.label)}-{slug(kind)}={slug(value)}-seed={seed}"
+        teacher, shares = teachers.get(seed), entry.shares()
+        total = sum(shares.values()) or 1
+        without = (entry.without,) if isinstance(entry.without, str) else tuple(entry.without)
+        taught = {k: v for k, v in made.taught.items() if not k.startswith(without)}
+        for rate in made.learning_rates if entry.train else (None,):
+            schedule: dict[str, Any] = {f"model.{n}.epochs": round(epochs * s / total) for n, s in shares.items()}
+            if rate is not None:
+                schedule |= {f"model.{name}.learning_rate": rate for name, share in shares.items() if share}
+            words = [
+                *entry.words, *words_of({**common, **taught, **entry.options}),
+                f"--model.density={value}" if kind == "density" else f"--model.budget={budget}", *words_of(schedule),
+                f"--model.teacher={teacher.folder / 'dense' / 'net' if teacher else made.teacher}",
+                f"--trainer.limit_train_batches={length}",
+            ]  # fmt: skip
+            jobs.append(job(
+                cell if rate is None else f"{cell}-rate={rate:g}", words, seed, label=entry.label, budget=budget,
+                method=str(entry.method), cell=cell, rate=rate, teacher=teacher,
+            ))  # fmt: skip
+    return jobs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison that was checked: its runs and their folder.
+
+    Attributes:
+        comparison: its config.
+        out: its folder.
+        jobs: all runs, the teachers' first.
+        task: of all runs.
+        command: that makes all of this again.
+        only: labels of the methods whose runs are made; results are gathered for all.
+    """
+
+    comparison: Comparison
+    out: Path
+    jobs: Sequence[Job]
+    task: str = ""
+    command: str = ""
+    only: frozenset[str] = frozenset()
+
+    @property
+    def teachers(self) -> list[Job]:
+        """The runs of the dense model; [] if a folder is given."""
+        return [job for job in self.jobs if not job.label]
+
+    @property
+    def asked(self) -> list[Job]:
+        """The runs to be made, without teachers, in their order."""
+        return [job for job in self.jobs if job.label in self.only]
+
+    def check(self) -> None:
+        """Refuse a folder that cannot be written, or that holds runs of other settings.
+
+        Raises:
+            UserError: it does.
+        """
+        check_folder("out", self.out)
+        for job in self.jobs:
+            job.check_same()
+
+    def fairness(self) -> str:
+        """Return the sentence on how the runs were made equal, for the screen and the page."""
+        rates = len(self.comparison.learning_rates)
+        return (
+            f"Every trained method takes {self.comparison.updates:,} steps after the teacher and tries {rates} "
+            f"learning rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {self.comparison.hold_out:,} "
+            "training rows that are held out, not on the dev set. Runs of one seed share teacher, training rows and "
+            "their order."
+        )
+
+    def gather(self) -> dict[str, Any]:
+        """Write ``compare.json``, a function of the files in the folder, and return its content."""
+        cells: dict[str, list[Job]] = {}
+        for job in self.jobs:
+            if job.label:
+                cells.setdefault(job.cell, []).append(job)
+        done = next((job for jobs in cells.values() for job in jobs if job.done), None)
+        metric = (read_report(done.folder) or {})["metric"] if done else None
+        gathered = {
+            "format": FORMAT, "config": asdict(self.comparison), "task": self.task, "metric": metric,
+            "fairness": self.fairness(), "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
+            "command": self.command,
+        }  # fmt: skip
+        write_json(self.out / COMPARISON, gathered)
+        return gathered
+
+
+def _cell(name: str, jobs: Sequence[Job], metric: Any) -> dict[str, Any]:
+    """Return the entry of a cell: its learning rates, and the run that held-out rows choose."""
+    first, tried = jobs[0], [_tried(job, metric) for job in jobs]
+    errors = [one["error"] for one in tried if one["error"]]
+    done = [one for one in tried if one["status"] == "done"]
+    going = next((one["status"] for one in tried if one["status"] in ("running", "missing")), None)
+    status, error, chosen = going or ("done" if done else "failed"), next(iter(errors), None), tried[0]
+    if status == "done":
+        best = max if metric["mode"] == "max" else min
+        chosen = best(done, key=lambda one: one["held_out"]) if len(done) > 1 else done[0]
+        error = error and f"{len(errors)} of {len(tried)} learning rates failed: {error}"
+    return {
+        "name": name, "method": first.method, "label": first.label, "budget": first.budget, "seed": first.seed,
+        "learning_rate": chosen["learning_rate"] if status == "done" else None,
+        "tried": tried if first.rate is not None else [], "status": status, "error": error, "run": chosen["run"],
+        "seconds": sum(one["seconds"] or 0 for one in tried), "memory_mib": chosen["memory_mib"],
+    }  # fmt: skip
+
+
+def _tried(job: Job, metric: Any) -> dict[str, Any]:
+    """Return the entry of a learning rate."""
+    held_out, memory = None, None
+    if job.done:
+        records = read_record(job.folder / "stages.json")
+        memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
+        held_out = (records[-1].get("held_out") or {}).get(f"val/{metric['name']}")
+    return {
+        "learning_rate": job.rate, "held_out": held_out, "run": job.folder.relative_to(job.out).as_posix(),
+        "status": job.status, "error": job.error, "seconds": job.state.get("seconds"), "memory_mib": memory,
+    }  # fmt: skip

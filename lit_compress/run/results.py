@@ -14,12 +14,12 @@ from lit_compress.analysis.costs import costs_of, mean_costs, mean_gain, shared_
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import parse_budget
-from lit_compress.run.comparison import COMPARISON
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, yaml_of
 from lit_compress.utils.manifest import check_manifest
 
+COMPARISON = "compare.json"  # the results of a comparison, in its folder
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
 # options that make no label: where things are, what a budget has become, the seed
 _OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibration_seed"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import Plan, divide, read_comparison, shares
+from lit_compress.run.comparison import divide, jobs_of, read_comparison
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
@@ -26,10 +26,11 @@ STAGES = {"LPAF": ("prune", "retrain"), "SVD": ("retrain",), "SP3": ("prune",)}
 
 
 def plan(**changes):
+    """Return the runs without their teachers."""
     made = read_comparison(BASE | changes, "c.yaml")
     methods = [replace(e, stages=STAGES[e.method], words=(f"--model={e.method}",)) for e in made.entries()]
-    splits = [*map(shares, methods)]
-    return Plan(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5))
+    splits = [entry.shares() for entry in methods]
+    return [job for job in jobs_of(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5)) if job.label]
 
 
 def options(job):
@@ -37,61 +38,54 @@ def options(job):
 
 
 def test_every_method_budget_and_seed_is_a_cell_and_trained_ones_try_the_same_rates():
-    found = plan().cells
-    assert len(found) == 2 * 2 * 3 == len({cell.name for cell in found})
-    assert Counter(len(cell.jobs) for cell in found) == {2: 8, 1: 4}
-    assert (
-        found[0].name == "lpaf-density=0.25-seed=1" and found[0].jobs[1].name == "lpaf-density=0.25-seed=1-rate=0.0003"
-    )
-    assert [*plan().teachers] == [1, 2]
-    for cell in found:
-        for job in cell.jobs:
-            given = options(job)
-            assert given["run_dir"] == f"out/{job.folder}" and given["ckpt_path"] == "last"
-            assert given["seed_everything"] == str(cell.seed) and job.teacher.name == f"seed={cell.seed}"
-            assert given["model.teacher"] == f"out/teachers/seed={cell.seed}/dense/net"
-            size = {"density=0.25": {"model.density": "0.25"}, "size=20mb": {"model.budget": "size=20MB"}}
-            assert given.items() >= size[cell.budget.lower()].items()
+    found = plan()
+    assert Counter(Counter(job.cell for job in found).values()) == {2: 8, 1: 4}
+    assert [job.name for job in found[:2]] == [f"lpaf-density=0.25-seed=1-rate={rate}" for rate in ("0.0001", "0.0003")]
+    assert {job.teacher.name for job in found} == {"seed=1", "seed=2"}
+    for job in found:
+        given = options(job)
+        assert given["run_dir"] == str(job.folder) == f"out/runs/{job.name}" and given["ckpt_path"] == "last"
+        assert given["seed_everything"] == str(job.seed) and job.teacher.name == f"seed={job.seed}"
+        assert given["model.teacher"] == f"out/teachers/seed={job.seed}/dense/net"
+        size = {"density=0.25": {"model.density": "0.25"}, "size=20MB": {"model.budget": "size=20MB"}}
+        assert given.items() >= size[job.budget].items()
 
 
 def test_all_trained_methods_make_the_same_updates():
-    found = plan().cells
-    for cell in found:
-        for job in cell.jobs:
-            given = options(job)
-            epochs = [int(v) for k, v in given.items() if k.endswith(".epochs")]
-            steps = sum(epochs) * int(given["trainer.limit_train_batches"])
-            assert steps == (0 if job.rate is None else 12), job.name
-            assert given["trainer.accumulate_grad_batches"] == "1"
-    lpaf = options(found[0].jobs[0])
+    found = plan()
+    for job in found:
+        given = options(job)
+        epochs = [int(v) for k, v in given.items() if k.endswith(".epochs")]
+        steps = sum(epochs) * int(given["trainer.limit_train_batches"])
+        assert steps == (0 if job.rate is None else 12), job.name
+        assert given["trainer.accumulate_grad_batches"] == "1"
+    lpaf = options(found[0])
     assert lpaf["model.retrain.epochs"] == "2" and lpaf["model.prune.learning_rate"] == "0.0001"
 
 
 def test_options_of_a_method_replace_those_of_all():
-    found = plan().cells
-    by_label = {cell.label: options(cell.jobs[0]) for cell in found}
-    assert by_label["SP3"]["trainer.precision"] == "32-true" and "model.distillation.alpha" not in by_label["SP3"]
-    assert (
-        by_label["LPAF"]["trainer.precision"] == "bf16-mixed" and by_label["LPAF"]["model.distillation.alpha"] == "0.5"
-    )
+    by_label = {job.label: options(job) for job in plan()}
+    sp3, lpaf = by_label["SP3"], by_label["LPAF"]
+    assert sp3["trainer.precision"] == "32-true" and "model.distillation.alpha" not in sp3
+    assert lpaf["trainer.precision"] == "bf16-mixed" and lpaf["model.distillation.alpha"] == "0.5"
 
 
 def test_a_method_may_have_budgets_of_its_own():
-    found = plan(methods={"SVD": {}, "LPAF": {"budgets": [0.33, 0.25]}}, budgets=[0.5, 0.25], seeds=[1]).cells
-    assert [(cell.label, cell.budget) for cell in found] == [
+    found = plan(methods={"SVD": {"train": False}, "LPAF": {"train": False, "budgets": [0.33, 0.25]}},
+                 budgets=[0.5, 0.25], seeds=[1])  # fmt: skip
+    assert [(job.label, job.budget) for job in found] == [
         ("SVD", "density=0.5"), ("SVD", "density=0.25"), ("LPAF", "density=0.25"), ("LPAF", "density=0.33"),
     ]  # fmt: skip
-    assert options(found[-1].jobs[0])["model.density"] == "0.33"
+    assert options(found[-1])["model.density"] == "0.33"
 
 
 def test_a_given_teacher_is_that_of_all_seeds():
-    made = plan(teacher="my_model")
-    assert made.teachers == {} and {options(c.jobs[0])["model.teacher"] for c in made.cells} == {"my_model"}
+    assert {(job.teacher, options(job)["model.teacher"]) for job in plan(teacher="my_model")} == {(None, "my_model")}
 
 
 def test_an_epoch_is_limited_to_its_steps():
-    found = plan(options={"trainer.accumulate_grad_batches": 3}).cells
-    assert options(found[0].jobs[0])["trainer.limit_train_batches"] == "4"
+    found = plan(options={"trainer.accumulate_grad_batches": 3})
+    assert options(found[0])["trainer.limit_train_batches"] == "4"
 
 
 def test_updates_are_divided_into_whole_epochs_that_the_data_has():
@@ -117,9 +111,9 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
             "each in methods.SVD: this key was removed in version 0.3; give",
         ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
-        ({"learning_rates": ["1e-4"]}, "learning_rates: ['1e-4']; give numbers above 0, with a point: 1.0e-4"),
+        ({"learning_rates": ["1e-4"]}, "each once, with a point, e.g. [1.0e-4]"),
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
-        ({"seeds": [1, 1]}, "seeds: [1, 1]; give a list of one or more, each once"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1]; give a list of one or more whole numbers, each once"),
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
         ({"epochs": 0}, "epochs: 0; give a whole number from 1 on"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
@@ -131,5 +125,5 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
 )
 def test_mistakes_are_one_line(changes, said):
     with pytest.raises(UserError) as error:
-        plan(**changes).cells  # noqa: B018
+        plan(**changes)
     assert said in str(error.value) and "\n" not in str(error.value)

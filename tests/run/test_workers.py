@@ -12,23 +12,24 @@ from forks import Fork
 
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
-from lit_compress.run.comparison import RUNS, TEACHER, Cell, Comparison, Fit, Plan
-from lit_compress.run.workers import Layout, Worker, gather, last_line
+from lit_compress.run.comparison import Comparison, Plan
+from lit_compress.run.workers import Job, Worker, last_line
 from lit_compress.utils.errors import UserError
 
 
-def job(place, name, rate=0.1, teacher="seed=1", held_out=0.5, label="A"):
+def job(place, name, rate=0.1, teacher="seed=1", held_out=0.5, label="A", cell=""):
     """A job whose words say what its report will have; "fail" instead of a number: why it fails."""
     needed = job(place, teacher, None, None, label="") if isinstance(teacher, str) else teacher
-    folder = place.out / (RUNS if label else TEACHER) / name
-    return Fit(name, (str(folder), str(held_out)), label, rate, needed)
+    folder = Job(place, name, (), label=label).folder
+    return Job(
+        place, name, (str(folder), str(held_out)), label=label, cell=cell or name, rate=rate, teacher=needed,
+        method="SVD", budget="density=0.25",
+    )  # fmt: skip
 
 
-def results(place, *cells):
-    """What is gathered of cells: name, label, jobs."""
-    plan = Plan(Comparison({}, [], learning_rates=(0.1, 0.2), updates=4, hold_out=2), [], place.out, 1, 4, "sst2", "c")
-    vars(plan)["cells"] = [Cell(name, label, "SVD", "density=0.25", 1, jobs) for name, label, jobs in cells]
-    return gather(plan)
+def results(place, *jobs):
+    """What is gathered of the runs."""
+    return Plan(Comparison({}, [], learning_rates=(0.1, 0.2), updates=4, hold_out=2), place, jobs, "sst2", "c").gather()
 
 
 def pretend(words, log, handle, environment):
@@ -60,13 +61,13 @@ def pretend(words, log, handle, environment):
 def place(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "start_process", pretend)
     monkeypatch.setattr(workers, "POLL", 0.01)
-    for name in (RUNS, TEACHER):
+    for name in ("runs", "teachers"):
         (tmp_path / name).mkdir()
-    return Layout(tmp_path)
+    return tmp_path
 
 
-def made(place, some):
-    file = place.out / f"{some.folder}.made"
+def made(some):
+    file = some.folder.with_name(f"{some.name}.made")
     return len(file.read_text()) if file.exists() else 0
 
 
@@ -74,13 +75,13 @@ def test_two_workers_make_every_run_once(place):
     jobs = [job(place, f"a-{i}") for i in range(6)]
     teacher = jobs[0].teacher
     if not (other := os.fork()):
-        Worker(place, jobs, 2).work()
+        Worker(jobs, 2).work()
         os._exit(0)
-    Worker(place, jobs, 2).work()
+    Worker(jobs, 2).work()
     assert os.waitpid(other, 0)[1] == 0
-    assert [made(place, some) for some in (teacher, *jobs)] == [1] * 7
-    Worker(place, jobs).work()
-    assert [made(place, some) for some in jobs] == [1] * 6
+    assert [made(some) for some in (teacher, *jobs)] == [1] * 7
+    Worker(jobs).work()
+    assert [made(some) for some in jobs] == [1] * 6
 
 
 def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
@@ -94,55 +95,52 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
 
     if not (worker := os.fork()):
         monkeypatch.setattr(workers, "start_process", lambda words, log, handle, environment: Fork(pause, handle))
-        Worker(place, [some]).work()
+        Worker([some]).work()
     child = int(os.read(read, 20))
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
-    assert place.running(some) and place.lock(some) is None
+    (cell,) = results(place, some)["cells"]
+    with some.lock() as handle:
+        assert cell["status"] == "running" and handle is None
+    Worker([some]).make(some, wait=False)
+    assert made(some) == 0
     os.kill(child, signal.SIGKILL)
-    while place.running(some):
-        time.sleep(0.01)
-    Worker(place, [some]).work()
-    assert place.done(some) and results(place, ("c", "A", (some,)))["cells"][0]["memory_mib"] == 7.0
+    Worker([some]).work()
+    assert some.done and results(place, some)["cells"][0]["memory_mib"] == 7.0
 
 
 def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
-    bad, good = job(place, "bad", held_out="fail: no"), job(place, "good", 0.2, held_out=0.7)
+    bad, good = (job(place, name, rate, held_out=held_out, cell="both")
+                 for name, rate, held_out in (("bad", 0.1, "fail: no"), ("good", 0.2, 0.7)))  # fmt: skip
     said = []
     for _ in range(2):
-        Worker(place, [bad, good], ended=lambda *e: said.append(e)).work()
-    assert made(place, bad) == 2 and made(place, good) == 1 and place.error(bad) == "fail: no"
-    assert [(some.name, error) for some, error in said][1:] == [
-        ("bad", "fail: no"),
-        ("good", None),
-        ("bad", "fail: no"),
-    ]
-    alone = job(place, "alone", held_out="fail: x")
-    later = job(place, "later")
-    cells = ("both", "A", (bad, good)), ("one", "B", (alone,)), ("none", "C", (later,))
-    Worker(place, [alone]).work()
-    lock, _ = place.lock(later)
-    both, one, none = results(place, *cells)["cells"]
-    lock.release()
+        Worker([bad, good], ended=lambda *e: said.append(e)).work()
+    assert made(bad) == 2 and made(good) == 1 and bad.error == "fail: no"
+    failed = ("bad", "fail: no")
+    assert [(some.name, error) for some, error in said][1:] == [failed, ("good", None), failed]
+    alone, later = job(place, "alone", held_out="fail: x"), job(place, "later")
+    Worker([alone]).work()
+    both, one, none = results(place, bad, good, alone, later)["cells"]
     assert (both["status"], both["run"], both["learning_rate"]) == ("done", "runs/good", 0.2)
     assert both["error"] == "1 of 2 learning rates failed: fail: no"
-    assert (one["status"], one["error"], none["status"]) == ("failed", "fail: x", "running")
-    assert results(place, *cells)["cells"][2]["status"] == "missing"
+    assert (one["status"], one["error"], none["status"]) == ("failed", "fail: x", "missing")
+    (good.folder / "report.json").unlink()
+    assert results(place, good)["cells"][0]["status"] == "missing"
 
 
 def test_without_its_teacher_no_run_is_made(place):
     some = job(place, "a", teacher=job(place, "seed=1", None, None, "fail: memory", label=""))
-    Worker(place, [some]).work()
-    assert made(place, some) == 0 and place.error(some) == "its teacher seed=1 failed: fail: memory"
+    Worker([some]).work()
+    assert made(some) == 0 and some.error == "its teacher seed=1 failed: fail: memory"
 
 
 def test_held_out_rows_choose_the_rate(place):
-    jobs = job(place, "a-1", 0.1, held_out=0.8), job(place, "a-2", 0.2, held_out=0.6)
+    jobs = [job(place, f"a-{rate}", rate, held_out=1 - rate, cell="a") for rate in (0.1, 0.2)]
     other = job(place, "b", None, held_out=0.5, label="B")
-    Worker(place, [*jobs, other]).work()
-    found = results(place, ("a", "A", jobs), ("b", "B", (other,)))
+    Worker([*jobs, other]).work()
+    found = results(place, *jobs, other)
     a, b = found["cells"]
-    assert (a["learning_rate"], a["run"], [one["held_out"] for one in a["tried"]]) == (0.1, "runs/a-1", [0.8, 0.6])
+    assert (a["learning_rate"], a["run"], [one["held_out"] for one in a["tried"]]) == (0.1, "runs/a-0.1", [0.9, 0.8])
     assert (b["learning_rate"], b["tried"], b["status"]) == (None, [], "done")
     assert "not on the dev set" in found["fairness"]
 
@@ -163,15 +161,15 @@ def test_a_run_whose_export_is_a_program_of_integers_counts_as_that_program():
 
 
 def test_a_run_of_other_options_is_refused(place):
-    Worker(place, [job(place, "a")]).work()
-    place.check_same([job(place, "a")])
+    Worker([job(place, "a")]).work()
+    job(place, "a").check_same()
     bad, corrected = job(place, "bad", held_out="fail: no"), job(place, "bad", held_out=0.7)
-    Worker(place, [bad]).work()
-    place.check_same([corrected])
-    Worker(place, [corrected]).work()
-    assert place.done(corrected)
+    Worker([bad]).work()
+    corrected.check_same()
+    Worker([corrected]).work()
+    assert corrected.done
     with pytest.raises(UserError, match=r"has 'a' with other options: 0.5, now 0.6; give another --out"):
-        place.check_same([job(place, "a", held_out=0.6)])
+        job(place, "a", held_out=0.6).check_same()
 
 
 def test_why_a_run_failed_is_one_line(tmp_path):
@@ -185,9 +183,9 @@ def test_why_a_run_failed_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("at_once", "given", "threads"), [(1, None, None), (2, None, "4"), (16, None, "1"), (2, "3", "3")]
 )
-def test_processes_at_once_share_the_cores(at_once, given, threads, tmp_path, monkeypatch):
+def test_processes_at_once_share_the_cores(at_once, given, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS")
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert Worker(Layout(tmp_path), [], at_once)._environment().get("OMP_NUM_THREADS") == threads
+    assert Worker([], at_once)._environment().get("OMP_NUM_THREADS") == threads
