@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from lit_compress.tasks import TaskType
 
 Kept = dict[str, list[int]]  # name of a list of blocks -> numbers of the kept blocks, rising
+Outputs = dict[tuple[str, int], Any]  # of a block, by the name of its list and its number
 
 
 @dataclass(frozen=True)
 class BlockLosses(OfModel):
     """The blocks whose removal, one after the other, changes the model's answers the least.
+
+    Each time the block is removed without which :func:`divergences` is smallest.
 
     Attributes:
         counts: name of each list of blocks -> how many are kept.
@@ -35,38 +38,19 @@ class BlockLosses(OfModel):
     counts: Mapping[str, int]
 
     def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them."""
-        kept, loss = least_missed(net, self.counts, batches, kind, reduce)
+        """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them; 0 if it has all."""
+        kept = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
+        loss = 0.0
+        while choices := [
+            kept | {path: [other for other in numbers if other != number]}
+            for path, numbers in kept.items()
+            if len(numbers) > self.counts[path]
+            for number in numbers[holds_first(net) :]
+        ]:
+            losses = divergences(net, choices, batches, kind, reduce, kept)
+            loss = min(losses)
+            kept = choices[losses.index(loss)]
         return kept | {"loss": loss}
-
-
-def least_missed(
-    net: PreTrainedModel, counts: Mapping[str, int], batches: Any, kind: TaskType,
-    reduce: Reduce = None,
-) -> tuple[Kept, float]:  # fmt: skip
-    """Return the blocks to keep, and the divergence of the model of them; 0 if nothing is removed.
-
-    One block after the other is removed, each time the one without which :func:`divergences` is smallest.
-
-    Args:
-        net: with its task's head; it is not changed.
-        counts: name of each list of blocks -> how many are kept.
-        batches: of the examples, with ``index``, in the same order whenever they are iterated.
-        kind: of the task.
-        reduce: in-place all-reduce (SUM) over processes with other examples.
-    """
-    kept = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
-    loss = 0.0
-    while choices := [
-        kept | {path: [other for other in numbers if other != number]}
-        for path, numbers in kept.items()
-        if len(numbers) > counts[path]
-        for number in numbers[holds_first(net) :]
-    ]:
-        losses = divergences(net, choices, batches, kind, reduce, kept)
-        best = min(range(len(choices)), key=losses.__getitem__)
-        kept, loss = choices[best], losses[best]
-    return kept, loss
 
 
 def divergences(
@@ -79,18 +63,21 @@ def divergences(
     first one in which it differs from ``base``: the outputs of the others are kept, of one batch at a time.
 
     Args:
-        net, batches, kind, reduce: as for :func:`least_missed`.
+        net: with its task's head; it is not changed.
         choices: the kept blocks.
+        batches: of the examples, with ``index``, in the same order whenever they are iterated.
+        kind: of the task.
+        reduce: in-place all-reduce (SUM) over processes with other examples.
         base: blocks of which most choices have the first ones; None: all blocks.
     """
     whole = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
-    base = whole if base is None else base
-    outputs: dict[tuple[str, int], Any] = {}
-    first = with_blocks(net, base)
-    for path, numbers in base.items():
-        for number in range(len(numbers)):
-            module_at(first, f"{path}.{number}", nn.Module).register_forward_hook(_keep_output(outputs, path, number))
-    smaller = [_continued(with_blocks(net, kept), kept, base, outputs) for kept in choices]
+    base, outputs = whole if base is None else base, Outputs()
+    first = _with_blocks(net, base)
+    for key in [(path, number) for path, numbers in base.items() for number in range(len(numbers))]:
+        module_at(first, "{}.{}".format(*key), nn.Module).register_forward_hook(
+            lambda _, __, output, key=key: outputs.update({key: output})
+        )
+    smaller = [_continued(_with_blocks(net, kept), kept, base, outputs) for kept in choices]
     total = torch.zeros(len(choices) + 1, dtype=torch.float64)  # on the CPU, as some devices have no float64
     with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in track(batches, f"without 1 of {len(choices)} blocks", len(batches)):
@@ -108,14 +95,7 @@ def divergences(
     return (total[:-1] / total[-1]).tolist()
 
 
-def _keep_output(outputs: dict[tuple[str, int], Any], path: str, number: int) -> Any:
-    """Return a forward hook that keeps the output of a block."""
-    return lambda module, args, output: outputs.update({(path, number): output})
-
-
-def _continued(
-    small: PreTrainedModel, kept: Kept, base: Kept, outputs: Mapping[tuple[str, int], Any]
-) -> PreTrainedModel:
+def _continued(small: PreTrainedModel, kept: Kept, base: Kept, outputs: Outputs) -> PreTrainedModel:
     """Let the first blocks of ``small`` give kept outputs, up to the first block that ``base`` has not there."""
     for path, numbers in kept.items():
         for number, (own, other) in enumerate(zip(numbers, base[path], strict=False)):
@@ -128,7 +108,7 @@ def _continued(
     return small
 
 
-def with_blocks(net: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+def _with_blocks(net: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """Return a model of some blocks of ``net``, in evaluation mode; it shares parameters and buffers with ``net``."""
     shared = {id(value): value for values in (net.parameters(), net.buffers()) for value in values}
     small = copy.deepcopy(net, shared).eval()

@@ -58,47 +58,40 @@ class Axes(OfModel):
         Raises:
             UserError: there are no examples, or a hidden state is inf or NaN.
         """
-        return dict(enumerate(_axes(net, self.widths, batches, kind, reduce)))
-
-
-def _axes(
-    net: PreTrainedModel, widths: Sequence[int], batches: Iterable[Batch], task: TaskType, reduce: Reduce
-) -> list[Tensor]:
-    """Return the axes of every site; the model runs where it is, in evaluation mode."""
-    stream, device = residual_stream(net), net.device
-    find = principal_axes if get_architecture(net).rms else centred_axes  # other norms subtract a mean
-    axes: list[Tensor] = []
-    with ExitStack() as undo, torch.no_grad(), torch.autocast(device.type, enabled=False):
-        undo.enter_context(frozen(net))
-        passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, task)
-        blocks: dict[str, nn.Module] = {}
-        if stream.pre_norm:
-            walk = undo.enter_context(_walk(net, batches, task))
-            blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
-            passes = partial(_of_block, walk, stream)
-            for block in blocks.values():
-                undo.callback(setattr, block, "__class__", type(block))
-                StreamBlock.adopt(block)
-        modules = dict(net.named_modules()) | {
-            f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
-        }
-        for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-            names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
-            own = {name: modules[name] for name in names}
-            ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
-            gram = _gram(own, net.config.hidden_size, device, passes(i), not ends, reduce)
-            axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
-            if widths[i] < len(axes[i]):
-                kept = axes[i][:, : widths[i]]
-                part = partial(torch.matmul, other=(kept @ kept.mT).to(device, net.dtype))
-                for name in site.norms:
-                    hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
-                    undo.callback(modules[name].register_forward_pre_hook(hook).remove)
-                for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
-                    turn = sublayer.junction.removeprefix(f"{sublayer.host}.")
-                    setattr(blocks[sublayer.host], turn, part)
-                    undo.callback(delattr, blocks[sublayer.host], turn)
-    return axes
+        stream, device = residual_stream(net), net.device
+        find = principal_axes if get_architecture(net).rms else centred_axes  # other norms subtract a mean
+        axes: list[Tensor] = []
+        with ExitStack() as undo, torch.no_grad(), torch.autocast(device.type, enabled=False):
+            undo.enter_context(frozen(net))
+            passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, kind)
+            blocks: dict[str, nn.Module] = {}
+            if stream.pre_norm:
+                walk = undo.enter_context(_walk(net, batches, kind))
+                blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
+                passes = partial(_of_block, walk, stream)
+                for block in blocks.values():
+                    undo.callback(setattr, block, "__class__", type(block))
+                    StreamBlock.adopt(block)
+            modules = dict(net.named_modules()) | {
+                f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
+            }
+            for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
+                names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+                own = {name: modules[name] for name in names}
+                ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
+                gram = _gram(own, net.config.hidden_size, device, passes(i), not ends, reduce)
+                axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
+                if self.widths[i] < len(axes[i]):
+                    kept = axes[i][:, : self.widths[i]]
+                    part = partial(torch.matmul, other=(kept @ kept.mT).to(device, net.dtype))
+                    for name in site.norms:
+                        hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
+                        undo.callback(modules[name].register_forward_pre_hook(hook).remove)
+                    for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
+                        turn = sublayer.junction.removeprefix(f"{sublayer.host}.")
+                        setattr(blocks[sublayer.host], turn, part)
+                        undo.callback(delattr, blocks[sublayer.host], turn)
+        return dict(enumerate(axes))
 
 
 def _of_model(

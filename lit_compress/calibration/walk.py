@@ -12,8 +12,8 @@ by the states, which only the last block's output has at first. They take a walk
 Each example goes three times through a block in place of two, and the weights are read twice. Labels are drawn by an
 example's number, so the model in memory draws the same, and nothing is rounded that it would not round.
 
-The states before a block are one file, which is there when it is whole. A killed process continues with the block whose
-output is missing.
+The states before a block are a folder, which is there when it is whole. A killed process continues with the block
+whose output is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_within
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_file
+from lit_compress.utils.files import atomic_folder, remove
 from lit_compress.utils.progress import track
 
 Finish = Callable[[int, nn.Module, Any], None]
@@ -46,7 +45,7 @@ Finish = Callable[[int, nn.Module, Any], None]
 class Walk:
     """Some examples, and their states between the blocks of a model, in the model's dtype, on disk.
 
-    Files are written and read with ordinary calls and not mapped: mapped pages count as the process's memory.
+    Files are read and not mapped: mapped pages count as the process's memory.
 
     Args:
         net: whose blocks run.
@@ -61,7 +60,7 @@ class Walk:
         self.shapes = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
 
     def path(self, what: str, number: int) -> Path:
-        """Return the file of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
+        """Return the folder of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
         return self.folder / f"{what}-{number:05}"
 
     def bytes(self) -> int:
@@ -69,41 +68,29 @@ class Walk:
         return self.dtype.itemsize * sum(map(prod, self.shapes))
 
     def drop(self, what: str, number: int) -> None:
-        """Remove a file."""
-        self.path(what, number).unlink(missing_ok=True)
+        """Remove a folder."""
+        remove(self.path(what, number))
 
-    @contextmanager
-    def written(self, what: str, number: int) -> Iterator[Callable[[Tensor], None]]:
-        """Yield a function that adds a tensor to a file, which is there when the context ends without error."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self.path(what, number)) as temporary, temporary.open("wb") as file:
-
-            def add(tensor: Tensor) -> None:
-                file.write(tensor.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy().data)
-
-            yield add
+    def write(self, what: str, number: int, tensors: Iterable[Tensor]) -> None:
+        """Write a tensor for every part into a folder, which is there when all are."""
+        with atomic_folder(self.path(what, number)) as temporary:
+            for i, tensor in enumerate(tensors):
+                torch.save(tensor.detach().to("cpu", self.dtype).clone(), temporary / str(i))
 
     def stored(self, what: str, number: int, order: Iterable[int] | None = None) -> Iterator[Tensor]:
-        """Yield the tensors [copies, b, length, width] of a file for the parts in ``order``, by default all."""
-        path, each = self.path(what, number), self.dtype.itemsize
-        copies = path.stat().st_size // max(1, self.bytes())
-        starts = list(accumulate(map(prod, self.shapes), initial=0))
-        with path.open("rb") as file:
-            for i in range(len(self.parts)) if order is None else order:
-                file.seek(copies * starts[i] * each)
-                data = bytearray(file.read(copies * prod(self.shapes[i]) * each))
-                yield torch.frombuffer(data, dtype=self.dtype).view(copies, *self.shapes[i])
+        """Yield the tensors of a folder for the parts in ``order``, by default all."""
+        return (torch.load(self.path(what, number) / str(i)) for i in order or range(len(self.parts)))
 
     def states(self, number: int, order: Sequence[int] | None = None) -> Iterator[Tensor | None]:
         """Yield the input of block ``number`` for the parts in ``order``, by default all; None for the first block."""
         if number == 0:
             yield from (None for _ in (self.parts if order is None else order))
         else:
-            yield from (copies[0] for copies in self.stored("states", number, order))
+            yield from self.stored("states", number, order)
 
     def last(self) -> Iterator[Tensor]:
         """Yield the last block's output, part by part."""
-        return (copies[0] for copies in self.stored("states", len(self.net)))
+        return self.stored("states", len(self.net))
 
     def rows(self, order: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the examples, where the model is; of the parts in ``order``, by default all."""
@@ -124,13 +111,12 @@ class Walk:
 
     def forward(self, number: int, outputs: Iterable[Tensor] | None = None) -> None:
         """Write the outputs of block ``number``, which is in memory, part by part; None: they are computed here."""
-        with self.written("states", number + 1) as add, torch.no_grad():
-            for output in outputs or (self.step(number, *pair) for pair in self.pairs(number)):
-                add(output)
+        with torch.no_grad():
+            self.write("states", number + 1, outputs or (self.step(number, *pair) for pair in self.pairs(number)))
 
     def reach(self, number: int, keep: bool = False, what: str = "forward") -> None:
-        """Make the file of block ``number``'s input, from the nearest one before; ``keep`` the files between."""
-        first = max((i for i in range(1, number + 1) if self.path("states", i).is_file()), default=0)
+        """Make the states of block ``number``'s input, from the nearest one before; ``keep`` those between."""
+        first = max((i for i in range(1, number + 1) if self.path("states", i).is_dir()), default=0)
         several = number - first > 1
         for i in track(range(first, number), f"{what} by blocks", number - first) if several else range(first, number):
             with self.net.block(i):
@@ -196,16 +182,20 @@ class BlockStatistics:
     def _both(self, number: int, finish: Finish | None) -> None:
         """Put every part through a block and back, sum for ``finish``, and then write the gradient before it."""
         walk, sums = self.walk, self._sums(number) if finish else None
-        with walk.net.block(number) as block, walk.written("gradients", number) as add, torch.enable_grad():
+
+        def gradients(block: nn.Module) -> Iterator[Tensor]:
             after = walk.stored("gradients", number + 1)
             for (rows, hidden), gradients in zip(walk.pairs(number), after, strict=True):
                 hidden = None if hidden is None else hidden.to(walk.net.device, torch.float32).requires_grad_()
                 with self._watched(number, block, rows, sums):
                     before = _back(walk.step(number, rows, hidden), hidden, gradients)
                 if before is not None:
-                    add(before)
+                    yield before
             if finish is not None and sums is not None:
                 finish(number, block, sums.result())
+
+        with walk.net.block(number) as block, torch.enable_grad():
+            walk.write("gradients", number, gradients(block))
         for what in ("gradients", "states"):
             walk.drop(what, number + 1)
 
@@ -213,17 +203,21 @@ class BlockStatistics:
         """Return before which block the gradients of the loss are on disk, the nearest to the first; make the last."""
         walk, count = self.walk, len(self.walk.net)
         for number in range(count + 1):
-            if walk.path("gradients", number).is_file():
+            if walk.path("gradients", number).is_dir():
                 return number
         walk.reach(count, keep=True)
-        with walk.written("gradients", count) as add, torch.enable_grad():
+
+        def gradients() -> Iterator[Tensor]:
             for rows, states in zip(walk.rows(), walk.last(), strict=True):
                 hidden = states.to(walk.net.device, torch.float32).requires_grad_()
                 ending: Any = Ending(walk.net, iter([hidden]))
                 logits = walk.task.logits(walk.task.run(ending, rows), rows)
                 losses = self.statistic.losses(walk.task, logits, rows)
                 more = len(losses) > 1
-                add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))
+                yield torch.stack([torch.autograd.grad(loss, hidden, retain_graph=more)[0] for loss in losses])
+
+        with torch.enable_grad():
+            walk.write("gradients", count, gradients())
         return count
 
     def _sums(self, number: int) -> Collector:

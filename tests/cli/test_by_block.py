@@ -75,8 +75,8 @@ def dies_at(patch, place):
             raise KeyboardInterrupt
         write_shard(tensors, path)
 
-    patch.setattr("lit_compress.calibration.walk.atomic_file", dying(files.atomic_file))
-    patch.setattr("lit_compress.cli.by_block.atomic_folder", dying(files.atomic_folder))
+    for module in ("calibration.walk", "cli.by_block"):
+        patch.setattr(f"lit_compress.{module}.atomic_folder", dying(files.atomic_folder))
     patch.setattr("lit_compress.cli.by_block.write_shard", write)
 
 
