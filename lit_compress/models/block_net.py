@@ -77,24 +77,23 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
 
 
 class Blocks:
-    """A model whose blocks run one by one; stand-ins are in their places.
+    """A model whose blocks run one by one.
 
     Args:
-        net: changed in place.
+        net: changed in place: it has stand-ins in the places of the blocks.
         device: where it runs.
 
     Attributes:
-        net: with stand-ins in the places of the blocks.
         names: of the blocks.
         blocks: the modules.
     """
 
     def __init__(self, net: PreTrainedModel, device: torch.device | str = "cpu") -> None:
         self.net, self.device = net, torch.device(device)
-        named_blocks = [(name, block) for *_, name, block in blocks(net)]
-        self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
+        self.names = [name for *_, name, _ in blocks(net)]
+        self.blocks = [block for *_, block in blocks(net)]
         self.run: Callable[..., Any]  # of number, hidden states and StandIn's function; only in a forward
-        for number, (name, block) in enumerate(named_blocks):
+        for number, (name, block) in enumerate(zip(self.names, self.blocks, strict=True)):
             replace(net, name, StandIn(block, self, number))
         if hasattr(net.config, "use_cache"):
             net.config.use_cache = False
@@ -176,7 +175,7 @@ def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blo
 
 
 class BlockNet(Blocks):
-    """The model in a folder, with one block at a time in memory.
+    """The model in a folder, with one block at a time in memory; parameters of blocks have values in :meth:`block`.
 
     Args:
         config: of the model.
@@ -184,9 +183,6 @@ class BlockNet(Blocks):
         structure: of an export.
         unused: starts of names of tensors that a file may lack; they are 0 then.
         device: where it runs.
-
-    Attributes:
-        blocks: the modules, whose parameters have values only in :meth:`block`.
     """
 
     def __init__(
@@ -210,7 +206,7 @@ class BlockNet(Blocks):
         self._fill_outside()
 
     def _fill_outside(self) -> None:
-        values = {name: self.read(name) for name in self.net.state_dict() if name not in self._aliases}
+        values = {name: self.read(name) for name in self.outside()}
         self.net.load_state_dict(values, strict=False, assign=True)
         for name, first in self._aliases.items():
             replace(self.net, name, self.net.get_parameter(first))
@@ -241,7 +237,7 @@ class BlockNet(Blocks):
         return {name: value for name, value in self.net.state_dict().items() if name not in self._aliases}
 
     def fill(self, number: int, block: nn.Module) -> None:
-        """Give ``block``, of this model or of one with the same names, the values of block ``number``."""
+        """Give ``block``, of this model or one with the same names, the values of block ``number``."""
         own, name = block.state_dict(), self.names[number]
         values = {key: self.read(f"{name}.{key}") for key in own}
         if wrong := next((key for key in own if own[key].shape != values[key].shape), None):

@@ -54,13 +54,7 @@ class Job:
         self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
 
     def at(self, density: float | None = None, removes: Removes | None = None, **changes: Any) -> Self:
-        """Return this job with a new method, at another density or with another kind of removal; None: as it is.
-
-        Args:
-            density: remaining share of the parameters.
-            removes: ``retrain.removes``.
-            **changes: other fields.
-        """
+        """Return this job with a new method, at another density, with another ``retrain.removes``, or other fields."""
         other = copy.copy(self)
         vars(other).update(changes)
         given = dict(self.method.given)
@@ -75,11 +69,7 @@ class Job:
 
     @cached_property
     def dense(self) -> PreTrainedModel:
-        """The backbone without values, which nobody changes.
-
-        Raises:
-            UserError: the backbone is compressed already, or cannot be read.
-        """
+        """The backbone without values, which nobody changes; one that is compressed already is refused."""
         method, what = self.method, f"model.backbone: '{self.method.backbone}'"
         refuse_compressed(what, Path(method.backbone).expanduser())
         check_weights(what, Path(resolve(method.backbone, method.task)))

@@ -47,7 +47,7 @@ def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
 class StepSums:
     """Sums of values over a step's micro-batches and processes, for ``Stage.over_step``.
 
-    Without a pass over all micro-batches before, values are summed over processes at once.
+    Without ``several`` micro-batches, values are summed over processes at once.
 
     Attributes:
         known: whether the sums are complete; until then values are added.
@@ -163,16 +163,13 @@ class MicroBatches(pl.LightningModule):
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the model's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
-        output = self._forward(self.net, batch, hidden=self._hidden is not None)
+        output = self.kind.run(self.net, batch, output_hidden_states=self._hidden is not None)
         if self._hidden is not None:
             stacks = hidden_states(output)
             # transformers collects hidden states by the class of the block: a replaced block would be missing
             assert len(stacks[0]) == 1 + self.net.config.num_hidden_layers
             self._hidden.append(stacks)
         return self.kind.logits(output, batch)
-
-    def _forward(self, net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
-        return self.kind.run(net, batch, output_hidden_states=hidden)
 
     def objective(
         self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
@@ -188,8 +185,9 @@ class MicroBatches(pl.LightningModule):
         """
         settings, kind, output = self.distillation, self.kind, None
         if distil and self._teacher:
+            listens = self._hidden is not None
             with torch.no_grad():
-                output = self._taught or self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
+                output = self._taught or kind.run(self._teacher[0], batch, output_hidden_states=listens)
         losses = logits_losses(
             logits, batch.get("labels"), kind.loss,
             teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
@@ -285,13 +283,10 @@ def _real(part: Batch) -> Tensor:
 
 @contextmanager
 def padding_known(padded: bool | None) -> Iterator[None]:
-    """Tell transformers inside the context whether the batch has padding.
+    """Tell transformers inside the context whether some mask of the batch has a 0; None: not known, it looks.
 
     By itself it reads the mask in every forward, for which the host waits: attention over a batch without padding
     needs no mask. The host knows it before the batch is copied to the device.
-
-    Args:
-        padded: whether some mask of the batch has a 0; None: not known, transformers looks.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as makers
     from transformers.masking_utils import sdpa_mask

@@ -74,7 +74,7 @@ def token_errors(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 def rates(parameters: Sequence[nn.Parameter], rate: float) -> list[dict[str, Any]]:
     """Return a group of AdamW for every parameter, whose learning rate is ``rate`` times its root mean square.
 
-    A parameter without a size of its own (a bias of zeros) has the smallest of the others.
+    A parameter of zeros has the smallest of the others.
     """
     sizes = [float(value.detach().square().mean().sqrt()) for value in parameters]
     least = min(filter(None, sizes), default=1.0)
@@ -98,19 +98,19 @@ class Refinement:
 
     def __call__(self, number: int, block: nn.Module) -> None:
         """Train a compressed block, on the CPU before and afterwards, and write the next one's input."""
-        own, device, start = self.own, self.own.net.device, time.perf_counter()
-        own.drop("states", number - 1)
+        start = time.perf_counter()
+        self.own.drop("states", number - 1)
         self.dense.reach(self.behind[number])
-        block.to(device)
-        before = self._error(number, block)
+        block.to(self.own.net.device)
+        with torch.no_grad():
+            before = self._mean([error for _, error in self._outputs(number, block)])
         values = {name: value.detach().clone() for name, value in block.named_parameters()}
         self._train(number, block)
         after = self._write(number, block)
         if not after < before:
             block.load_state_dict(values, strict=False)
             after = self._write(number, block)
-        told = {"before": before, "after": after, "seconds": time.perf_counter() - start}
-        write_json(self._told(number), told)
+        write_json(self._told(number), {"before": before, "after": after, "seconds": time.perf_counter() - start})
         block.to("cpu")
 
     def told(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Refinement:
         }  # fmt: skip
 
     def errors(self, number: int) -> dict[str, float]:
-        """Return the error of a trained block ``before`` and ``after``, and the ``seconds`` that it took."""
+        """Return the error of a trained block ``before`` and ``after``, and the ``seconds``."""
         return read_json("--refine", self._told(number), dict)
 
     def disk_bytes(self) -> int:
@@ -145,10 +145,6 @@ class Refinement:
             assert target is not None
             output = self.own.step(number, rows, hidden, block)
             yield output, token_errors(output, target.to(output.device), self._mask(rows))
-
-    def _error(self, number: int, block: nn.Module) -> float:
-        with torch.no_grad():
-            return self._mean([error for _, error in self._outputs(number, block)])
 
     def _write(self, number: int, block: nn.Module) -> float:
         """Write the block's outputs; return their error."""
@@ -174,8 +170,7 @@ class Refinement:
         parameters = [value for value in block.parameters() if value.is_floating_point()]
         optimizer = torch.optim.AdamW(rates(parameters, RATE), weight_decay=0.0)
         peaks = [group["lr"] for group in optimizer.param_groups]
-        warmup = math.ceil(WARMUP * self.steps)
-        generator = torch.Generator().manual_seed(number)
+        warmup, generator = math.ceil(WARMUP * self.steps), torch.Generator().manual_seed(number)
         order = list[int]()
         while len(order) < self.steps:
             order += torch.randperm(len(self.own.parts), generator=generator).tolist()
