@@ -85,24 +85,25 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
 
     ``claim`` keeps the folder, ``made`` gets the job.
     """
-    job = cli.ready(run.config() if run.started else None)
+    started = run.started
+    job = cli.ready(run.config() if started else None)
     choose_teacher(cli, run, job.data.record)
     job = settle_budget(cli, run)
-    config, asked, facts = cli.dump(), job.method.budget, None
-    if not run.started:
-        check_folder("run_dir", run.folder)
-        if run.foreign:
-            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        facts = check_stages(job)
-        check_fit(job)
-    else:
+    config, asked = cli.dump(), job.method.budget
+    if started:
         run.check_same(config)
         if cli.config.ckpt_path is None:
             raise UserError(
                 f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
             )
-    claim.enter_context(run.claim())
-    if facts is not None:
+        claim.enter_context(run.claim())
+    else:
+        check_folder("run_dir", run.folder)
+        if run.foreign:
+            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
+        facts = check_stages(job)
+        check_fit(job)
+        claim.enter_context(run.claim())
         run.begin(config, facts, {"asked": asked.asked, "density": job.method.density} if asked else None)
     made.append(job)
     return {"config": config, "density": job.method.given["density"] if asked else None}
@@ -119,6 +120,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         known: False: the density is found later, on the fine-tuned model.
         density: that the first process found; None: it is not known.
     """
+    run = run if run is not None and run.started else None
     job = cli.build()
     job, budget = replace(job, choices=_settle_dtype(cli, job.method, run)), job.method.budget
     if kinds := job.method.kinds:  # trials choose among them later
@@ -134,7 +136,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         note(f"budget {budget.asked}: measured in {place}, {where}")
         cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
         job = job.at(choices=place.choices)
-    if density is None and run is not None and run.started:
+    if density is None and run is not None:
         density = run.density(budget.asked)
     if density is None and known:
         density = solve(job)
@@ -145,7 +147,7 @@ def _settle_dtype(cli: CommandLine, method: Method, run: Run | None) -> Choices:
     """Return the choices for the export: without an asked dtype with the model's; a run keeps its own."""
     choices = cli.config.export
     if choices.dtype == "auto":
-        if run is not None and run.started:
+        if run is not None:
             choices.dtype = run.config()["export"]["dtype"]
         elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
             choices.dtype = "float32"
@@ -163,28 +165,24 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
     """
     init = cli.config.model.init_args
     if run.started:
-        _as_stored(cli, run.config())
-    if run.started or init.get("teacher"):
-        return
+        return _as_stored(cli, run.config())
     asked = any(name.startswith(("model.dense", "model.teacher")) for name in cli.line.names)
-    if not finetuned_on(cli.build().method.backbone, task) or asked:
+    if init.get("teacher") or not finetuned_on(cli.build().method.backbone, task) or asked:
         return
     cli.backbone_as_teacher()
-    if not task.labels:
-        note(f"model.backbone: '{init.backbone}' is the teacher: the model learns its vectors")
-        return
-    note(
-        f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
-        "teacher; --model.dense.epochs 3 would fine-tune it first"
-    )
+    text = "is the teacher: the model learns its vectors"
+    if task.labels:
+        text = f"is fine-tuned on these labels ({', '.join(task.labels)}): it is the teacher; "
+        text += "--model.dense.epochs 3 would fine-tune it first"
+    note(f"model.backbone: '{init.backbone}' {text}")
 
 
 def _as_stored(cli: CommandLine, config: dict[str, Any]) -> None:
     """Take the teacher of a run, and its values where an earlier version had other defaults."""
     init, stored = cli.config.model.init_args, config["model"]["init_args"]
     for name, settings in stored.items():
-        for option in ("labels", "removes"):
-            if isinstance(settings, dict) and settings.get(option) and option in (init.get(name) or {}):
+        for option in ("labels", "removes") if isinstance(settings, dict) and init.get(name) else ():
+            if option in init[name] and settings.get(option):
                 init[name][option] = init[name][option] or settings[option]
     init.teacher = init.get("teacher") or stored.get("teacher")
     cli.ready(config)
@@ -193,16 +191,16 @@ def _as_stored(cli: CommandLine, config: dict[str, Any]) -> None:
 @rank_zero_only
 def _report(run: Run, job: Job) -> dict[str, Any]:
     """Export the model, write the report and log it; return what is there already."""
-    path = run.folder / "report.json"
-    if path.is_file() and (run.folder / "export" / "report.json").is_file():
+    path, out = run.folder / "report.json", run.folder / "export"
+    if path.is_file() and (out / "report.json").is_file():
         run.check("report.json")
         return read_json("run_dir", path, dict)
     dense = str(run.net("dense"))  # whose tokenizer a later export reads
     data = job.data.read_by(load_tokenizer(dense, job.data.record))
     data.backbone = dense
-    report = export_run(run, run.folder / "export", job.method, data, job.choices)
+    report = export_run(run, out, job.method, data, job.choices)
     for path in run.net(list(run.finished())[-1]).glob("*.safetensors"):  # a run has equal weights once on disk
-        link_if_equal(path, run.folder / "export" / path.name)
+        link_if_equal(path, out / path.name)
     keep_details(run, data)
     run.keep("report.json", report)
     log_report(run, report, job.trainer.get("logger"))

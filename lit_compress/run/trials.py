@@ -4,12 +4,16 @@ The estimate of the loss does not compare the kinds of removal: it is a fifth of
 seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
 density of the method or at that at which its program has the speed-up that is asked for. The kind after which the
 answers on held-out training rows diverge least from the dense model's is chosen.
+
+A report lists the trials: the kind that each ``removes``; the ``density`` at which it was done, of the fastest program
+that was timed if none is fast enough, null if it was not done; the ``divergence`` (evaluation/divergence.py); the
+``speed`` of the program, as :meth:`Programs.gains`, null without a speed-up; of what numbers of neurons and ranks are
+multiples, ``round_to``; ``why`` it cannot be chosen, null if it can; and whether it is ``chosen``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.evaluation.divergence import ROWS, divergence
@@ -39,30 +43,6 @@ POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :d
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One kind of removal that was tried.
-
-    Attributes:
-        removes: the kind.
-        density: at which it was done: the fastest that was timed, if none is fast enough; None: it was not done.
-        divergence: of the answers on held-out training rows from the dense model's, as
-            :func:`~lit_compress.evaluation.divergence.divergence`.
-        speed: of the program at that density, as :meth:`Programs.gains`; None without a speed-up.
-        round_to: numbers of neurons and ranks are multiples of it.
-        why: it cannot be chosen; None: it can.
-        chosen: whether it is.
-    """
-
-    removes: Removes
-    density: float | None = None
-    divergence: float | None = None
-    speed: Gains | None = None
-    round_to: int = 1
-    why: str | None = None
-    chosen: bool = False
-
-
 def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Programs | None]:
     """Try the kinds of removal of a job, and choose one.
 
@@ -77,23 +57,24 @@ def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Pr
     Raises:
         UserError: no kind can be done, or none is fast enough.
     """
-    budget, first, reached, trials = job.method.budget, job.method.given["density"], dict[float, Gains](), list[Trial]()
-    timed = programs_of(job) if budget is not None and budget.kind == "speedup" else None
+    budget, first, reached = job.method.budget, job.method.given["density"], dict[float, Gains]()
+    timed, tried = programs_of(job) if budget is not None and budget.kind == "speedup" else None, list[dict[str, Any]]()
     for removes in job.kinds:
+        nothing = dict.fromkeys(("density", "divergence", "speed"))
+        tried.append({"removes": removes, **nothing, "round_to": 1, "why": None, "chosen": False})
         try:
-            trial = _try(removes, dense, job, timed, first, reached)
-            first = first if trial.why else trial.density
+            tried[-1] |= _try(removes, dense, job, timed, first, reached)
+            first = first if tried[-1]["why"] else tried[-1]["density"]
         except UserError as error:
-            trial = Trial(removes, why=str(error))
-        note(trial_line(asdict(trial)))
-        trials.append(trial)
+            tried[-1]["why"] = str(error)
+        note(trial_line(tried[-1]))
         trim()
-    able = [trial for trial in trials if trial.why is None]
+    able = [trial for trial in tried if trial["why"] is None]
     if not able:
-        raise too_fast(job, reached) if reached else UserError(str(trials[-1].why))
-    best = min(able, key=lambda trial: trial.divergence or 0.0)
-    tried = [asdict(replace(trial, chosen=trial is best)) for trial in trials]
-    return {"density": best.density, "removes": best.removes, "tried": tried}, timed
+        raise too_fast(job, reached) if reached else UserError(tried[-1]["why"])
+    best = min(able, key=lambda trial: trial["divergence"])
+    best["chosen"] = True
+    return {"density": best["density"], "removes": best["removes"], "tried": tried}, timed
 
 
 def decide(job: Job, run: Run) -> Job:
@@ -107,8 +88,7 @@ def decide(job: Job, run: Run) -> Job:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            chosen, _ = choose_removal(run.dense, job)
-        chosen = {"asked": asked, **chosen}
+            chosen = {"asked": asked, **choose_removal(run.dense, job)[0]}
         run.keep("removal.json", chosen)
         return chosen
 
@@ -119,8 +99,8 @@ def decide(job: Job, run: Run) -> Job:
 def _try(
     removes: Removes, dense: PreTrainedModel, job: Job, timed: Programs | None, first: float | None,
     reached: dict[float, Gains],
-) -> Trial:  # fmt: skip
-    """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed."""
+) -> dict[str, Any]:  # fmt: skip
+    """Remove one kind, measure, and return fields; ``reached`` gets the speed of all programs that are timed."""
     job = job.at(removes=removes)
     method, data, device = job.method, job.data, current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
@@ -137,15 +117,15 @@ def _try(
         if fast is None:
             why = f"reaches {max(map(slowest, gains.values()), default=1.0):.3g}x of {method.budget.value:g}x"
         if fast is None and not gains:
-            return Trial(removes, why=why)
+            return {"why": why}
         density = min(gains) if fast is None else fast
         if method.rule is not None and method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
     stage = _stage(job, dense, density)
     net, _ = compress(dense, stage.compression, method.task, data, device, keep=True, measured=measured)
-    rows = min(ROWS, max(32, POSITIONS // data.max_length))
-    diverged = divergence(net, dense, data, stage.other_texts(data, rows))
-    return Trial(removes, density, diverged, gains.get(density), stage.round_to or 1, why)
+    texts = stage.other_texts(data, min(ROWS, max(32, POSITIONS // data.max_length)))
+    made = {"density": density, "divergence": divergence(net, dense, data, texts), "speed": gains.get(density)}
+    return made | {"round_to": stage.round_to or 1, "why": why}
 
 
 def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
@@ -190,9 +170,9 @@ def trial_line(trial: Mapping[str, Any]) -> str:
     ...             "chosen": True})
     'removes components: density 0.25, divergence 0.03, chosen'
     """
-    parts = [trial["why"]] if trial["why"] else []
     if trial["density"] is None:
         return f"removes {trial['removes']}: {trial['why']}"
+    parts = [trial["why"]] if trial["why"] else []
     parts += [f"density {trial['density']:.4g}", f"divergence {trial['divergence']:.3g}"]
     parts += [gain_words(trial["speed"])] if trial["speed"] else []
     return f"removes {trial['removes']}: {', '.join(parts + ['chosen'] * trial['chosen'])}"
