@@ -37,11 +37,11 @@ def is_first_process() -> bool:
 
 
 def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> T:
-    """Return on every process the result of ``make``, which the first one alone calls.
+    """Return on every process the plain values that ``make`` returns, which the first one alone calls.
 
     Args:
         name: of the decision; all processes ask in the same order.
-        make: returns plain values.
+        make: decides.
         arguments: of the Trainer, which say how many processes there are.
 
     Raises:
@@ -84,9 +84,9 @@ def _at_store(store: distributed.Store, key: str, make: Callable[[], T]) -> T:
         store.set(key, json.dumps({"value": value}))
         return value
     try:
-        told = json.loads(store.get(key))
+        told: dict[str, Any] = json.loads(store.get(key))
     except (RuntimeError, distributed.DistError) as error:
         raise UserError(f"no decision from the first process ({error}); see its messages") from error
     if "error" in told:
         raise UserError(f"the first process has failed: {told['error']}")
-    return told["value"]  # type: ignore[no-any-return]
+    return told["value"]

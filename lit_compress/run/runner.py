@@ -64,13 +64,11 @@ def run_stages(job: Job, run: Run) -> Job:
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
-    data = job.data
-    data.devices = processes(job.trainer)
-    stages = [stage.name for stage in job.method.stages()]
-    if job.method.teacher:
+    job.data.devices = processes(job.trainer)
+    names, stages = ["dense"] if job.method.teacher else [], [stage.name for stage in job.method.stages()]
+    if names:
         of_first("dense", partial(_adopt_teacher, job, run), job.trainer)
-    names = ["dense", *stages] if job.method.teacher else stages
-    decided = False
+    names, decided = names + stages, False
     for number, name in enumerate(names):
         if name in run.finished() or name not in stages:
             continue
@@ -85,8 +83,7 @@ def run_stages(job: Job, run: Run) -> Job:
         if stage.distil and made.method.distillation.on:
             _check_teacher(made, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
-        place = f"{number + 1}/{len(names)} "
-        run_stage(make, run, place, previous)
+        run_stage(make, run, f"{number + 1}/{len(names)} ", previous)
     return job if decided else decide(job, run)
 
 
@@ -113,18 +110,17 @@ def run_stage(make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previ
     title = f"{type(method).__name__} {place}{stage.name}"
     offset = sum(record["steps"] for record in run.finished().values())
     watches = FiniteSteps(job.skips), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
-    arguments = job.trainer | {"logger": stage_loggers(
-        job.trainer.get("logger"), run, stage.name, None if step is None else offset + step + 1
-    )}  # fmt: skip
-    trainer = _trainer(arguments, run, stage, title, [*watches])
+    begin = None if step is None else offset + step + 1
+    loggers = stage_loggers(job.trainer.get("logger"), run, stage.name, begin)
+    trainer = _trainer(job.trainer | {"logger": loggers}, run, stage, title, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")
     try:
         trainer.fit(method, data, ckpt_path=checkpoint)
-    except SIGTERMException:
+    except SystemExit as stop:  # Lightning's answer to Ctrl-C, and to SIGTERM
+        if trainer.interrupted and not isinstance(stop, SIGTERMException):
+            raise KeyboardInterrupt from stop
         raise
-    except SystemExit as stop:  # Lightning's answer to Ctrl-C
-        raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
     forget(trainer, method)
     split, data.trainer = data.split, None  # type: ignore[assignment]
     _finish_stage(make, job, stage, run, trainer, split, time.time() - start)
@@ -175,14 +171,11 @@ def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callback
         callbacks.append(StageBar(title))
     users = arguments.get("callbacks") or []
     arguments["callbacks"] = [*(users if isinstance(users, list) else [users]), *callbacks]
-    own = {
-        "max_epochs": stage.settings.epochs,
-        "default_root_dir": run.stage(stage.name),
-        "enable_checkpointing": False,
+    return make_trainer(**arguments | {
+        "max_epochs": stage.settings.epochs, "default_root_dir": run.stage(stage.name), "enable_checkpointing": False,
         "use_distributed_sampler": False,
         "num_sanity_val_steps": -1,  # a whole validation before training: the metric right after a factorization
-    }
-    return make_trainer(**arguments | own)
+    })  # fmt: skip
 
 
 def _find_checkpoint(run: Run, method: Method, stage: Stage) -> tuple[Path | None, dict[str, Any]]:
@@ -251,12 +244,12 @@ def _finish_stage(
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
+    peak = peak_bytes(current_device())  # on an accelerator: PyTorch's there
     record = {
-        "name": name, **scores, "steps": trainer.global_step,
-        "best_step": best, "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], "split": split,
-        "version": __version__, **_memory(),
-        **mark.get("notes", {}),
+        "name": name, **scores, "steps": trainer.global_step, "best_step": best, "seconds": round(seconds, 1),
+        "at_budget": mark["at_budget"], "threads": torch.get_num_threads(), "data": mark["data"], "split": split,
+        "version": __version__, "peak_mib": round(peak_mib(), 1),
+        **({} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}), **mark.get("notes", {}),
     }  # fmt: skip
     if name == "dense":
         record |= origin_of(method.backbone, method.teacher, method.task)
@@ -266,28 +259,17 @@ def _finish_stage(
     run.remove_checkpoints(name)
 
 
-def _memory() -> dict[str, float]:
-    """Return the most memory that this process has had so far, in MiB; on an accelerator also PyTorch's there."""
-    peak = peak_bytes(current_device())
-    gpu = {} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}
-    return {"peak_mib": round(peak_mib(), 1), **gpu}
-
-
 def _adopt_teacher(job: Job, run: Run) -> None:
     """Copy the given teacher into a new run as the model of the dense stage, and measure its dev metrics."""
     if "dense" in run.finished():
         return
-    method = job.method
+    method, data = job.method, job.data
     net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
     with atomic_folder(run.net("dense")) as temporary:
-        write_net(net, job.data, temporary)
-    metric = evaluate(net, job.data)
-    run.finish(
-        {
-            "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": as_shown(str(method.teacher)),
-            "data": job.data.fingerprint(), **origin_of(method.backbone, method.teacher, method.task),
-        }
-    )  # fmt: skip
+        write_net(net, data, temporary)
+    record = {"name": "dense", "metric": (metric := evaluate(net, data)), "initial": metric, "steps": 0}
+    record |= {"teacher": as_shown(str(method.teacher)), "data": data.fingerprint()}
+    run.finish(record | origin_of(method.backbone, method.teacher, method.task))
 
 
 def _check_teacher(job: Job, run: Run) -> None:

@@ -14,7 +14,8 @@ from lit_compress.models.foreign import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Outline, check_choices, outline
-from lit_compress.run.trainer import check_trainer, processes, stage_steps
+from lit_compress.run.trainer import check_trainer, processes
+from lit_compress.stages.base import count_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
 from lit_compress.utils.tables import print, screen_table, show
@@ -72,7 +73,8 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     for stage in method.stages():
         stage.check(net)
         stage.check_data(net, data)
-        steps = stage_steps(stage, data, trainer)
+        limit, most = trainer.get("limit_train_batches"), trainer.get("max_steps")
+        steps = count_steps(data.steps_per_epoch(), stage.settings.epochs, limit, most)
         stage.set_total_steps(steps)
         stages.append(f"{stage.name} {stage.settings.epochs} epochs = {steps:,} steps")
     sizes, facts = outline(job), data.facts()

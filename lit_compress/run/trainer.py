@@ -18,13 +18,11 @@ from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_compress.stages.base import Stage, count_steps
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.memory import trim
 
 if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
     from lit_compress.methods.base import Method
 
 _MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
@@ -34,10 +32,9 @@ _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-f
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Shard parameters, gradients, optimizer state and scores over all processes, by ``fully_shard``.
+    """Shard parameters, gradients, optimizer state and scores over all processes, in ``Method.configure_model``.
 
-    :meth:`lit_compress.methods.base.Method.configure_model` shards the modules. Checkpoints hold unsharded tensors:
-    any number of processes can read them.
+    Checkpoints hold unsharded tensors: any number of processes can read them.
     """
 
     def __init__(self) -> None:
@@ -55,10 +52,9 @@ StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all pr
 class OtherAccelerator(Accelerator):
     """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: its current device."""
 
-    @staticmethod
-    def parse_devices(devices: Any) -> int:
-        """Return the number of devices."""
-        return 1
+    parse_devices = auto_device_count = staticmethod(lambda *_: 1)
+    is_available = staticmethod(lambda: True)  # PyTorch has said so
+    name = staticmethod(lambda: "other")  # which no option needs
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
@@ -66,21 +62,6 @@ class OtherAccelerator(Accelerator):
         device = torch.accelerator.current_accelerator()
         assert device is not None
         return [torch.device(device.type, torch.accelerator.current_device_index())]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        """Return 1."""
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        """Return True: PyTorch has said so."""
-        return True
-
-    @staticmethod
-    def name() -> str:
-        """Return a name, which no option needs."""
-        return "other"
 
     def setup_device(self, device: torch.device) -> None:
         """Do nothing: it is the current device."""
@@ -103,11 +84,7 @@ class PlainFiles(TorchCheckpointIO):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint without running code from it; its checksums must be right.
-
-    Raises:
-        UserError: the file is corrupt.
-    """
+    """Load a checkpoint without running code from it; one with wrong checksums is refused."""
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of what it maps
             if (broken := archive.testzip()) is not None:
@@ -196,18 +173,10 @@ def processes(arguments: Mapping[str, Any]) -> int:
     return made.num_devices * made.num_nodes
 
 
-def stage_steps(stage: Stage, data: DataModule, arguments: Mapping[str, Any]) -> int:
-    """Return the optimizer steps of a stage."""
-    limit, most = arguments.get("limit_train_batches"), arguments.get("max_steps")
-    return count_steps(data.steps_per_epoch(), stage.settings.epochs, limit, most)
-
-
 def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:
     """Refuse arguments with which a stage would train nothing, would not be validated at its end, or in half weights.
 
-    Args:
-        arguments: the user's.
-        epochs: of every stage, by name.
+    ``epochs`` has those of every stage by name.
     """
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
