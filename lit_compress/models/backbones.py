@@ -1,8 +1,6 @@
 """Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
 
 A name becomes the folder of its snapshot (utils/hub.py) before anything is loaded.
-
-Data needs the tokenizer, methods need the model; both are found here from the same name.
 """
 
 from __future__ import annotations
@@ -40,14 +38,11 @@ DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
 def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder to load: for a name its snapshot of the hub; ``embedded`` is built.
-
-    ``option`` is the name of the user's option; messages begin with it.
+    """Return the folder to load: for a name its snapshot of the hub; ``embedded`` is built. Messages name ``option``.
 
     Raises:
-        UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; for
-            a run the message names the model in it; or it has a form that cannot be read, see
-            :func:`~lit_compress.models.foreign.check_form`.
+        UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; or
+            it has a form that cannot be read, see :func:`~lit_compress.models.foreign.check_form`.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
@@ -87,33 +82,6 @@ def _read_config(what: str, folder: Path, **head: Any) -> PreTrainedConfig:
 
     check_counts(what, folder)
     return AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **head)
-
-
-def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load a model in float32; return it, and which tensors its file lacks, has beside it or has in another shape.
-
-    Unused tensors that the file lacks are 0, not random numbers. The library's own report is off: ``check_tensors``
-    refuses the same or notes it, once, and a stage loads the backbone again when it ends.
-    """
-    import torch
-
-    library = logging.getLogger("transformers.modeling_utils")
-    library.addFilter(_is_no_report)
-    try:
-        net, info = _auto_class(task_type(task)).from_pretrained(
-            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            trust_remote_code=trusts_code(), **settings,
-        )  # fmt: skip
-    finally:
-        library.removeFilter(_is_no_report)
-    for name in [name for name in info["missing_keys"] if name.startswith(task_type(task).unused)]:
-        net.get_parameter(name).data.zero_()
-        info["missing_keys"].remove(name)
-    return net, info
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
@@ -164,7 +132,7 @@ def load_config(
 ) -> PreTrainedConfig:
     """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the model.
 
-    With ``sites``, a pattern that names the sites of a model without a record, it has that too.
+    ``sites`` is a pattern that names the sites of a model without a record.
 
     Raises:
         UserError: as :func:`load_tokenizer`; or the architecture has no such head, or a record.
@@ -203,21 +171,62 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
         UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors do not match its
             configuration.
     """
-    name, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
-    refuse_compressed(what, Path(name))
+    folder, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
+    refuse_compressed(what, Path(folder))
     config = load_config(backbone, task, sites=sites)
-    with _one_line("model", name):
-        net, info = _read_net(name, task, config=config, key_mapping=_renamed(config, task))
+    with _one_line("model", folder):
+        net, info = _read_net(folder, task, config=config, key_mapping=_renamed(config, task))
         check_tensors(what, net, info, new_head=True)
-    task_type(task).configure(net, task)
-    return as_linears(net)
+    return net
+
+
+def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
+    """Load the model that ``option`` names, which was fine-tuned on ``task``, with its trained head, in float32.
+
+    Raises:
+        UserError: as :func:`load_net`; or its head is missing or does not fit the task.
+    """
+    folder, what, config = resolve(name, task, option), f"{option}: '{name}'", finetuned_config(name, task, option)
+    set_pattern(config, sites)
+    with _one_line("model", folder, option):
+        net, info = _read_net(folder, task, config=config)
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(f"{what} is not fine-tuned, it has no '{missing[0]}'; give a fine-tuned model")
+        check_tensors(what, net, info, new_head=False)
+    return net.eval()
+
+
+def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model in float32; return it, and which tensors its file lacks, has beside it or has in another shape.
+
+    Unused tensors that the file lacks are 0, not random numbers. The library's own report is off: ``check_tensors``
+    refuses the same or notes it, once, and a stage loads the backbone again when it ends.
+    """
+    import torch
+
+    def is_no_report(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    library, kind = logging.getLogger("transformers.modeling_utils"), task_type(task)
+    library.addFilter(is_no_report)
+    try:
+        net, info = _auto_class(kind).from_pretrained(
+            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            trust_remote_code=trusts_code(), **settings,
+        )  # fmt: skip
+    finally:
+        library.removeFilter(is_no_report)
+    for name in [name for name in info["missing_keys"] if name.startswith(kind.unused)]:
+        net.get_parameter(name).data.zero_()
+        info["missing_keys"].remove(name)
+    kind.configure(net, task)
+    return as_linears(net), info
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
     """Return pattern -> new start of a name, where the model with a head calls its base model not as its family does.
 
-    Llama's model for span questions calls it ``transformer``, its language model ``model``: weights of the one would be
-    left out of the other, and initialised randomly.
+    Llama's model for span questions calls it ``transformer``, its language model ``model``.
     """
     import transformers
 
@@ -226,31 +235,6 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
         return None
     usual, own = (getattr(classes[type(config)], "base_model_prefix", "") for classes in both)
     return None if usual == own else {rf"^{usual}\.": f"{own}."}
-
-
-def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
-    """Load a model that was fine-tuned on ``task``, with its trained head, in float32.
-
-    Args:
-        name: folder or hub name.
-        task: that it was fine-tuned on.
-        option: which option named it; the start of an error message.
-        sites: a pattern that names the sites of a model without a record.
-
-    Raises:
-        UserError: as :func:`load_net`; or its head is missing or does not fit the task.
-    """
-    folder, what = resolve(name, task, option), f"{option}: '{name}'"
-    config = finetuned_config(name, task, option)
-    set_pattern(config, sites)
-    with _one_line("model", folder, option):
-        net, info = _read_net(folder, task, config=config)
-        if info["missing_keys"]:
-            missing = sorted(info["missing_keys"])[0]
-            raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
-        check_tensors(what, net, info, new_head=False)
-    task_type(task).configure(net, task)
-    return as_linears(net).eval()
 
 
 def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
@@ -273,22 +257,19 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
 def finetuned_on(backbone: str, task: Task) -> bool:
     """Return whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
 
-    Where the labels are a teacher's vectors, the backbone's own, it always is. The same classes in another order are a
-    warning.
+    If the labels are a teacher's vectors, the backbone's own, it always is.
 
     Raises:
         UserError: its configuration cannot be read.
     """
-    if task.wants_vectors:
-        return True
-    if backbone == EMBEDDED:
-        return False
+    if task.wants_vectors or backbone == EMBEDDED:
+        return task.wants_vectors
     folder = Path(resolve(backbone, task) if is_name(backbone) else backbone).expanduser()
     if not (folder / "config.json").is_file():
         return False
+    what = f"model.backbone: '{backbone}'"
     with _one_line("configuration", str(folder)):
-        config = _read_config(f"model.backbone: '{backbone}'", folder)
-        return is_finetuned(f"model.backbone: '{backbone}'", config, task)
+        return is_finetuned(what, _read_config(what, folder), task)
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
