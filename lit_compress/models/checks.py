@@ -1,7 +1,8 @@
 """The check of every model that is loaded: its tensors match the file, its tokenizer and its labels fit.
 
 Libraries warn and go on: a tensor that a file lacks is drawn at random, a tokenizer without files knows five words, a
-head answers for labels that it was not trained on. Here each of them is one line that names the mistake.
+head answers for labels that it was not trained on. Here each of them is one line that names the mistake. It begins with
+``what``: option and value.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lit_compress.models.own_code import is_exported
+from lit_compress.models.own_code import is_exported, read_settings
 from lit_compress.models.sites import gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
@@ -32,10 +33,7 @@ _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and 
 
 def is_compressed(folder: Path) -> bool:
     """Return whether the model in ``folder`` has layers of this package."""
-    try:
-        return is_exported(folder) or bool(json_of(folder / "structure.json"))
-    except (OSError, ValueError):
-        return False  # not there, or broken: whoever reads it says so
+    return is_exported(folder) or bool(read_settings(folder / "structure.json"))
 
 
 # names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
@@ -46,10 +44,6 @@ MOST_COUNTED, MOST_SIZED = 4096, 2**24
 
 def check_counts(what: str, folder: Path) -> None:
     """Refuse a configuration whose numbers alone would fill the memory, before a library builds the model.
-
-    Args:
-        what: option and value, the start of the message.
-        folder: with a ``config.json``; of one that is not there or unreadable others say so.
 
     Raises:
         UserError: it is no JSON object, or a number in it is too large.
@@ -68,10 +62,6 @@ def check_counts(what: str, folder: Path) -> None:
 
 def refuse_compressed(what: str, folder: Path) -> None:
     """Refuse a folder whose tensors do not fit the class that the library would load them into.
-
-    Args:
-        what: option and value, the start of the message.
-        folder: of the model; a hub name is no folder.
 
     Raises:
         UserError: the folder is an export.
@@ -115,12 +105,12 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
 
 def _in_head(net: PreTrainedModel, name: str) -> bool:
     """Return whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
-    prefix = net.base_model_prefix
+    prefix, parts = net.base_model_prefix, name.split(".")
     if gives_states(net):  # a file may have the head of another model
-        return name.split(".")[0] not in dict(net.named_children()) or "pooler" in name.split(".")
+        return parts[0] not in dict(net.named_children()) or "pooler" in parts
     if not hasattr(net, prefix):  # T5 that writes
         return name.startswith("lm_head")
-    return not name.startswith(f"{prefix}.") or "pooler" in name.split(".")
+    return parts[0] != prefix or "pooler" in parts
 
 
 def _more(names: list[str]) -> str:
@@ -161,11 +151,6 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     Labels are compared without regard to case and punctuation. Where they have no names (``LABEL_0``, ``0``), their
     number counts, and a note says in which order they are taken.
 
-    Args:
-        what: option and value, the start of the message.
-        config: of the model.
-        task: what the head is to be used for.
-
     Raises:
         UserError: type, number, names or order of the labels differ.
     """
@@ -187,7 +172,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         if not task.labels:  # e.g. a reranker of two classes
             mend = "nearest: --data.task custom --data.custom.kind classification"
         raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
-    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    names = _labels(config)
     if not task.labels or _plain(names) == _plain(task.labels):
         return
     given, wanted = ", ".join(names), ", ".join(task.labels)
@@ -213,16 +198,11 @@ def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:
 
     Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count. Of a head
     with the classes in another order it warns: its answers would be exchanged.
-
-    Args:
-        what: option and value, the start of the message.
-        config: of the model.
-        task: what the head is to be used for.
     """
     kind = task_type(task)
     answers = (config.architectures or [""])[0].endswith(kind.suffix)
     asked = kind.problem in (None, "", config.problem_type or "single_label_classification")
-    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    names = _labels(config)
     given, wanted = _plain(names), _plain(task.labels)
     if not (wanted and answers and asked and sorted(given) == sorted(wanted)):
         return False
@@ -241,6 +221,10 @@ def _in_this_order(names: list[str], task: Task) -> str:
     own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
     ordered = json.dumps([own[name] for name in _plain(names)], ensure_ascii=False)  # in quotes, also numbers
     return f"; --data.custom.labels {shlex.quote(ordered)} uses the head unchanged"
+
+
+def _labels(config: PreTrainedConfig) -> list[str]:
+    return [str(name) for _, name in sorted((config.id2label or {}).items())]
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:

@@ -1,7 +1,8 @@
 """Models in forms that cannot be compressed: adapters, quantized weights, and pointers in place of files.
 
 Libraries load some of them without a word and leave out unknown tensors, or ask for a package that does not help. Here
-each of them is one line with advice. Only names, sizes, first bytes and ``config.json`` are read.
+each of them is one line with advice, which begins with ``what``: option and value. Only names, sizes, first bytes and
+``config.json`` are read.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from lit_compress.models.own_code import read_settings
 from lit_compress.models.shards import files_of_index, header_of
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import POINTER, is_pointer, json_of
+from lit_compress.utils.files import POINTER, is_pointer
 from lit_compress.utils.manifest import check_manifest
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -27,11 +29,7 @@ _READ = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 
 def check_form(what: str, path: Path) -> None:
-    """Refuse a model whose form cannot be read, before a library reads it.
-
-    Args:
-        what: option and value, the start of the message.
-        path: the folder of a model, where some files may be missing, or the value given in its place.
+    """Refuse a model, in a folder or the value given in its place, whose form no library can read.
 
     Raises:
         UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
@@ -44,7 +42,8 @@ def check_form(what: str, path: Path) -> None:
     check_manifest(what, path)
     if adapter := next((name for name in ADAPTERS if name in names), None):
         raise UserError(f"{what} has a PEFT adapter ({adapter}), which is no whole model; {MERGE}")
-    if settings := _quantized(path):
+    config = read_settings(path / "config.json")
+    if settings := next(filter(None, map(config.get, _QUANTIZED)), None):
         raise UserError(f"{what} is quantized ({quantization_method(settings)}); {FLOAT}")
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
     if not weights and (gguf := sorted(name for name in names if name.endswith(".gguf"))):
@@ -64,17 +63,8 @@ def check_form(what: str, path: Path) -> None:
                 raise UserError(f"{what} is quantized ('{tensor}' is of type {kind}); {FLOAT}")
 
 
-def _quantized(folder: Path) -> Any:
-    """Return the settings of a configuration that say how the weights are quantized; None if nothing says it."""
-    try:
-        config = json_of(folder / "config.json")
-    except (OSError, ValueError):
-        return None  # not there, or broken: whoever reads it says so
-    return next(filter(None, map(config.get, _QUANTIZED)), None) if isinstance(config, dict) else None
-
-
 def quantization_method(settings: Any) -> str:
-    """Return the name in a configuration of the method that quantized the weights.
+    """Return the name of the method that quantized the weights.
 
     >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"bits": 4})
     ('gptq', 'by its config.json')
@@ -86,10 +76,6 @@ def quantization_method(settings: Any) -> str:
 
 def check_weights(what: str, folder: Path) -> None:
     """Refuse a model whose weights are missing before anything is made of it.
-
-    Args:
-        what: option and value, the start of the message.
-        folder: of the model.
 
     Raises:
         UserError: they are.

@@ -1,7 +1,7 @@
 """Code that a model brings in its own folder: transformers runs it, with all rights of the user, only if it is trusted.
 
 Nothing here asks: the option ``--trust_remote_code`` decides for the whole process. The code of a trusted model goes
-wherever the model goes, into the folders of a run and into the export, because no other class computes the same.
+wherever the model goes, because no other class computes the same. ``what``, option and value, begins every message.
 """
 
 from __future__ import annotations
@@ -44,20 +44,16 @@ def check_code(what: str, folder: Path) -> None:
     Classes that transformers has by the same name were taken over by it: they are used, and the code is not needed. A
     tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
 
-    Args:
-        what: option and value, the start of the message.
-        folder: of the model.
-
     Raises:
         UserError: the code is not trusted; or it is in another repository, whose revision nothing names.
     """
     import transformers
 
-    config = _read(folder / "config.json")
+    config = read_settings(folder / "config.json")
     named = _classes(config.get("auto_map")) | (_classes(config.get(DENSE)) if is_exported(folder) else {})
     own = sorted({ref for auto, ref in named.items() if auto == "AutoConfig" or auto.startswith("AutoModel")})
     own = [ref for ref in own if ref.partition(".")[0] != MODULE]
-    of_words = sorted(set(_classes(_read(folder / "tokenizer_config.json").get("auto_map")).values()))
+    of_words = sorted(set(_classes(read_settings(folder / "tokenizer_config.json").get("auto_map")).values()))
     keys = _MAPS if _trusted else (DENSE,)  # a model that is not trusted forgets the other, see forget_code
     if elsewhere := next((ref for ref in references(folder, keys) if "--" in ref), None):
         repository, _, file = elsewhere.partition("--")
@@ -91,7 +87,7 @@ def is_exported(folder: Path) -> bool:
 def references(folder: Path, keys: Sequence[str] = _MAPS) -> Iterator[str]:
     """Yield all code that the files of a model name, at any depth, under these keys."""
     for name in _FILES:
-        yield from _below(_read(folder / name), keys)
+        yield from _below(read_settings(folder / name), keys)
 
 
 def _below(value: Any, keys: Sequence[str], inside: bool = False) -> Iterator[str]:
@@ -110,7 +106,7 @@ def forget_code(folder: Path) -> None:
     Nobody may get from us a folder that names code which we did not write.
     """
     for name in () if _trusted else _FILES:
-        content = _read(folder / name)
+        content = read_settings(folder / name)
         ours = {auto: ref for auto, ref in _classes(content.get("auto_map")).items() if ref.startswith(f"{MODULE}.")}
         kept = _without_code(content) | ({"auto_map": ours} if ours else {})
         if kept != content:
@@ -123,8 +119,8 @@ def _without_code(value: Any) -> Any:
     return [_without_code(child) for child in value] if isinstance(value, list) else value
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; {} if it is not there or broken: whoever reads it says so."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} if it is not there or broken: whoever needs it says so."""
     try:
         content = json_of(path)
     except (OSError, ValueError):
@@ -143,19 +139,14 @@ def _classes(auto_map: Any) -> dict[str, str]:
 
 def brings_code(folder: Path) -> bool:
     """Return whether an export is of a model that had code of its own, in other files than :data:`MODULE`."""
-    config = _read(folder / "config.json")
+    config = read_settings(folder / "config.json")
     return bool(_classes(config.get(DENSE)) or _classes(config.get("auto_map")).get("AutoConfig"))
 
 
 def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
-    """Return the name of the class of its own that a trusted model has; None if it has none, or is not trusted.
+    """Return the name of a trusted model's own class for the library's ``auto_class``; None if it has none.
 
     A configuration that is not trusted forgets its code, so that no file names code that is not next to it.
-
-    Args:
-        what: option and value, the start of the message.
-        config: of the model.
-        auto_class: the class of transformers that loads the model, e.g. ``AutoModelForSequenceClassification``.
 
     Raises:
         UserError: its code has no class of this type, only others.

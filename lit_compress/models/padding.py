@@ -51,12 +51,6 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     If a head looks for the last token, the configuration's padding token pads. If it names none, the tokenizer's does,
     then the end token, unless it is behind every text: then another special token does.
 
-    Args:
-        what: option and value, the start of the message.
-        tokenizer: of the model.
-        config: of the model, as it is stored.
-        task: of the model.
-
     Raises:
         UserError: there is no token that can pad.
     """

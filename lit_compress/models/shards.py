@@ -34,10 +34,6 @@ def header_of(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def files_of_index(what: str, index: Path) -> list[str]:
     """Return the names of the files that an index names, which lie next to it.
 
-    Args:
-        what: option and value, the start of the message.
-        index: e.g. ``model.safetensors.index.json``.
-
     Raises:
         UserError: it is broken, or names a file elsewhere.
     """
