@@ -47,11 +47,7 @@ def weights(module: nn.Module) -> list[Tensor]:
 
 
 def counted_weights(net: PreTrainedModel) -> list[Tensor]:
-    """Return the stored weights of the sites, and of matrices that layers have added, each once.
-
-    Layers return added matrices in their ``counted_weights()``: matrices of residual paths, and tables of relative
-    positions in attentions.
-    """
+    """Return the stored weights of the sites, and those that layers have added (``counted_weights()``), each once."""
     counted = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
     counted += [w for module in net.modules() for w in getattr(module, "counted_weights", tuple)()]
     return list({id(w): w for w in counted}.values())
@@ -113,26 +109,21 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
 
     An encoder-decoder that generates text gets ``length`` tokens to read and a quarter as many to write, all at once.
-    A model without values is run as far as its code allows; where it looks at values, a copy with zeros takes its
-    place.
+    If the code of a model without values looks at values, a copy with zeros takes its place.
     """
-    inputs = random_inputs(net, batch, length)
     if net.device.type == "meta":
         by_shape = shape_flops(net, length, batch)
         return flops(with_zeros(net), length, batch) if by_shape is None else by_shape
-    return _counted_flops(net, inputs)
+    return _counted_flops(net, random_inputs(net, batch, length), {})
 
 
 def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
-    """Return :func:`flops` of a model without values; None if its code looks at values.
-
-    It is run on tensors that are said to be on the CPU, as layers ask more of a device than ``meta`` can say.
-    """
+    """Return :func:`flops` of a model without values; None if its code looks at values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     inputs = random_inputs(net, batch, length)
     del inputs["attention_mask"]  # whether it masks anything would be asked
-    with FakeTensorMode():
+    with FakeTensorMode():  # said to be on the CPU, as layers ask more of a device than ``meta`` can say
         own, inputs = (
             {name: torch.empty(value.shape, dtype=value.dtype) for name, value in tensors}
             for tensors in ([*net.named_parameters(), *net.named_buffers()], inputs.items())
@@ -143,8 +134,8 @@ def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None
             return None
 
 
-def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dict[str, Tensor] | None = None) -> int:
-    """Return the FLOPs of a forward; with other ``tensors`` in the places of parameters and buffers, if given."""
+def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dict[str, Tensor]) -> int:
+    """Return the FLOPs of a forward with some other ``tensors`` in the places of parameters and buffers."""
     from torch.utils.flop_counter import FlopCounterMode
 
     was, attention = net.training, net.config._attn_implementation
@@ -152,7 +143,7 @@ def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dic
     net.set_attn_implementation("eager")  # the counter counts every matmul, but not every fused kernel
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            torch.func.functional_call(net, tensors or {}, (), inputs)
+            torch.func.functional_call(net, tensors, (), inputs)
     finally:
         net.set_attn_implementation(attention)
         net.train(was)
@@ -211,11 +202,7 @@ def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive.
-
-    Args:
-        known: tensors that do not count.
-    """
+    """Counts the bytes of tensors that are alive, without those that are ``known``."""
 
     def __init__(self, known: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -247,8 +234,7 @@ def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, h
             ``sites``: it keeps activations for gradients by the sites' outputs; ``none``: it keeps nothing.
         half: under autocast to 16 bits.
 
-    Returns:
-        Bytes; None if the model's code looks at values.
+    Returns None if the model's code looks at values.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -4,8 +4,7 @@ A budget is a limit. ``density=0.25`` is of the matrices (of all weights with sc
 ``size=20MB`` are of the whole model, embeddings included, ``size`` of its program if the export has one, ``flops=0.3``
 is a share of a forward of the dense model, and ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a
 runtime, for batches of texts of so many tokens, on one thread of this machine's CPU, or with ``@cuda`` on its
-accelerator (export/speed_asked.py). All but
-the first are turned into a density (run/solve.py, run/trials.py), and checked on the exported model.
+accelerator. All but the first are turned into a density (run/solve.py, run/trials.py), and checked on the export.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, get_args
 
 from lit_compress.utils.errors import UserError, nearest
@@ -21,9 +21,18 @@ from lit_compress.utils.timing import Speedup
 BudgetKind = Literal["density", "params", "flops", "size", "speedup"]
 BUDGET_KINDS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 
-_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", "speedup": "3x@openvino-int8,32x128"}
+# kind -> the units, their names, the smallest and the largest value, why another is refused
+_RANGES: dict[str, tuple[dict[str, int], str, float, float, str]] = {
+    "density": ({"": 1}, "none", 1e-300, 1, "is not a share in (0, 1]"),
+    "params": ({"": 1, "k": 10**3, "m": 10**6, "b": 10**9}, "k, M, B", 1, inf, "is below 1"),
+    "flops": ({"": 1}, "none", 1e-300, 1, "is not a share in (0, 1]"),
+    "size": (
+        {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30},
+        "kB, MB, GB, KiB, MiB, GiB", 1, inf, "is below 1",
+    ),
+    "speedup": ({"": 1, "x": 1}, "x", 1, inf, "is below 1, slower than the dense model"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,7 @@ class Budget:
         """Return the field ``budget`` of a report: the asked value, the actual one, and whether it is within the limit.
 
         ``off`` is actual / asked - 1. ``met`` is None if the timing is too noisy to say whether a speed-up is reached
-        at every shape.
-
-        Args:
-            report: all but this field.
-            density: with which the budget was to be met.
+        at every shape. ``density`` is the one with which the budget was to be met.
         """
         reached = self.reached(report)
         off = reached / self.value - 1
@@ -91,9 +96,7 @@ class Budget:
 def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None:
     """Return the budget that a text like ``size=20MB`` says; None for no text.
 
-    Args:
-        text: kind and value.
-        zeros_of: name of the method, if it stores removed weights as zeros; then only a density makes sense.
+    ``zeros_of`` names a method that stores removed weights as zeros; then only a density makes sense.
 
     Raises:
         UserError: the text has no kind, an unknown one, another unit, or a value out of range.
@@ -115,19 +118,14 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     if not match:
         raise _refusal(asked, kind, "is no number")
     number, unit = float(match[1]), match[2]
-    units = {"params": _COUNTS, "size": _SIZES, "speedup": {"": 1, "x": 1}}.get(kind, {"": 1})
+    units, names, least, most, why = _RANGES[kind]
     if unit not in units:
-        shown = {"params": "k, M, B", "size": "kB, MB, GB, KiB, MiB, GiB", "speedup": "x"}.get(kind, "none")
-        raise _refusal(asked, kind, f"has the unit '{value[len(match[1]) :].strip()}'; valid: {shown}")
+        raise _refusal(asked, kind, f"has the unit '{value[len(match[1]) :].strip()}'; valid: {names}")
     number *= units[unit]
-    if kind in ("density", "flops") and not 0 < number <= 1:
-        raise _refusal(asked, kind, "is not a share in (0, 1]")
-    if kind in ("params", "size") and number < 1:
-        raise _refusal(asked, kind, "is below 1")
+    if not least <= number <= most:
+        raise _refusal(asked, kind, why)
     if kind == "size" and not unit and number < 1000:
         raise UserError(f"model.budget: '{asked}' has no unit and would be bytes; nearest: size={value}MB")
-    if kind == "speedup" and number < 1:
-        raise _refusal(asked, kind, "is below 1, slower than the dense model")
     if zeros_of and kind != "density":
         raise UserError(
             f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "
