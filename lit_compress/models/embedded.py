@@ -58,21 +58,12 @@ SEED = 0
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def _percent(text: str) -> int:
-    """Return a number from 0 to 99 from the hash of ``text``, the same on every machine."""
-    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % 100
-
-
 def _source_files(root: Path) -> list[tuple[str, str, Path]]:
     """List (area, module, file) of all sources under ``root``, in a fixed order."""
     area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
-    files = []
-    for file in sorted(root.rglob("*.py")):
-        parts = file.relative_to(root).parts
-        module = parts[0].removesuffix(".py")
-        if module in area_of and not SKIPPED.intersection(parts):
-            files.append((area_of[module], module, file))
-    return files
+    paths = [(file, file.relative_to(root).parts) for file in sorted(root.rglob("*.py"))]
+    files = [(parts[0].removesuffix(".py"), file) for file, parts in paths if not SKIPPED.intersection(parts)]
+    return [(area_of[module], module, file) for module, file in files if module in area_of]
 
 
 def _docstrings(file: Path) -> Iterator[str]:
@@ -83,11 +74,8 @@ def _docstrings(file: Path) -> Iterator[str]:
             tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield docstring
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    yield from filter(None, (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)))
 
 
 def _passages(docstring: str, module: str) -> Iterator[str]:
@@ -117,13 +105,12 @@ def _read_passages(files: list[tuple[str, str, Path]]) -> dict[str, list[dict[st
                 area_of[text] = area if area_of.get(text, area) == area else None
     kept: dict[str, int] = dict.fromkeys(AREAS, 0)
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in SPLITS}
-    for text in sorted(area_of, key=lambda text: hashlib.sha256(text.encode()).digest()):
-        area_or_none = area_of[text]
-        if area_or_none is None or kept[area_or_none] == PER_AREA:
+    for digest, text in sorted((hashlib.sha256(text.encode()).digest(), text) for text in area_of):
+        if (only := area_of[text]) is None or kept[only] == PER_AREA:
             continue
-        kept[area_or_none] += 1
-        split = next(name for name, bound in SPLITS if _percent(text) < bound)
-        splits[split].append({"text": text, "area": area_or_none})
+        kept[only] += 1
+        percent = int.from_bytes(digest[:4]) % 100  # the same on every machine
+        splits[next(name for name, bound in SPLITS if percent < bound)].append({"text": text, "area": only})
     return splits
 
 
@@ -146,11 +133,9 @@ def _docstring_splits(cache: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of a task whose data the package makes itself.
+    """Return the rows ``{"text": str, "label": int}`` by split of a task whose data the package makes itself.
 
-    Returns:
-        ``train``, ``validation`` and ``test``: lists of ``{"text": str, "label": int}``, the same order
-        every time; no text is in two splits. They depend on the Python version that runs.
+    No text is in two splits, and their order is always the same. They depend on the Python version that runs.
 
     Raises:
         UserError: the standard library has no sources here, or the cache cannot be written.
@@ -165,21 +150,17 @@ def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
 
 
 def build_backbone(task: Task) -> Path:
-    """Return the folder of a small random BERT and its tokenizer, made on first use.
+    """Return the folder of a small random BERT and its tokenizer, made on first use, without a head.
 
     The tokenizer is trained on the embedded training texts for every task; the weights are random with a fixed seed.
-    There is no head: every task makes its own, as for a pre-trained checkpoint.
-
-    Args:
-        task: a task whose inputs have at most 128 tokens.
 
     Raises:
         UserError: as :func:`load_texts`, or the task's inputs are longer than the backbone's positions.
     """
-    if task.max_length > BACKBONE["max_position_embeddings"]:
+    if task.max_length > (most := BACKBONE["max_position_embeddings"]):
         raise UserError(
-            f"model.backbone: 'embedded' reads {BACKBONE['max_position_embeddings']} tokens, "
-            f"task '{task.name}' has {task.max_length}; give another backbone"
+            f"model.backbone: 'embedded' reads {most} tokens, task '{task.name}' has {task.max_length}; give another "
+            "backbone"
         )
     texts = [row["text"] for row in load_texts(get_task("docstrings"))["train"]]
     key = short_hash(texts, VOCABULARY, BACKBONE, SEED, SPECIAL)

@@ -60,7 +60,8 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     if not finds_last(config, task):
         tokenizer.pad_token = own or end
         return
-    special, last = _special(tokenizer), _last(tokenizer)
+    added = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
+    special, last = list(dict.fromkeys([*tokenizer.all_special_tokens, *added])), _last(tokenizer)  # texts have none
     named = tokenizer.convert_ids_to_tokens(config.pad_token_id) if names_padding(config) else None
     if named in special:
         tokenizer.pad_token = named
@@ -69,12 +70,6 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     if not free:
         raise UserError(f"{what}: its tokenizer has no padding token, and '{last}' ends every text; add one")
     tokenizer.pad_token = free[0]
-
-
-def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the special tokens, which texts do not have."""
-    added = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
-    return list(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
 
 
 def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -2,9 +2,8 @@
 
 SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm models a site is a
 LayerNorm: every sub-layer reads one and writes the next. In pre-norm models sites are bases of the stream: ``group``
-sub-layers share one, and the stream changes its basis where a group ends (section 3.5). models/projected/ inserts,
-counts and folds projections by this graph, for SP3 and SliceGPT. These sites are places of the residual stream, not the
-matrices of models/sites.py.
+sub-layers share one, and the stream changes its basis where a group ends (section 3.5). These sites are places of the
+residual stream, not the matrices of models/sites.py.
 """
 
 from __future__ import annotations

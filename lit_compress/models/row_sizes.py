@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.record import join_parts, parts_of, split_parts
-from lit_compress.models.sites import SubLayer, cuttable, find_sites, of_kind, size_at
+from lit_compress.models.sites import SubLayer, cuttable, of_kind, site_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,21 +42,18 @@ class RowSizes:
     Rows are numbered through all sites, in the order of :func:`~lit_compress.models.sites.find_sites`.
 
     Args:
-        net: with all rows; only shapes are read.
+        net: with all rows.
         ranks: of the factors by site, which are stored in any case and keep heads and neurons; {} for rows alone.
         biases_go: a removed row loses its bias too, so a gated neuron is nothing without one of its two rows.
     """
 
     def __init__(self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, biases_go: bool = False) -> None:
-        self.matrices, end = dict[str, _Matrix](), 0
-        for site in find_sites(net):
-            out, inner = size_at(net, site.name)
-            self.matrices[site.name] = _Matrix(slice(end, end + out), inner, ranks.get(site.name, 0))
-            end += out
-        self.rows = end
+        self.matrices, self.rows = dict[str, _Matrix](), 0
+        for name, (out, inner) in site_shapes(net).items():
+            self.matrices[name] = _Matrix(slice(self.rows, self.rows + out), inner, ranks.get(name, 0))
+            self.rows += out
         self.total = sum(rows * columns for rows, columns in (matrix.size for matrix in self.matrices.values()))
-        whole = not any(matrix.rank for matrix in self.matrices.values())
-        self._parts = cuttable(net) if whole else []
+        self._parts = [] if any(ranks.values()) else cuttable(net)
         self._together = {
             part.last: biases_go or not any(getattr(net.get_submodule(name), "bias", None) is not None
                                             for role, name in part.sites.items() if role != "down")
@@ -64,12 +61,9 @@ class RowSizes:
         }  # fmt: skip
 
     def along(self, order: Tensor) -> Tensor:
-        """Return the weights stored with the first row of ``order``, with the first two, ...: int64 [rows].
+        """Return the weights that the first, the first two, ... of the rows ``order`` store: int64 [rows], as it.
 
         A row of a removed head counts for nothing until the head has values.
-
-        Args:
-            order: the number of every row, int64 [rows].
         """
         counted, columns = _places(order), dict[str, Tensor]()
         for part in self._parts:

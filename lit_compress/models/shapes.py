@@ -31,8 +31,8 @@ def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 def empty_parameters() -> Iterator[None]:
     """Give the modules that are built in this context parameters that have shapes, but neither values nor memory.
 
-    Buffers and everything else of a module are as usual, unlike under the device ``meta``: once parameters are loaded,
-    the module is whole. The sizes of a file can so be compared before they are allocated.
+    Buffers are as usual, unlike under the device ``meta``: once parameters are loaded, the module is whole. The sizes
+    of a file can so be compared before they are allocated.
     """
     from transformers.initialization import no_init_weights
 

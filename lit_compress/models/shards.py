@@ -113,14 +113,10 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 class LazyTensors(StoredTensors):
-    """The stored tensors of the model in a folder, also by other names of the library.
-
-    Args:
-        folder: with safetensors files.
-        what: option and value, the start of messages.
+    """The stored tensors of the model in a folder, also by other names of the library; messages begin with ``what``.
 
     Raises:
-        UserError: there are none.
+        UserError: the folder has no safetensors.
     """
 
     def __init__(self, folder: Path, what: str) -> None:

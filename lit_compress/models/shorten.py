@@ -39,19 +39,13 @@ def check_blocks(net: PreTrainedModel) -> None:
 
 def stack_lengths(net: PreTrainedModel) -> dict[str, tuple[str, int]]:
     """Return name of each list of blocks -> its stack, and its number of blocks."""
-    lengths: dict[str, tuple[str, int]] = {}
-    for stack, layer, name, _ in blocks(net):
-        lengths[name.rpartition(".")[0]] = (stack, layer + 1)
-    return lengths
+    return {name.rpartition(".")[0]: (stack, layer + 1) for stack, layer, name, _ in blocks(net)}
 
 
 def blocks_left(total: int, density: float, within: bool = False) -> int:
     """Return how many of ``total`` equal blocks ``density`` leaves, a number that divides them.
 
-    Args:
-        total: number of blocks.
-        density: fraction of the blocks.
-        within: take the largest number that is not above ``density``, where none is just that.
+    ``within``: take the largest number that is not above ``density``, if none is just that.
 
     Raises:
         UserError: there is no such number.
@@ -76,9 +70,8 @@ def blocks_left(total: int, density: float, within: bool = False) -> int:
 def shorten(net: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
     """Keep some blocks of ``net``, in place, and say so in its configuration.
 
-    Args:
-        net: with values or without; if its first block differs from the others (:func:`holds_first`), it must be kept.
-        kept: name of each list of blocks -> numbers of the kept blocks, rising.
+    ``kept`` is name of each list of blocks -> numbers of the kept blocks, rising; with the first if it differs from the
+    others (:func:`holds_first`).
     """
     for path, (stack, total) in stack_lengths(net).items():
         blocks_of = module_at(net, path, nn.ModuleList)

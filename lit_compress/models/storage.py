@@ -53,8 +53,7 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
-    With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written, as
-    transformers does; models that generate text get a ``generation_config.json``.
+    With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written.
     """
     save_form(net, folder)
     aliases = tied(net)
@@ -85,10 +84,9 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     check_manifest(f"'{folder}'", folder)
     try:
         check_counts(f"'{folder}'", folder)
-        config = config_of(folder)
         structure = json_of(folder / "structure.json")
         with empty_parameters():
-            net = empty_net(config)
+            net = empty_net(config_of(folder))
             net.tie_weights()  # which the initialization does
             check_structure(structure, net, net_shapes(folder))
             rebuild(net, structure)

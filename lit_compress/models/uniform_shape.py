@@ -32,7 +32,7 @@ class UniformGroup:
 
     Attributes:
         parts: the sub-layers.
-        units: number of heads (with grouped queries the heads of keys) or neurons of each in the dense model.
+        units: number of heads (with grouped queries of keys) or neurons of each in the dense model.
         counts: which numbers may be kept, rising.
         price: weights that one unit has in all of the parts.
     """
@@ -49,11 +49,7 @@ class UniformGroup:
 
 
 def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
-    """Return the groups of sub-layers of the dense ``net`` that may lose units, as many in each; only shapes are read.
-
-    Args:
-        net: dense.
-        step: numbers of neurons are multiples of it.
+    """Return the groups of sub-layers of the dense ``net`` that may lose units, neurons in steps of ``step``.
 
     Raises:
         UserError: the configuration of its architecture has none of these numbers.
@@ -77,10 +73,7 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
 def even_counts(net: PreTrainedModel, density: float, step: int = 1) -> dict[str, int]:
     """Return by last matrix how many units each sub-layer keeps, near the same share of heads and of neurons.
 
-    Args:
-        net: dense; only shapes are read.
-        density: of the weights of all sites, which is not exceeded.
-        step: numbers of neurons are multiples of it.
+    ``density``, of the weights of all sites of the dense ``net``, is not exceeded; neurons go in steps of ``step``.
 
     Raises:
         UserError: so few weights are not possible, or :func:`uniform_groups`.
@@ -113,7 +106,7 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
         return None
     record, sizes = get_architecture(net), dict[str, int]()
     for field, parts in _by_field(net).items():
-        widths = {_width(net, part) for part in parts}
+        widths = {size_at(net, part.last)[1] for part in parts}
         if len(widths) > 1 or 0 in widths:  # without heads or neurons it is no model of the family
             return None
         if field not in record.heads_fields:
@@ -130,17 +123,11 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
 def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
     """Return field of the configuration -> the sub-layers whose number of units it is."""
     record, by_field = get_architecture(net), dict[str, list[SubLayer]]()
+    fields = {"ffn": record.neurons_field, "attention": next(iter(record.heads_fields), None)}
     for part in sublayers(net, removable=False):
-        if part.kind == "ffn" and record.neurons_field:
-            by_field.setdefault(record.neurons_field.format(stack=part.stack), []).append(part)
-        elif part.kind == "attention" and record.heads_fields:
-            by_field.setdefault(record.heads_fields[0], []).append(part)
+        if field := fields[part.kind]:
+            by_field.setdefault(field.format(stack=part.stack), []).append(part)
     return by_field
-
-
-def _width(net: PreTrainedModel, part: SubLayer) -> int:
-    """Return the number of inputs of the last matrix of a sub-layer."""
-    return size_at(net, part.last)[1]
 
 
 def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:

@@ -40,10 +40,7 @@ def special_ids(net: PreTrainedModel) -> set[int]:
 def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--vocabulary") -> PreTrainedModel:
     """Return a copy of ``net`` that has only the tokens ``kept``; token ``kept[i]`` is its token ``i``.
 
-    Args:
-        net: with any layers of exports.
-        kept: old ids, including :func:`special_ids`.
-        option: the user's option; the start of an error message.
+    ``kept`` has :func:`special_ids`. Messages begin with ``option``.
 
     Raises:
         UserError: the copy does not compute the same logits (some architectures number positions by a token's id).
@@ -52,8 +49,9 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
     cut_rows(small, kept)
     new = {old: number for number, old in enumerate(kept)}
     for config in _configurations(small):
-        for name, value in _named(config).items():
-            setattr(config, name, _renumbered(value, new))
+        for name, value in _named(config).items():  # ids that never were rows (-1: none) stay
+            ids = [new.get(n, n) for n in value] if isinstance(value, list) else new.get(value, value)
+            setattr(config, name, ids)
     with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
         save_net(small, Path(work))
         small = load_net(Path(work))
@@ -83,18 +81,12 @@ def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
         for name, value in list(module.named_parameters(recurse=False)):
             if value in values:
                 setattr(module, name, values[value])
-                _resize(module, len(kept), new)
+                padding = new.get(getattr(module, "padding_idx", -1))
+                sizes = {"num_embeddings": len(kept), "out_features": len(kept), "padding_idx": padding}
+                vars(module).update({size: number for size, number in sizes.items() if hasattr(module, size)})
     if isinstance(bias := getattr(small, _BIAS, None), Tensor):
         setattr(small, _BIAS, bias[:, rows].contiguous())
     small.config.vocab_size = len(kept)
-
-
-def _resize(module: nn.Module, size: int, new: dict[int, int]) -> None:
-    """Set the attributes of a table or an output layer that say how many tokens it has."""
-    padding = new.get(getattr(module, "padding_idx", -1))
-    for name, value in {"num_embeddings": size, "out_features": size, "padding_idx": padding}.items():
-        if hasattr(module, name):
-            setattr(module, name, value)
 
 
 def _configurations(net: PreTrainedModel) -> list[Any]:
@@ -105,11 +97,6 @@ def _named(config: Any) -> dict[str, int | list[int]]:
     """Return the settings that are ids of tokens, e.g. ``pad_token_id``; a list may be one of several ends."""
     fields = {n: v for n, v in config.to_dict().items() if n.endswith("token_id")}
     return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
-
-
-def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
-    """Return new ids for old ones; ids that never were rows (-1: none) stay."""
-    return [new.get(number, number) for number in value] if isinstance(value, list) else new.get(value, value)
 
 
 def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
@@ -144,17 +131,13 @@ def table_bytes(net: PreTrainedModel) -> int:
 def check_table(net: PreTrainedModel) -> str:
     """Return the name of the table of token embeddings, which can be made smaller.
 
-    Args:
-        net: dense or compressed; only shapes are read.
-
     Raises:
         UserError: its tensor has other uses, or it is compressed already.
     """
     if (name := token_table(net)) is None:
-        why = (
-            "is factorized already" if isinstance(net.get_input_embeddings(), LowRankEmbedding)
-            else "has other uses (an output layer, a second stack), or its own forward"
-        )  # fmt: skip
+        why = "has other uses (an output layer, a second stack), or its own forward"
+        if isinstance(net.get_input_embeddings(), LowRankEmbedding):
+            why = "is factorized already"
         raise UserError(
             f"export: --embeddings int8: the table of token embeddings of '{net.config.model_type}' {why}; leave it out"
         )
@@ -170,10 +153,7 @@ def shrink_shapes(net: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def shrink_table(net: PreTrainedModel) -> float:
-    """Replace the table of token embeddings of ``net``, in place, by rows of 8-bit integers.
-
-    Returns:
-        The error of the table, as a share of its norm.
+    """Replace the table of token embeddings by rows of 8-bit integers, in place; return its error / its norm.
 
     Raises:
         UserError: as :func:`check_table`.

@@ -77,17 +77,17 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
     if "hidden" in form.gates:
         (_turn if stream.pre_norm else _project_norms)(net, stream, bases.sites)
     if has_head_projections(net):
-        for sublayer, *projections in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
+        for sublayer, query, key, value in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
             d, _ = size_at(net, sublayer.linears["q"])
-            for role, projection, side, gates in zip(
-                "qkvo",
-                (*projections, projections[-1].mT),
-                ("out", "out", "out", "in"),
-                (d * ("qk" in named), 0, d * ("vo" in named or "heads" in named), "attention_layer" in named),
-                strict=True,
+            gates_v = d * ("vo" in named or "heads" in named)
+            for role, projection, side, gates in (
+                ("q", query, "out", d * ("qk" in named)),
+                ("k", key, "out", 0),
+                ("v", value, "out", gates_v),
+                ("o", value.mT, "in", int("attention_layer" in named)),
             ):
                 matrix = torch.block_diag(*projection) if form.heads == "dense" else projection
-                _put(net, sublayer.linears[role], matrix, side, heads, 0, int(gates), form.heads)
+                _put(net, sublayer.linears[role], matrix, side, heads, 0, gates, form.heads)
     for sublayer in stream.networks:
         neurons = size_at(net, sublayer.linears["down"])[1] * ("neurons" in form.gates)
         _put(net, sublayer.linears["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
