@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.export.program import TOLERANCE
-from lit_compress.models.accounting import padded_inputs
+from lit_compress.models.accounting import random_inputs
 from lit_compress.models.own_code import references
 from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
@@ -65,7 +65,7 @@ def check_export(net: PreTrainedModel, folder: Path, before: PreTrainedModel | N
     length = min(37, usable_positions(net.config) or 37)
     if kind.over_vocabulary:
         length = max(1, min(length, ELEMENTS // (4 * net.config.vocab_size)))
-    probe = padded_inputs(net, 4, length, seed=1)
+    probe = random_inputs(net, 4, length, seed=1, padded=True)
     models = [net.eval()] if before is None else [net.eval(), before.eval()]
     with torch.inference_mode():
         expected = [kind.at_tokens(_results(model(**probe), kind), probe) for model in models]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.export.runtimes import FILES, RUNTIMES, Format, ProgramFormat, Setting
-from lit_compress.models.accounting import padded_inputs, random_inputs
+from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -128,8 +128,7 @@ def example_inputs(
 
     ``padded``: the second half of the second text is padding.
     """
-    make = padded_inputs if padded else random_inputs
-    inputs = make(net, batch, min(length, usable_positions(net.config) or length), length)
+    inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length, padded)
     if "token_type_ids" in tokenizer("a") and "token_type_ids" in inspect.signature(net.forward).parameters:
         types = getattr(net.config, "type_vocab_size", 0)
         inputs["token_type_ids"] = (inputs["input_ids"] % max(types, 1)).sort(dim=1).values

@@ -86,8 +86,12 @@ def _built(kind: type[Any], config: str) -> tuple[PreTrainedModel, dict[Site, nn
 
 def count_params(net: PreTrainedModel) -> Params:
     """Count stored parameters; a shared one counts once, a stored zero counts like any other value."""
-    sites, total = sum(w.numel() for w in counted_weights(net)), sum(p.numel() for p in net.parameters())
-    return Params(sites, total - sum(p.numel() for p in embedding_params(net)), total)
+    return _params(net, counted_weights(net))
+
+
+def _params(net: PreTrainedModel, counted: list[Tensor]) -> Params:
+    total = sum(p.numel() for p in net.parameters())
+    return Params(sum(p.numel() for p in counted), total - sum(p.numel() for p in embedding_params(net)), total)
 
 
 def density(net: PreTrainedModel) -> float:
@@ -150,27 +154,27 @@ def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dic
     return int(counter.get_total_flops())
 
 
-def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Return the inputs of ``net`` for texts [batch, length] of random tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, net.config.vocab_size, (batch, length), generator=generator).to(net.device)
+def random_inputs(
+    net: PreTrainedModel, batch: int, length: int, seed: int = 0, padded: bool = False
+) -> dict[str, Tensor]:
+    """Return the inputs of ``net`` for texts [batch, length] of random tokens.
+
+    ``padded``: the second half of the second text is padding, as a tokenizer would pad.
+    """
+    generator, config = torch.Generator().manual_seed(seed), net.config
+    ids = torch.randint(5, config.vocab_size, (batch, length), generator=generator).to(net.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if net.config.is_encoder_decoder:
-        ids[:, -1] = net.config.eos_token_id  # BART classifies from the state at this token
+    if config.is_encoder_decoder:
+        ids[:, -1] = config.eos_token_id  # BART classifies from the state at this token, one in every text
         if net.can_generate():
             inputs["decoder_input_ids"] = ids[:, : max(1, length // 4)]
-    return inputs
-
-
-def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Return :func:`random_inputs` in which the second half of the second text is padding, as a tokenizer would pad."""
-    inputs, end = random_inputs(net, batch, length, seed), length // 2
-    if batch > 1:
+    if padded and batch > 1:
+        end = length // 2
         inputs["attention_mask"][1, end:] = 0
-        if (pads := getattr(net.config, "pad_token_id", None)) is not None and pads >= 0:
-            inputs["input_ids"][1, end:] = pads
-        if net.config.is_encoder_decoder:  # one end in every text
-            inputs["input_ids"][1, end - 1] = net.config.eos_token_id
+        if (pads := getattr(config, "pad_token_id", None)) is not None and pads >= 0:
+            ids[1, end:] = pads
+        if config.is_encoder_decoder:
+            ids[1, end - 1] = config.eos_token_id
     return inputs
 
 
@@ -194,8 +198,10 @@ def forward_times(
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
     """Return density, parameters and FLOPs of ``net`` as the report stores them; without values, of its shapes."""
-    of_weights, of_forward = (stored_density, shape_flops) if net.device.type == "meta" else (density, flops)
-    return {"density": of_weights(net), "params": asdict(count_params(net)), "flops": of_forward(net, length)}
+    counted, of_shapes = counted_weights(net), net.device.type == "meta"
+    left = sum(p.numel() if of_shapes else int(torch.count_nonzero(p)) for p in counted) / dense_site_params(net)
+    forward = (shape_flops if of_shapes else flops)(net, length)
+    return {"density": left, "params": asdict(_params(net, counted)), "flops": forward}
 
 
 # --------------------------------------------------------------------------------------------------- memory

@@ -263,7 +263,7 @@ def remove_constant_units(net: PreTrainedModel) -> None:
     rows. If all heads are constant, one stays, with zeros for weights. Parameters that others share keep their values.
     """
     kept = {}
-    for part in cuttable(net):
+    for part in cuttable(net) if any(isinstance(module, LowRankSparseLinear) for module in net.modules()) else ():
         constant = (_fold_heads if part.kind == "attention" else _fold_neurons)(net, part)
         if constant is not None and constant.any():
             kept[part.last] = ~constant

@@ -157,9 +157,7 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def find_sites(net: PreTrainedModel) -> list[Site]:
-    """Return every site of ``net`` in forward order, also where the Linear was replaced.
-
-    Sites of removed sub-layers are left out.
+    """Return every site of ``net`` in forward order, also where the Linear was replaced, without removed sub-layers.
 
     Raises:
         UserError: the architecture has no record, and no pattern names the sites.
@@ -250,10 +248,8 @@ def get_removable(net: PreTrainedModel) -> Architecture:
 def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
     """Return attentions and feed-forward networks of ``net`` in forward order, those already removed included.
 
-    Args:
-        net: dense or compressed.
-        removable: whether they will be removed as a whole; False: heads and neurons of them at most, as in any family.
-            Then those already removed are left out.
+    ``removable`` is whether they will be removed as a whole. False: heads and neurons of them at most, in any family;
+    then those already removed are left out.
 
     Raises:
         UserError: sub-layers of its architecture cannot be removed, and shall be.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import Int8Embedding, LowRankEmbedding, SizedEmbedding
-from lit_compress.models.accounting import padded_inputs
+from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import size_at
 from lit_compress.models.storage import load_net, save_net
@@ -102,7 +102,7 @@ def _named(config: Any) -> dict[str, int | list[int]]:
 def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
     """Return the largest difference of the logits, relative above 1, on a random batch of kept tokens."""
     length = min(23, usable_positions(net.config) or 23)
-    inputs = padded_inputs(small, 3, length, seed=2)
+    inputs = random_inputs(small, 3, length, seed=2, padded=True)
     before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
     names = task_type_of_net(small.config).results
     with torch.inference_mode():
