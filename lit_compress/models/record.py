@@ -31,10 +31,7 @@ def parts_of(role: str) -> tuple[str, ...]:
 def join_parts(role: str, parts: Sequence[Tensor], width: int) -> Tensor:
     """Return a value [out] for every output of a Linear from its matrices' values: one after the other, or by head.
 
-    Args:
-        role: of the Linear.
-        parts: one [units * width] for each of :func:`parts_of`.
-        width: of a head.
+    ``parts`` has one [units * width] for each of :func:`parts_of`, ``width`` is of a head.
     """
     if role != "qkv_by_head":
         return torch.cat([*parts])

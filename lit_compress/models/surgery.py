@@ -1,10 +1,9 @@
 """Replacing modules of a model; describing the result as a structure, and rebuilding a model from it.
 
 A structure is JSON, {module name: spec}, with the spec of the layer at that name, e.g.
-{"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
-of the model it is enough to build all shapes without values, before a checkpoint is read or a strategy wraps the model.
-Sizes may be smaller than the configuration's (cut.py). A spec of kind "attributes" sets
-attributes of the host model's own module, e.g. the number of heads that an attention has left.
+{"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration it is
+enough to build all shapes without values, before a checkpoint is read or a strategy wraps the model. A spec of kind
+"attributes" sets attributes of the host model's own module, e.g. the number of heads that an attention has left.
 
 GPT-2's ``Conv1D`` is a Linear in all models of the package: ``as_linears`` is called where a model is built or loaded.
 From there on all code sees Linears, and all files, state dicts included, have the form of the family, so that ordinary
@@ -92,22 +91,17 @@ def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
 
 
 def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> None:
-    """Tell an attention which of its heads are left, if its code needs that.
+    """Tell the attention ``name``, whose heads have this width, which of them are ``left``, if its code needs that.
 
-    Args:
-        net: changed in place.
-        name: of the attention.
-        width: of a head.
-        left: numbers of the heads, among those that it had before.
+    These are numbers among the heads that it had before.
     """
-    architecture = get_architecture(net)
+    architecture, attention = get_architecture(net), net.get_submodule(name)
     if layer := architecture.shares_bias:
-        attention: Any = net.get_submodule(name)
         before = attention.heads if isinstance(attention, SomeHeads) else range(net.config.num_attention_heads)
         if len(left) < len(before):
             layer.adopt(attention, [before[head] for head in left])
     elif architecture.head_attributes:
-        set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
+        set_attributes(attention, architecture.head_attributes(width, len(left)))
 
 
 def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:
@@ -167,8 +161,8 @@ def factorize(
             for zeros, where a checkpoint will be loaded, or for shapes only.
         layer: class of the layer that replaces a Linear.
         mean: function of name that returns the mean [in] of the inputs, whose outputs the biases keep; None: they stay.
-        stacks: first site -> names of all sites that get one right factor; for the two functions the first name names
-            the stack, the weight has the rows of all its matrices.
+        stacks: first site -> names of all sites that get one right factor. To the two functions the first name is the
+            stack's, and the weight has the rows of all its matrices.
     """
     for name, rank in track(ranks.items(), "factorize", len(ranks)):
         names = (stacks or {}).get(name, (name,))
@@ -210,10 +204,7 @@ LARGEST = 2**16  # size in a structure that a model may have without a tensor th
 def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a structure that does not fit ``net``, or whose sizes exceed the tensors in its file.
 
-    Args:
-        structure: as read from JSON.
-        net: the dense model, see :func:`rebuild`.
-        shapes: of the tensors in the file, by name.
+    ``net`` is the dense model of :func:`rebuild`; ``shapes`` are of the tensors in the file, by name.
 
     Raises:
         UserError: names the first module.

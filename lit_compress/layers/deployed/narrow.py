@@ -48,7 +48,7 @@ class NarrowNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(features)) if in_features else None
 
     def counted_weights(self) -> list[torch.Tensor]:
-        """Return the weights that count beside those of the sites: the matrix W_R of the residual path."""
+        """Return the weights that count beside the sites': the matrix W_R of the residual path."""
         return [] if self.weight is None else [self.weight]
 
     def link(self, net: nn.Module) -> None:
@@ -114,9 +114,7 @@ class NarrowLinear(nn.Module):
         """Make the layer with empty parameters.
 
         Args:
-            in_features: number of inputs, the first of x.
-            out_features: number of outputs.
-            bias: whether there is a bias.
+            in_features, out_features, bias: as of a Linear; the inputs are the first of x.
             lead: number of zeros before the outputs.
             side: ``in`` if the inputs are those of heads, ``out`` if the outputs are; empty for neither.
             heads: number of heads.

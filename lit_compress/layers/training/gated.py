@@ -40,8 +40,7 @@ class HardConcrete(nn.Module):
     def deterministic(self, mask: Tensor | None = None) -> Tensor:
         """Return deterministic z [groups, copies * size]: kept units have their soft value, the others 0.
 
-        Args:
-            mask: bool [groups, size], the units to keep; None for the expected number of units with largest log_alpha.
+        ``mask``, bool [groups, size], has the units to keep; None: as many as expected, with the largest log_alpha.
         """
         if mask is None:
             mask = keep_best(self.log_alpha, kept_units(self.log_alpha, self.least))

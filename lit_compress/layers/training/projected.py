@@ -78,13 +78,10 @@ class ProjectedLinear(nn.Module):
         """Make the layer with empty parameters.
 
         Args:
-            in_features: as of a Linear.
-            out_features: as of a Linear.
-            bias: as of a Linear.
-            side: whether inputs (``in``) or outputs (``out``) are projected; None for neither.
-            heads: number of heads that the projected inputs or outputs belong to.
-            gates_in: number of gates on the inputs; 0 for none.
-            gates_out: number of gates on the outputs; 0 for none.
+            in_features, out_features, bias: as of a Linear.
+            side: whether inputs (``in``) or outputs (``out``), which belong to ``heads``, are projected; None: neither.
+            heads: number of heads.
+            gates_in, gates_out: numbers of gates on inputs and outputs; 0 for none.
             form: ``dense`` for one projection, in which heads can mix when it is trained; ``block`` for one per head.
         """
         super().__init__()

@@ -214,19 +214,15 @@ class GateSlots:
         for modules, values in zip(self.sites, z.get("hidden", ()), strict=True):
             for module in modules:
                 module.z = values
-        for i, sublayer in enumerate(self.attentions):
-            if "qk" in z:
-                sublayer["q"].z_out = z["qk"][i]
-            if "heads" in z:
-                v: Any = sublayer["v"]
-                heads = z["heads"][i].repeat_interleave(v.out_features // v.heads)
-                v.z_out = heads * z["vo"][i] if "vo" in z else heads
-            elif "vo" in z:
-                sublayer["v"].z_out = z["vo"][i]
-            if "attention_layer" in z:
-                sublayer["o"].z_out = z["attention_layer"][i]
-        for i, sublayer in enumerate(self.networks):
-            if "neurons" in z:
-                sublayer["down"].z_in = z["neurons"][i]
-            if "ffn_layer" in z:
-                sublayer["down"].z_out = z["ffn_layer"][i]
+        z = dict(z)
+        if "heads" in z and self.attentions:
+            v: Any = self.attentions[0]["v"]
+            heads = z["heads"].repeat_interleave(v.out_features // v.heads, 1)
+            z["vo"] = heads * z["vo"] if "vo" in z else heads
+        for name, sublayers, role, gate in (
+            ("qk", self.attentions, "q", "z_out"), ("vo", self.attentions, "v", "z_out"),
+            ("attention_layer", self.attentions, "o", "z_out"), ("neurons", self.networks, "down", "z_in"),
+            ("ffn_layer", self.networks, "down", "z_out"),
+        ):  # fmt: skip
+            for sublayer, values in zip(sublayers, z.get(name, ()), strict=name in z):
+                setattr(sublayer[role], gate, values)
