@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from benchmarks.common import frame, module, write
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
-from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import current_device, synchronize
 from lit_compress.utils.memory import peak_mib
 
@@ -62,8 +61,7 @@ def make_folder(shape: str, folder: Path, **settings: Any) -> None:
     rows: dict[str, torch.Tensor] = {}
     for site in find_sites(net):
         weight = net.get_submodule(site.name).weight
-        for weighting in get_args(Weighting):
-            rows[f"{site.name}/{weighting}"] = torch.rand(len(weight), dtype=torch.float64)
+        rows[f"{site.name}/scores"] = torch.rand(len(weight), dtype=torch.float64)
     save_file(rows, folder / "importance.safetensors")
     save_net(net, folder)
 

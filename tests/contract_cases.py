@@ -33,7 +33,6 @@ VARIANTS = {
     "CoFi": {"": ["--model.distil.epochs", "1"]},
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     # the other form, the default on accelerators, has other draws of dropout
-    "LPAF": {"": ["--model.retrain.double_forward", "sequential"]},
     "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},

@@ -28,12 +28,12 @@ def moment(size: int, seed: int) -> Tensor:
 
 def factors_of(decomposer: Decomposer) -> Callable[[str, Tensor, int], tuple[Tensor, Tensor]]:
     """Return the function of name, weight and rank that gives factors."""
-    return lambda name, weight, rank: decomposer.svd(name, weight, rank).factors(rank)
+    return lambda name, weight, rank: decomposer(name, weight, rank).factors(rank)
 
 
 def sigma_of(decomposer: Decomposer) -> Callable[[str, Tensor], Tensor]:
     """Return the function of name and weight that gives all singular values."""
-    return lambda name, weight: decomposer.svd(name, weight).sigma
+    return lambda name, weight: decomposer(name, weight).sigma
 
 
 def estimated_loss(
@@ -56,13 +56,11 @@ def estimated_loss(
     return float((left * right).sum())
 
 
-def weighted_error(
-    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
-) -> float:
-    """Return || diag(importance ** power) (weight - approx) ||_F, with the diagonals that ``axis`` asks for."""
+def weighted_error(weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out") -> float:
+    """Return || diag(sqrt(importance)) (weight - approx) ||_F, with the diagonals that ``axis`` asks for."""
     rows, columns = importance if isinstance(importance, tuple) else (importance, None)
     if axis == "in":
         rows, columns = columns, rows
     error = weight.double() - approx.double()
-    error = error if rows is None else rows.double()[:, None] ** power * error
-    return float(torch.linalg.matrix_norm(error if columns is None else error * columns.double() ** power))
+    error = error if rows is None else rows.double()[:, None].sqrt() * error
+    return float(torch.linalg.matrix_norm(error if columns is None else error * columns.double().sqrt()))

@@ -7,12 +7,11 @@ import itertools
 import pytest
 import torch
 from helpers import logits
-from moments import factors_of
 from tiny import make_net
 
 from benchmarks.analysis import truncation
 from lit_compress.models.surgery import factorize
-from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.numerics.decompose import decompose, weighted_svd
 from lit_compress.stages.rank_rule import RankRule
 
 
@@ -24,7 +23,10 @@ def net():
 def decomposers(net):
     generator = torch.Generator().manual_seed(2)
     columns = {n: torch.rand(w.shape[1], generator=generator).double() for n, w in truncation.site_weights(net).items()}
-    return {"none": WeightedDecomposer(sigma_side="in"), "in": WeightedDecomposer(columns, axis="in")}
+    return {
+        "none": lambda name, weight: weighted_svd(weight, axis="in"),
+        "in": lambda name, weight: weighted_svd(weight, columns[name], "in"),
+    }
 
 
 def value(net) -> float:
@@ -63,7 +65,7 @@ def test_sweep_ends_at_the_dense_net(net):
     assert all(r["metric"] == pytest.approx(value(net), abs=1e-5) for r in rows if r["rank_ratio"] == 1.0)
     low = next(r for r in rows if r["weighting"] == "none" and r["rank_ratio"] == 0.2)
     ranks = RankRule(rank_ratio=0.2).allocate(net)
-    small = factorize(make_net(dropout=0.0).eval(), ranks, factors_of(WeightedDecomposer()))
+    small = factorize(make_net(dropout=0.0).eval(), ranks, lambda _, weight, rank: decompose(weight, rank))
     assert low["metric"] == pytest.approx(value(small), abs=1e-5)
     shapes = [net.get_submodule(n).weight.shape for n in ranks]
     kept = sum(r * sum(s) for r, s in zip(ranks.values(), shapes, strict=True))

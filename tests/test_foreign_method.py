@@ -12,10 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 PACKAGE = '''
-from dataclasses import dataclass
-
 from lit_compress.methods.magnitude import Magnitude
-from lit_compress.stages.unstructured import Score, Unstructured
+from lit_compress.stages.unstructured import Score, UnstructuredPruning
 from lit_compress.utils.sharding import local
 
 
@@ -27,18 +25,11 @@ class SmallestStay(Score):
             local(score).copy_(1 / (1 + local(weight).detach().abs()))
 
 
-@dataclass(frozen=True)
-class MineSettings(Unstructured):
-    """Schedule of the pruning."""
-
-    def make_score(self) -> Score:
-        return SmallestStay()
-
-
 class Mine(Magnitude):
     """Prune the largest weights."""
 
-    prune: MineSettings = MineSettings()
+    def own_stages(self):
+        return [UnstructuredPruning(self.prune, self.density, SmallestStay())]
 '''
 
 

@@ -37,7 +37,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
 from lit_compress.stages.calibration import collected
-from lit_compress.stages.low_rank import Decomposer, KroneckerDecomposer
+from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_for
 from lit_compress.utils.devices import current_device
@@ -77,8 +77,8 @@ def decomposers(
         most_known = next((s for s in same if s.weighting == "kfac"), same[0])
         ((_, sums),) = collected(net, calibration_for(most_known, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
-    made = [WeightedFactors(s, RankRule()).decomposer(net, statistics.get(s.weighting, {})) for s in settings]
-    return [replace(d, release=False) if isinstance(d, KroneckerDecomposer) else d for d in made]
+    factors = [(WeightedFactors(s, RankRule()), statistics.get(s.weighting, {})) for s in settings]
+    return [lambda *matrix, f=f, sums=sums: f.decomposer(net, dict(sums))(*matrix) for f, sums in factors]  # type: ignore
 
 
 def named(models: Sequence[str]) -> dict[str, tuple[Path, str]]:

@@ -22,8 +22,7 @@ from lit_compress.utils.progress import track
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.numerics.decompose import WeightedSVD
-    from lit_compress.numerics.kronecker import KroneckerSVD
+    from lit_compress.numerics.decompose import Factorization
     from lit_compress.stages.low_rank import Decomposer
 
 TableRows = list[dict[str, Any]]
@@ -44,20 +43,22 @@ def as_matrix(layer: Any) -> Tensor:
 
 
 @contextmanager
-def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decomposer | None = None) -> Iterator[None]:
+def replaced(
+    net: PreTrainedModel, weights: dict[str, Tensor], svds: dict[str, Factorization] | None = None
+) -> Iterator[None]:
     """Give ``net`` other weights at some sites inside the context; afterwards it has its own again, bit for bit.
 
     Args:
         net: changed inside the context.
         weights: by site.
-        decomposer: has the means of inputs, whose outputs the biases keep; None: they stay.
+        svds: have the means of inputs, whose outputs the biases keep; None: they stay.
     """
     modules = {name: module_at(net, name, nn.Linear) for name in site_weights(net) if name in weights}
     kept = {name: (m.weight.clone(), None if m.bias is None else m.bias.clone()) for name, m in modules.items()}
     try:
         for name, module in modules.items():
             module.weight.data.copy_(weights[name])
-            if decomposer and (mean := decomposer.mean(name)) is not None:
+            if svds and (mean := svds[name].mean) is not None:
                 net.get_parameter(f"{name}.bias").data += change_of_bias(kept[name][0].detach(), weights[name], mean)
         yield
     finally:
@@ -67,7 +68,7 @@ def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decom
                 net.get_parameter(f"{name}.bias").data.copy_(bias)
 
 
-def without(weight: Tensor, svd: WeightedSVD | KroneckerSVD, components: Tensor) -> Tensor:
+def without(weight: Tensor, svd: Factorization, components: Tensor) -> Tensor:
     """Return a weight [out, in] less some of its components: W - U_g U_g^T W for columns, W - W V_g V_g^T for rows."""
     left, right = svd.factors(len(svd.sigma))
     removed = left[:, components].double() @ right[components].double()
@@ -95,11 +96,11 @@ def grouped_truncation(
     weights, full = site_weights(net), metric(net)
     rows: TableRows = []
     for label, decomposer in decomposers.items():
-        decomposed = {n: decomposer.svd(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
+        decomposed = {n: decomposer(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
         parts = {n: torch.arange(len(svd.sigma)).tensor_split(groups) for n, svd in decomposed.items()}
         for group in track(range(groups), f"{label}: groups", groups):
             left = {n: without(weights[n], svd, parts[n][group]) for n, svd in decomposed.items()}
-            with replaced(net, left, decomposer):
+            with replaced(net, left, decomposed):
                 value = metric(net)
             sigma = [float(svd.sigma[parts[n][group]].mean()) for n, svd in decomposed.items()]
             error = [float(torch.linalg.matrix_norm(weights[n].double() - left[n].double())) for n in decomposed]
@@ -134,13 +135,13 @@ def rank_ratio_sweep(
     rows: TableRows = []
     shapes = [weight.shape for weight in weights.values()]
     for label, decomposer in decomposers.items():
-        decomposed = {n: decomposer.svd(n, w) for n, w in weights.items()}
+        decomposed = {n: decomposer(n, w) for n, w in weights.items()}
         for ratio in ratios:
             low = {}
             for name, weight in track(weights.items(), f"{label}: ratio {ratio}", len(weights)):
                 left, right = decomposed[name].factors(rank_for_ratio(ratio, *weight.shape))
                 low[name] = left @ right
-            with replaced(net, low, decomposer):
+            with replaced(net, low, decomposed):
                 value = metric(net)
             kept = sum(stored(out, inner, rank_for_ratio(ratio, out, inner)) for out, inner in shapes)
             error = [float(torch.linalg.matrix_norm(weights[n].double() - low[n].double())) for n in weights]
@@ -159,7 +160,7 @@ def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> TableRo
     for label, decomposer in decomposers.items():
         roles = {site.name: site.role for site in find_sites(net)}
         for name, weight in track(site_weights(net).items(), f"{label}: SVD"):
-            sigma = decomposer.svd(name, weight).sigma
+            sigma = decomposer(name, weight).sigma
             energy = (sigma**2).cumsum(0) / (sigma**2).sum()
             rows += [
                 {"weighting": label, "site": name, "role": roles[name], "index": i + 1, "sigma": s, "energy": e}

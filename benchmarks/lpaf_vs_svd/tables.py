@@ -53,7 +53,7 @@ class Fit:
         self.before = self.stages["retrain"]["initial"][KEY]
         self.after = self.stages["retrain"]["metric"][KEY]
         self.updates = updates(result)
-        self.signed = self.method == "LPAF" and self.settings["prune"]["score"] == "signed"
+        self.signed = self.method == "LPAF" and self.settings["prune"].get("score") == "signed"
         self.tuned = self.method == "LPAF" and self.settings["prune"]["density"] is not None  # v is not the default
         self.held_out = result.get("held_out", {}).get(KEY)
         self.chosen_by = self.after if self.held_out is None else self.held_out

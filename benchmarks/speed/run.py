@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -27,19 +27,18 @@ from lit_compress.methods.svd import SVD
 
 STUDY = "speed"
 DENSITY = 0.25
-MODES = ("sequential", "concat", "accumulated")
+MODES = ("sequential", "accumulated")
 # `accumulated`: two passes over half batches, two of which make a step (batch_size 16, accumulate_grad_batches 2)
 VARIANTS = ("dense", "prune", "svd", *(f"mixed {m}{half}" for m in MODES for half in ("", " p=0")))
 
 
 def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     """Return a function that makes one training step of a variant."""
-    mode: Literal["concat", "sequential"] = "concat" if "concat" in variant else "sequential"
     method: Any
     if variant == "svd":
         method = SVD(backbone="unused", density=DENSITY)
     else:
-        method = LPAF(backbone="unused", density=DENSITY, prune=LPAFSettings(), retrain=MixedRank(double_forward=mode))
+        method = LPAF(backbone="unused", density=DENSITY, prune=LPAFSettings(), retrain=MixedRank())
     names = {"dense": "dense", "prune": "prune"}
     stage = next(s for s in method.stages() if s.name == names.get(variant, "retrain"))
     method.prepare(stage, 0, folder, None)

@@ -26,7 +26,7 @@ from lit_compress.cli.words import (
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.tables import print
 
-OF_FISHER = ("axis", "power", "fisher_examples")  # without any meaning for the default weighting
+OF_FISHER = ("axis", "fisher_examples")  # without any meaning for the default weighting
 
 
 def check_line(line: Line) -> None:

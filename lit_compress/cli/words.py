@@ -27,7 +27,7 @@ SHORT = {
     **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape", "allocation",
                                           "scope")},
     **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
-                                                  "removes", "axis", "power", "fisher_examples")},
+                                                  "removes", "axis", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 _CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes

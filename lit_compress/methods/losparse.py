@@ -32,7 +32,7 @@ from lit_compress.methods.base import Untaught
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Factors, WeightedDecomposer
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import require
@@ -110,7 +110,7 @@ class LowRankI(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        factors = Factors(self.rule, WeightedDecomposer(sigma_side="balanced"))  # Eqs. 6-7, without S
+        factors = Factors(self.rule, "balanced")  # Eqs. 6-7, without S
         stage = CompressedStage("retrain", self.retrain, factors)
         stage.from_backbone = self.retrain.init == "pretrained"
         return [stage]

@@ -5,7 +5,7 @@ https://arxiv.org/abs/2306.14152. Notation: W [n, m] is torch's weight [out, in]
 
     step 1   T_sparse = UP_first(T, D, v)                              Eqs. 4-5, stages/unstructured.py
     step 2   min_AB sum_ij S_ij (W_ij - (AB)_ij)^2, rank(AB) = k                                  Eq. 7
-             rows share importance: s_i = sum_j S_ij;  I = diag(s);  I W = U Sigma V^T           Eqs. 8-10
+             rows share importance: s_i = sum_j S_ij;  I = diag(sqrt(s));  I W = U Sigma V^T           Eqs. 8-10
              A = I^-1 U_k Sigma_k,  B = V_k^T                                                     Eq. 11
     step 3   x_out = (1 - z) A B x + z W x,  z ~ Bernoulli(p) per matrix and forward              Eq. 12
              p = max(0, p_init - d t), zero after half of the steps                               Eq. 13
@@ -13,10 +13,10 @@ https://arxiv.org/abs/2306.14152. Notation: W [n, m] is torch's weight [out, in]
 
 Deviations and choices where the paper is silent:
     - Eq. 11 is computed as A = W V_k, the same matrix without an inverse (rows of zero importance are safe).
-    - Eqs. 8-10 weight by s although Eq. 7 asks for sqrt(s): ``power`` 0.5 solves Eq. 7, 1.0 is the printed form.
+    - Eqs. 8-10 print I = diag(s) although Eq. 7 asks for sqrt(s), which is taken.
     - s_i sums max(S_ij, 0) over kept weights; a negative sum would be read as its absolute value.
-    - The score accumulates |g W| (``prune.score: absolute``): the signed sum of Eq. 4 removes large weights
-      near a minimum and collapsed in our runs (benchmarks/README.md). ``signed`` is the printed form.
+    - The score accumulates |g W|: the signed sum that Eq. 4 prints removes large weights near a minimum and collapsed
+      in our runs (benchmarks/README.md).
     - W in Eq. 12 is frozen. L = mean of the two task losses + consistency * L_c, symmetric KL, also once p = 0
       (Table 7's row p_init = 0 beats plain fine-tuning).
     - Step 1 starts from the fine-tuned model (``prune.init``); the paper prunes the pre-trained one.
@@ -25,26 +25,26 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, MixedRankLinear
 from lit_compress.methods.base import Method
-from lit_compress.models.storage import load_row_importance
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
-from lit_compress.numerics.importance import Weighting
+from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, Factors
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
-from lit_compress.utils.errors import UserError, require
+from lit_compress.stages.unstructured import FirstOrderScore, Unstructured, UnstructuredPruning
+from lit_compress.utils.errors import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,36 +56,24 @@ class MixedRank(Retraining):
 
     Args:
         weighting: the weight of a row's reconstruction error (step 2), a sum over the row: ``scores`` = positive scores
-            of kept weights, ``scores_raw`` = scores, ``mask`` = number of kept weights, ``none`` = plain SVD.
-        power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
+            of kept weights, ``none`` = plain SVD.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
         consistency: weight of L_c, the distance of two forwards' logits; 0 turns the second forward off.
-        double_forward: ``sequential`` puts the batch through the model twice, ``concat`` makes one batch of twice the
-            size. Same loss and gradients; ``concat`` is slower on CPUs (benchmarks/speed) and makes half as many
-            operator calls on accelerators (benchmarks/device). None: the one or the other by the device. Half the
-            batch size with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning.
     """
 
-    weighting: Weighting = "scores"
-    power: float = 0.5
+    weighting: Literal["scores", "none"] = "scores"
     p_init: float | None = None
     consistency: float = 1.0
-    double_forward: Literal["sequential", "concat"] | None = None
-    matters: ClassVar[dict[str, Any]] = {
-        "power": {"weighting": ("scores", "scores_raw", "mask")},
-        "double_forward": {"consistency": True},
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "retrain.p_init", low=0, high=1)
-        require(self, "retrain.power", above=0, hint="0.5 solves Eq. 7, 1.0 is the printed form")
         require(self, "retrain.consistency", low=0)
 
 
 @dataclass(frozen=True)
-class LPAFSettings(FirstOrderSettings):
+class LPAFSettings(Unstructured):
     """How the dense model is pruned to the sparse one.
 
     Args:
@@ -104,7 +92,7 @@ class LPAFPruning(UnstructuredPruning):
     """Step 1: prune single weights to the kept fraction v, which depends on the density after factorization.
 
     Args:
-        settings: v, schedule and score.
+        settings: v and schedule.
         rule: for the ranks of the factorization that follows.
     """
 
@@ -112,7 +100,7 @@ class LPAFPruning(UnstructuredPruning):
     rule: RankRule
 
     def __init__(self, settings: LPAFSettings, rule: RankRule) -> None:
-        super().__init__(settings, 1.0)
+        super().__init__(settings, 1.0, FirstOrderScore())
         self.rule = rule
 
     def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
@@ -133,22 +121,24 @@ class LPAFPruning(UnstructuredPruning):
 class SparseFactors(Factors):
     """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these.
 
-    Biases stay: the factors also have them.
-
     Args:
         settings: the weighting.
         rule: for the ranks.
     """
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
-        super().__init__(rule)
+        super().__init__(rule, "out")
         self.settings = settings
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
         """Return the decomposer by the scores of the model's folder."""
+        if self.settings.weighting == "none":
+            return super().decomposer(net, statistics)
         assert self.folder is not None, "has the scores"
-        rows = load_row_importance(self.folder, self.settings.weighting)
-        return WeightedDecomposer(rows, axis="out", power=self.settings.power)
+        rows = load_file(self.folder / "importance.safetensors")
+        return lambda name, weight, components=None: weighted_svd(
+            weight, rows[f"{name}/scores"], name=name, components=components
+        )
 
     def layer(self, net: PreTrainedModel) -> type[LowRankLinear]:
         """Return factors next to the sparse matrices; in shapes alone those in their places, as in the export."""
@@ -174,15 +164,6 @@ class MixedRankRetraining(CompressedStage):
         super().__init__("retrain", settings, SparseFactors(settings, rule))
         self.rule, self.forwards = rule, 2 if settings.consistency > 0 else 1
 
-    def check(self, net: PreTrainedModel) -> None:
-        """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
-        super().check(net)
-        if self.settings.double_forward == "concat" and not _can_concat(net):
-            raise UserError(
-                f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
-                "project relative positions; use sequential"
-            )
-
     def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Factorize the model and choose p_init."""
         net = super().begin(net, method, structure)
@@ -197,7 +178,8 @@ class MixedRankRetraining(CompressedStage):
     def attach(self, net: PreTrainedModel) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""
         self._layers = [m for m in net.modules() if isinstance(m, MixedRankLinear)]
-        self._can_concat = _can_concat(net)
+        # DeBERTa's queries and keys also project relative positions, inputs without a batch axis
+        self._can_concat = not getattr(net.config, "share_att_key", False)
 
     def p(self, step: int) -> float:
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
@@ -227,9 +209,8 @@ class MixedRankRetraining(CompressedStage):
             layer.z = tuple(z)
 
     def _concats(self, device: torch.device) -> bool:
-        """Return whether both forwards are one of twice the batch."""
-        form = self.settings.double_forward
-        return form == "concat" if form else self._can_concat and device.type != "cpu"
+        """Return whether both forwards are one of twice the batch: fewer operator calls, but slower on a CPU."""
+        return self._can_concat and device.type != "cpu"
 
     def _two_forwards(self, method: MicroBatches, batch: dict[str, Tensor], coins: Tensor) -> Logits:
         """Return the logits [2b, ..., classes] of both forwards."""
@@ -271,11 +252,6 @@ class LPAF(Method):
     def own_stages(self) -> list[Stage]:
         """Return prune, retrain."""
         return [LPAFPruning(self.prune, self.rule), MixedRankRetraining(self.retrain, self.rule)]
-
-
-def _can_concat(net: PreTrainedModel) -> bool:
-    """Return whether the inputs of all matrices have a batch axis."""
-    return not getattr(net.config, "share_att_key", False)
 
 
 def by_density(density: float, half: float, quarter: float, less: float) -> float:

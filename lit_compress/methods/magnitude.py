@@ -11,7 +11,6 @@ may return if that alone puts it above the threshold. Zeros are stored: density 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -30,15 +29,6 @@ class MagnitudeScore(Score):
             local(score).copy_(local(weight).detach().float().abs())
 
 
-@dataclass(frozen=True)
-class MagnitudeSettings(Unstructured):
-    """Schedule and ranking of magnitude pruning."""
-
-    def make_score(self) -> Score:
-        """Return the score |W|."""
-        return MagnitudeScore()
-
-
 class Magnitude(Method):
     """Prune single weights by their absolute values.
 
@@ -47,8 +37,8 @@ class Magnitude(Method):
     """
 
     stores_zeros = True
-    prune: MagnitudeSettings = MagnitudeSettings()
+    prune: Unstructured = Unstructured()
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        return [UnstructuredPruning(self.prune, self.density)]
+        return [UnstructuredPruning(self.prune, self.density, MagnitudeScore())]

@@ -98,10 +98,6 @@ class ConfidenceSettings(Unstructured):
         require(self, "prune.beta1", low=0, below=1)
         require(self, "prune.beta2", low=0, high=1)
 
-    def make_score(self) -> Score:
-        """Return the score sensitivity * uncertainty."""
-        return UpperConfidenceScore(self.beta1, self.beta2, self.interval)
-
 
 class PLATON(Untaught):
     """Prune single weights by an upper confidence bound of their sensitivity.
@@ -117,4 +113,5 @@ class PLATON(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        return [UnstructuredPruning(self.prune, self.density)]
+        score = UpperConfidenceScore(self.prune.beta1, self.prune.beta2, self.prune.interval)
+        return [UnstructuredPruning(self.prune, self.density, score)]

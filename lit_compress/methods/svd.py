@@ -12,7 +12,7 @@ from lit_compress.methods.base import Method
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Factors, WeightedDecomposer
+from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import Allocation, RankRule
 
 
@@ -40,5 +40,5 @@ class SVD(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        factors = Factors(self.rule, WeightedDecomposer(sigma_side="out"))  # Eqs. 1-2
+        factors = Factors(self.rule, "out")  # Eqs. 1-2
         return [CompressedStage("retrain", self.retrain, factors)]

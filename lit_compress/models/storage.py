@@ -15,7 +15,6 @@ from lit_compress.models.own_code import DENSE, check_code, forget_code, is_expo
 from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
-from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
@@ -121,23 +120,6 @@ def config_of(folder: Path) -> PreTrainedConfig:
             if hasattr(config, name) and name[:1] != "_" and not isinstance(value, dict | list):
                 setattr(config, name, value)
     return config
-
-
-def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
-    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote next to its model.
-
-    Raises:
-        UserError: there are no scores in ``folder``.
-    """
-    from safetensors.torch import load_file
-
-    path = folder / "importance.safetensors"
-    if not path.is_file():
-        raise UserError(
-            f"weighting: '{folder}' has no scores (importance.safetensors); give the model of a pruning stage, "
-            "e.g. RUN/prune/net, or weighting fisher"
-        )
-    return {key.rpartition("/")[0]: rows for key, rows in load_file(path).items() if key.endswith(f"/{weighting}")}
 
 
 COMPONENTS = "components.safetensors"  # next to a model: "shares", each direction's share of energy (SP3)

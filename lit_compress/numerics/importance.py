@@ -15,9 +15,7 @@ from torch import Tensor
 from lit_compress.numerics.foreach import joined, largest, together, zero_unless_
 from lit_compress.utils.sharding import local
 
-FirstOrderForm = Literal["absolute", "signed"]
 Taylor = Literal["element1", "element2", "vector"]
-Weighting = Literal["scores", "scores_raw", "mask", "none"]
 
 
 @torch.no_grad()
@@ -25,13 +23,9 @@ def accumulate_first_order_(
     scores: Sequence[Tensor],
     weights: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    form: FirstOrderForm = "absolute",
     reduce: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
-    """Add one step's first-order term to the scores, in place (UP_first, LPAF Eq. 4).
-
-    ``signed`` is Eq. 4 as printed, S -= g * W: positive where a step moves W away from zero. ``absolute`` is
-    the definition in the paper's LaTeX source, S += |g * W|, and trains more stably.
+    """Add one step's first-order term |g * W| to the scores, in place (UP_first, LPAF Eq. 4).
 
     If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all. The decision is taken on
     the device, without waiting for it. Weights must be the forward pass's, gradients accumulated, reduced, unscaled,
@@ -41,7 +35,6 @@ def accumulate_first_order_(
         scores: float32, the shapes of ``weights``; changed in place.
         weights: any float dtype.
         grads: same shapes; a tensor whose gradient is None keeps its score.
-        form: which of the two terms.
         reduce: in-place all-reduce (SUM) of an int64 tensor [1] over the ranks that hold shards, so that all
             of them skip together. Not needed where gradients are not sharded (DDP).
 
@@ -49,18 +42,16 @@ def accumulate_first_order_(
         0-dim bool tensor on the scores' device: True if the update was applied.
     """
     assert len(scores) == len(weights) == len(grads)
-    assert form in ("absolute", "signed"), form
     here = [
         (local(score), local(weight), local(grad))
         for score, weight, grad in zip(scores, weights, grads, strict=True)
         if grad is not None
     ]
     finite = _all_finite([grad for _, _, grad in here], device=local(scores[0]).device, reduce=reduce)
-    change = torch._foreach_abs_ if form == "absolute" else torch._foreach_neg_
     for part in together([score for score, _, _ in here]):
         some, those, slopes = zip(*here[part], strict=True)
         terms = torch._foreach_mul([slope.float() for slope in slopes], those)  # float32 also for bfloat16 weights
-        change(terms)
+        torch._foreach_abs_(terms)
         zero_unless_(terms, finite)
         torch._foreach_add_(some, terms)
     return finite
@@ -160,27 +151,17 @@ def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[
 
 
 @torch.no_grad()
-def row_importance(scores: Tensor, weight: Tensor, weighting: Weighting = "scores") -> Tensor:
+def row_importance(scores: Tensor, weight: Tensor) -> Tensor:
     """Return the importance [out], float64, of every row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without scalar).
 
-    With M = [W != 0]:
-
-    - ``scores``: sum_j M_ij max(S_ij, 0), never negative, so that Eq. 7 stays well posed
-    - ``scores_raw``: sum_j S_ij, the paper to the letter; can be negative
-    - ``mask``: sum_j M_ij (Table 5, "w/ M")
-    - ``none``: 1, the plain SVD
+    It is the sum of max(S_ij, 0) over the weights that are not 0: never negative, so that Eq. 7 stays well posed.
 
     Args:
         scores: [out, in], not sharded.
         weight: [out, in], pruned entries exactly 0.
-        weighting: one of the above.
     """
     assert scores.shape == weight.shape and weight.ndim == 2
-    scores, mask = scores.double(), (weight != 0).double()
-    if weighting == "none":
-        return torch.ones_like(scores[:, 0])
-    terms = {"scores": mask * scores.clamp_min(0), "scores_raw": scores, "mask": mask}
-    return terms[weighting].sum(1)
+    return ((weight != 0).double() * scores.double().clamp_min(0)).sum(1)
 
 
 @torch.no_grad()

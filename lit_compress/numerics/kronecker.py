@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.decompose import _check_rank, _like, all_finite, gram_eigenvectors
+from lit_compress.numerics.decompose import Factorization, all_finite, gram_eigenvectors
 from lit_compress.utils.errors import UserError
 
 Moment = Tensor | None  # whole [n, n], its diagonal [n], or None for the identity
@@ -117,52 +117,18 @@ def centred(moment: Moment, mean: Tensor | None) -> Moment:
     return moment.double().addr_(m, m, alpha=-1)
 
 
-@dataclass(frozen=True)
-class KroneckerSVD:
-    """The best approximations of all ranks of a matrix, or of stacked matrices, under (M); :func:`kronecker_svd`.
-
-    Attributes:
-        sigma: float64 [min(out, in)], falling; leaving out component j adds sigma_j^2 to (M) under the damped moments.
-        left: float64 [out, components], column j belongs to component j.
-        right: float64 [components, in].
-        weight: [out, in], the stacked rows, on the CPU.
-        device: where results go.
-        name: of the matrix, for messages.
-    """
-
-    sigma: Tensor
-    left: Tensor
-    right: Tensor
-    weight: Tensor
-    device: torch.device
-    name: str
-
-    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in]; the rows of left belong to those of the stack.
-
-        Contiguous, in the weight's dtype, on its device.
-
-        Raises:
-            UserError: the rank does not fit.
-        """
-        _check_rank(self.weight, rank, self.name)
-        assert rank <= len(self.right), (rank, len(self.right))
-        left, right = self.left[:, :rank], self.right[:rank]
-        return _like(left, self.weight, self.device), _like(right, self.weight, self.device)
-
-
 @torch.no_grad()
 def kronecker_svd(
     weight: Tensor,
     inputs: Moment = None,
-    gradients: Moment | Iterable[Moment] = None,
+    gradients: Iterable[Moment] | None = None,
     *,
     sizes: Sequence[int] | None = None,
     mean: Tensor | None = None,
     name: str = "weight",
     components: int | None = None,
-) -> KroneckerSVD:
-    """Decompose W, or several matrices that read the same input, once under (M).
+) -> Factorization:
+    """Decompose W, or several matrices that read the same input, under (M).
 
     Several matrices are stacked by rows, [W_1; W_2; ...], and share the right factor; G is then block-diagonal. The
     singular vectors come from the Gram matrix of K^T W L, which is four times as fast as an SVD and exact to
@@ -170,14 +136,13 @@ def kronecker_svd(
     left is as long as row j of right.
 
     Args:
-        weight: [out, in]; the result reads it later, so it must stay unchanged.
+        weight: [out, in].
         inputs: A [in, in], its diagonal [in], or None for the identity.
-        gradients: G [out, out], its diagonal [out], or None; for several matrices one each, or None. They
-            are asked for one after the other, so that a generator needs the memory of one. Whole float64 moments
-            on the CPU are overwritten.
+        gradients: G [out, out] or its diagonal [out] of each matrix; None for identities. They are asked for one after
+            the other, so that a generator needs the memory of one. Whole float64 moments on the CPU are overwritten.
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
-            which the bias can carry, needs no rank. Without an A it only makes the change of the bias known.
+            which the bias can carry, needs no rank.
         name: of the matrix, for messages.
         components: how many are kept; default: all.
 
@@ -185,21 +150,18 @@ def kronecker_svd(
         UserError: the weight holds inf or NaN, or a moment is not usable; see :func:`damped_root`.
     """
     sizes = tuple(sizes or (len(weight),))
-    single = gradients is None or isinstance(gradients, Tensor)
-    assert len(sizes) == 1 or not isinstance(gradients, Tensor)
-    moments: Iterable[Moment] = [gradients] * len(sizes) if single else gradients  # type: ignore
     stack = weight.detach().to("cpu")
     if not all_finite(stack):
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
     root = damped_root(centred(inputs, mean), name)
-    basis, sigma = _gram_basis(stack, root, moments, sizes, name, components)
+    basis, sigma = _gram_basis(stack, root, gradients or [None] * len(sizes), sizes, name, components)
     columns, right = root.before(basis), root.divide(basis.T)
     del basis, root
     left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
     for rows, there in zip(stack.split(sizes), left.split(sizes), strict=True):
         torch.mm(rows.double(), columns, out=there)
     _balance(left, right)
-    return KroneckerSVD(sigma=sigma, left=left, right=right, weight=stack, device=weight.device, name=name)
+    return Factorization(sigma, left, right, weight.dtype, weight.device, name, mean)
 
 
 def _gram_basis(

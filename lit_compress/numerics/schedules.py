@@ -23,14 +23,12 @@ def cubic(step: int, total: int, start: int, end: int, final: float) -> float:
         final: density at the end, v_f, in [0, 1]; 0 for weights that are all removed.
 
     Raises:
-        UserError: no step is left for the fall, or a number of steps is negative.
+        UserError: no step is left for the fall.
     """
-    if start < 0 or end < 0:
-        raise UserError(f"schedule: start={start} and end={end} are numbers of steps; valid: 0 or more")
     if total - end - start <= 0:
+        hint = f"valid: together at most {total - 1}, or fractions" if total > 0 else "valid: total of at least 1"
         raise UserError(
-            f"schedule: start={start} + end={end} leave no step of total={total} to prune in; "
-            + (f"valid: start + end of at most {total - 1}" if total > 0 else "valid: total of at least 1")
+            f"prune.start + prune.end: {start} + {end} steps leave no step of total={total} to prune; {hint}"
         )
     assert 0.0 <= final <= 1.0, final
     if step < start:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.accounting import stored_density, whole_density
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, weighted_svd
-from lit_compress.numerics.kronecker import KroneckerSVD, kronecker_svd
+from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.rank_rule import RankRule
@@ -24,81 +21,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class WeightedDecomposer:
-    """Factorizes matrices by plain or weighted SVD.
+class Decomposer(Protocol):
+    """Factorizes a matrix of a model, or several that are stacked by rows, once."""
 
-    Attributes:
-        importance: by site, in the shape that ``axis`` needs (numerics/decompose.py); None for the plain SVD.
-        axis: which weights share one importance.
-        power: exponent of the importance.
-        sigma_side: which factor gets the singular values, for the plain SVD.
-    """
-
-    importance: Mapping[str, Importance] | None = None
-    axis: Axis = "out"
-    power: float = 0.5
-    sigma_side: SigmaSide | None = None
-
-    def mean(self, name: str) -> Tensor | None:
-        """Return None: biases stay."""
-        return None
-
-    def svd(self, name: str, weight: Tensor, components: int | None = None) -> WeightedSVD:
-        """Return the weighted SVD of the matrix of site ``name`` with all its ranks, or as many as ``components``."""
-        importance = None if self.importance is None else self.importance[name]
-        return weighted_svd(weight, importance, self.axis, self.power, self.sigma_side, name, components)
-
-
-@dataclass(frozen=True)
-class KroneckerDecomposer:
-    """Factorizes the matrices of one model by their Kronecker factors, equation (M) of numerics/kronecker.py.
-
-    Attributes:
-        moments: Kronecker factors by site.
-        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
-        centred: sites whose bias takes over the mean of the inputs.
-        stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
-            then the stack's: the rows of all its matrices.
-        release: every matrix is decomposed once; the sums of its moments are released then.
-    """
-
-    moments: MutableMapping[str, KroneckerFactors]
-    gradients: bool = True
-    centred: frozenset[str] = frozenset()
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    release: bool = False
-
-    def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:
-        """Return the decomposition of the matrix of site ``name`` with all its ranks, or as many as ``components``.
-
-        Raises:
-            UserError: a moment is singular after the damping.
-        """
-        names = self.stacks.get(name, (name,))
-        svd = kronecker_svd(
-            weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
-            sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
-            mean=self.mean(name), name=name, components=components,
-        )  # fmt: skip
-        self._release(names)
-        return svd
-
-    def _gradients(self, name: str) -> Tensor:
-        whole = self.moments[name].gradients()
-        self._release((name,))
-        return whole
-
-    def _release(self, names: tuple[str, ...]) -> None:
-        for site in names if self.release else ():
-            self.moments[site] = self.moments[site].released()
-
-    def mean(self, name: str) -> Tensor | None:
-        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
-        return self.moments[name].mean if name in self.centred else None
-
-
-Decomposer = WeightedDecomposer | KroneckerDecomposer
+    def __call__(self, name: str, weight: Tensor, components: int | None = None) -> Factorization:
+        """Return the decomposition of ``weight`` [out, in] of site ``name``, of all ranks or up to ``components``."""
+        ...
 
 
 class ByRule(Compression):
@@ -127,19 +55,20 @@ class Factors(ByRule):
 
     Args:
         rule: for the ranks.
-        decomposer: how matrices are factorized; None: :meth:`decomposer` makes it of statistics.
+        sigma_side: which factor gets the singular values in the plain SVD.
     """
 
     name = "factors"
 
-    def __init__(self, rule: RankRule, decomposer: Decomposer | None = None) -> None:
+    def __init__(self, rule: RankRule, sigma_side: SigmaSide = "in") -> None:
         super().__init__(rule)
-        self._decomposer = decomposer
+        self.sigma_side = sigma_side
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
         """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""
-        assert self._decomposer is not None
-        return self._decomposer
+        return lambda name, weight, components=None: weighted_svd(
+            weight, sigma_side=self.sigma_side, name=name, components=components
+        )
 
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Refuse a table of embeddings."""
@@ -169,12 +98,12 @@ class Factors(ByRule):
                 continue
             weight = stacked_weight(net, sites)
             rank = max(1, largest_rank(*weight.shape)) if even is None else even[name]
-            svd = decomposer.svd(name, weight, rank)
+            svd = decomposer(name, weight, rank)
             left, right = svd.factors(rank)
             kept = {"sigma": svd.sigma, "left": left, "right": right}
+            if svd.mean is not None:
+                kept["mean"] = svd.mean
             del svd
-            if (mean := decomposer.mean(name)) is not None:
-                kept["mean"] = mean
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, int]:

@@ -41,8 +41,8 @@ from lit_compress.numerics.importance import row_sensitivity, update_row_average
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
+from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -53,36 +53,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RowPruning(Training):
+class RowPruning(CubicSchedule):
     """How rows (neurons) are pruned while the model is trained.
 
     Args:
-        start: t_i, steps before pruning begins; below 1 a fraction of all optimizer steps, else their number.
-        end: t_f, last steps, at the final density; a fraction or a number likewise.
         interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
         beta: weight of the old value in the score's moving average.
         init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense model.
     """
 
     start: float = 0.05
-    end: float = 0.3
     interval: int = 10
     beta: float = 0.85
     init: Literal["pretrained", "finetuned"] = "pretrained"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "prune.epochs", low=1)
-        for name, value in (("start", self.start), ("end", self.end)):
-            if value < 0 or (value >= 1 and value != int(value)):
-                raise UserError(
-                    f"prune.{name}: {value} is neither a fraction of the steps nor a number of them; "
-                    f"nearest valid {max(0, round(value))}"
-                )
-        if self.start < 1 and self.end < 1 and self.start + self.end >= 1:
-            raise UserError(
-                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
-            )
         require(self, "prune.interval", low=1)
         require(self, "prune.beta", low=0, below=1)
 
@@ -109,7 +95,7 @@ class RowBudget:
     final: float
 
 
-class RowSparsePruning(Stage):
+class RowSparsePruning(CubicStage):
     """The stage ``prune``: train, average sensitivities, zero the rows that are not among the top p(t).
 
     Args:
@@ -120,17 +106,14 @@ class RowSparsePruning(Stage):
     """
 
     settings: RowPruning
-    density: float
     decided_by_data = True
     # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
     def __init__(
         self, settings: RowPruning, density: float, low_rank: float = 0.0, round_to: int | None = None
     ) -> None:
-        super().__init__("prune", settings)
-        self.round_to = round_to
-        self.density, self.low_rank = density, min(low_rank, density)
-        self.from_backbone = settings.init == "pretrained"
+        super().__init__(settings, density)
+        self.round_to, self.low_rank = round_to, min(low_rank, density)
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
@@ -193,16 +176,6 @@ class RowSparsePruning(Stage):
                 known.
         """
         super().set_total_steps(total_steps)
-        self._start, self._end = (
-            round(value * total_steps) if value < 1 else int(value)
-            for value in (self.settings.start, self.settings.end)
-        )
-        if self._start + self._end >= total_steps > 0:
-            raise UserError(
-                f"prune.start + prune.end: {self._start} + {self._end} steps leave no step of total={total_steps} to "
-                "prune; give fractions of the steps instead, e.g. prune.start 0.05 and prune.end 0.3"
-            )
-        self.kept_share(0)
         interval = self.settings.interval
         if total_steps <= interval:
             valid = f"valid: at most {total_steps - 1}" if total_steps > 1 else "train longer"

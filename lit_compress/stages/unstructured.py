@@ -2,8 +2,7 @@
 
 Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", section 2.2:
 
-    Eq. 4   S_ij = - sum_t g_ij(t) W_ij(t)            (``signed``, the published text)
-            S_ij =   sum_t |g_ij(t) W_ij(t)|          (``absolute``, its LaTeX source's earlier definition)
+    Eq. 4   S_ij = sum_t |g_ij(t) W_ij(t)|      (its LaTeX source; the published text has - sum_t g_ij(t) W_ij(t))
     Eq. 5   kept fraction v(t): 1 until t_i, then cubic down to v_f at T - t_f, v_f from there
     text    "we discard M and directly set W_ij to zero if S_ij(t) is not in the top-v_t at time step t"
 
@@ -17,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.importance import FirstOrderForm, Weighting, accumulate_first_order_, row_importance
+from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, Training
@@ -65,19 +64,11 @@ class Score(nn.Module):
 
 
 class FirstOrderScore(Score):
-    """The sum of |g W| or -g W over the optimizer steps (UP_first, LPAF Eq. 4).
-
-    Args:
-        form: ``absolute`` or ``signed``.
-    """
-
-    def __init__(self, form: FirstOrderForm) -> None:
-        super().__init__()
-        self.form = form
+    """The sum of |g W| over the optimizer steps (UP_first, LPAF Eq. 4)."""
 
     def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
         """Add this step's term."""
-        accumulate_first_order_(scores, weights, [weight.grad for weight in weights], self.form, reduce)
+        accumulate_first_order_(scores, weights, [weight.grad for weight in weights], reduce)
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,8 @@ class CubicSchedule(Training):
     """The cubic schedule of a density: 1 at first, then a cubic fall, then the final density (Eq. 5).
 
     Args:
-        start: fraction of the steps before pruning begins (t_i / T).
-        end: fraction of the steps, the last ones, at the final density (t_f / T).
+        start: t_i, steps before pruning begins; below 1 a fraction of all optimizer steps, else their number.
+        end: t_f, last steps, at the final density; a fraction or a number likewise.
         init: ``finetuned`` starts from the dense model, ``pretrained`` from the backbone.
     """
 
@@ -97,7 +88,13 @@ class CubicSchedule(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.epochs", low=1)
-        if min(self.start, self.end) < 0 or self.start + self.end >= 1:
+        for name, value in (("start", self.start), ("end", self.end)):
+            if value < 0 or (value >= 1 and value != int(value)):
+                raise UserError(
+                    f"prune.{name}: {value} is neither a fraction of the steps nor a number of them; "
+                    f"nearest valid {max(0, round(value))}"
+                )
+        if self.start < 1 and self.end < 1 and self.start + self.end >= 1:
             raise UserError(
                 f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
             )
@@ -116,25 +113,6 @@ class Unstructured(CubicSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.interval", low=1)
-
-    def make_score(self) -> Score:
-        """Return a new score, by which the weights are ranked."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class FirstOrderSettings(Unstructured):
-    """Schedule and ranking of pruning by first-order scores.
-
-    Args:
-        score: ``absolute`` adds |g W| to a weight's score in every step, ``signed`` subtracts g W (Eq. 4).
-    """
-
-    score: Literal["absolute", "signed"] = "absolute"
-
-    def make_score(self) -> Score:
-        """Return the score that sums first-order terms."""
-        return FirstOrderScore(self.score)
 
 
 class CubicStage(Stage):
@@ -160,7 +138,10 @@ class CubicStage(Stage):
             UserError: no step is left between start and end.
         """
         super().set_total_steps(total_steps)
-        self._start, self._end = (round(self.settings.start * total_steps), round(self.settings.end * total_steps))
+        self._start, self._end = (
+            round(value * total_steps) if value < 1 else int(value)
+            for value in (self.settings.start, self.settings.end)
+        )
         self.target(0)
 
     def target(self, step: int) -> float:
@@ -178,6 +159,7 @@ class UnstructuredPruning(CubicStage):
     Args:
         settings: schedule, ranking and training.
         density: final kept fraction v_f.
+        score: by which the weights are ranked.
 
     Attributes:
         threshold: lowest score of all sites that is kept, [1].
@@ -187,9 +169,9 @@ class UnstructuredPruning(CubicStage):
     settings: Unstructured
     repeatable = True
 
-    def __init__(self, settings: Unstructured, density: float) -> None:
+    def __init__(self, settings: Unstructured, density: float, score: Score) -> None:
         super().__init__(settings, density)
-        self.score = settings.make_score()
+        self.score = score
         self.register_buffer("threshold", torch.full((1,), -torch.inf))
 
     def attach(self, net: PreTrainedModel) -> None:
@@ -247,12 +229,11 @@ class UnstructuredPruning(CubicStage):
         return {"target": self.target(step), "density": int(kept) / total}
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
-        """Write the row importances of every weighting, so that another one can be tried without pruning again."""
+        """Write the row importances, by which LPAF factorizes."""
         from safetensors.torch import save_file
 
         rows = {
-            f"{name}/{weighting}": row_importance(score, weight.detach(), weighting)
+            f"{name}/scores": row_importance(score, weight.detach())
             for name, score, weight in zip(self._names, self.scores, self._weights, strict=True)
-            for weighting in get_args(Weighting)
         }
         save_file(rows, folder / "importance.safetensors")

@@ -6,18 +6,22 @@ inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from torch import Tensor
+
 from lit_compress.calibration.gradients import DiagonalFisher
-from lit_compress.calibration.moments import Moments
+from lit_compress.calibration.moments import KroneckerFactors, Moments
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.decompose import Axis
+from lit_compress.numerics.decompose import Axis, Factorization, weighted_svd
+from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import ByRule, Decomposer, Factors, KroneckerDecomposer, WeightedDecomposer
+from lit_compress.stages.low_rank import ByRule, Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
@@ -46,7 +50,6 @@ class Weighted(Retraining):
             ``kfac`` = Kronecker-factored Fisher information, moments of inputs and of gradients.
         axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
             ``both`` = product of the two.
-        power: exponent of the importance; 0.5 solves Eq. 6.
         fisher_examples: number of training examples for the Fisher information; None = all.
         labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
             over few classes, ``true`` = the data's; None = exact for two classes, where it costs no more, else drawn.
@@ -61,21 +64,19 @@ class Weighted(Retraining):
 
     weighting: Weighting = "fisher"
     axis: Axis = "in"
-    power: float = 0.5
     fisher_examples: int | None = None
     labels: Labels | None = None
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
-        **{key: {"weighting": ("fisher",)} for key in ("axis", "power", "fisher_examples")},
+        **{key: {"weighting": ("fisher",)} for key in ("axis", "fisher_examples")},
         "labels": {"weighting": ("kfac",)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "retrain.power", above=0, hint="0.5 solves Eq. 6, 1.0 squares the importance")
         require(self, "retrain.fisher_examples", low=1)
         require(self, "retrain.calibration_examples", low=1)
         if self.removal != "components" and self.weighting not in KRONECKER:
@@ -242,10 +243,34 @@ class WeightedFactors(UnderWeighting, Factors):
         """Return the decomposer with the weighting."""
         settings = self.settings
         if settings.weighting == "none":
-            return WeightedDecomposer(sigma_side="in")
+            return super().decomposer(net, statistics)
         if settings.weighting in KRONECKER:
             stacks = self.rule.stacks(net)
-            gradients, biased = settings.weighting == "kfac", biased_sites(net, stacks)
-            return KroneckerDecomposer(statistics, gradients, biased, stacks, release=True)
-        importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
-        return WeightedDecomposer(importance, settings.axis, settings.power)
+            return kronecker_decomposer(statistics, settings.weighting == "kfac", biased_sites(net, stacks), stacks)
+        axis = settings.axis
+        return lambda name, weight, components=None: weighted_svd(
+            weight, statistics[name].importance(axis), axis, name=name, components=components
+        )
+
+
+def kronecker_decomposer(
+    moments: MutableMapping[str, KroneckerFactors], gradients: bool = True, centred: Collection[str] = (),
+    stacks: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Decomposer:  # fmt: skip
+    """Return a decomposer by Kronecker factors, equation (M) of numerics/kronecker.py.
+
+    Args:
+        moments: by site; those of a matrix are taken out when it is decomposed, which frees their memory.
+        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
+        centred: sites whose bias takes over the mean of the inputs.
+        stacks: first site -> names of all sites that get one right factor.
+    """
+
+    def svd(name: str, weight: Tensor, components: int | None = None) -> Factorization:
+        own = [moments.pop(site) for site in stacks.get(name, (name,))]
+        inputs, mean = own[0].inputs(), own[0].mean if name in centred else None
+        sizes = [each.outputs for each in own] if gradients else None
+        outer = (own.pop(0).gradients() for _ in range(len(own))) if gradients else None
+        return kronecker_svd(weight, inputs, outer, sizes=sizes, mean=mean, name=name, components=components)
+
+    return svd

@@ -35,6 +35,9 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
     "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
+    "prune.score": ("absolute", "scores sum |g W|; the signed sum fell to chance"),
+    "power": (0.5, "it is always 0.5, which solves FWSVD's Eq. 6 and LPAF's Eq. 7"),
+    "double_forward": (None, "two forwards are one batch of twice the size on an accelerator, and two on a CPU"),
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "merge": ("large", "a budget of speedup stores a matrix dense if more than 70 % of it is left, others store none"),
@@ -51,9 +54,10 @@ VALUES = {
     ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
     ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
-    ("weighting", "scores_abs"): "scores leaves negative ones out, scores_raw is the paper to the letter",
-    ("weighting", "scores_all"): "scores counts those of kept weights",
-    ("weighting", "scores_shifted"): "scores counts positive ones alone, scores_raw all",
+    **{
+        ("weighting", old): "scores sums the positive ones of kept weights"
+        for old in ("scores_abs", "scores_all", "scores_raw", "scores_shifted", "mask")
+    },
     ("removes", "both"): "auto tries structures and components, which are as good",
 }
 # command -> what to do in its place

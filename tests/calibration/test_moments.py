@@ -208,7 +208,7 @@ def test_estimated_loss_is_the_divergence(place):
     factors = collect_kronecker(net, [batch], "classification", [site], labels="exact")[site]
     layer, inputs = net.get_submodule(site), KINDS["classification"].inputs(net, batch)
     sums = factors.inputs(), factors.gradients(), factors.mean
-    found = kronecker_svd(layer.weight, factors.inputs(), factors.gradients(), mean=factors.mean)
+    found = kronecker_svd(layer.weight, factors.inputs(), [factors.gradients()], mean=factors.mean)
     with torch.no_grad():
         dense = net(**inputs).logits.log_softmax(-1)
         left, right = found.factors(24)

@@ -43,7 +43,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
             (*CONFIG, "--model.lr", "1"),
             "unknown option 'model.lr'; did you mean 'model.dense.learning_rate' or 'model.prune.learning_rate' or",
         ),
-        ((*CONFIG, "--model.prune.score", "sign"), "model.prune.score: 'sign' is not a valid value of"),
+        ((*CONFIG, "--model.prune.init", "fine"), "model.prune.init: 'fine' is not a valid value of"),
         ((*CONFIG, "--trainer.max_epochs", "3"), "trainer.max_epochs: 3 would hold for every stage"),
         ((*CONFIG, "--trainer.enable_checkpointing", "false"), "trainer.enable_checkpointing: False has no effect"),
         ((*CONFIG, "--model.density", "0"), "model.density: 0.0 is not in (0, 1]; nearest valid value 0.01"),

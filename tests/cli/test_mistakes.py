@@ -59,7 +59,10 @@ def test_the_nearest_is_the_option_that_was_meant(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("FirstOrder", "--model.prune.scoer", "signed"), "'model.prune.scoer'; did you mean 'model.prune.score'?"),
+        (
+            ("FirstOrder", "--model.prune.intervall", "5"),
+            "'model.prune.intervall'; did you mean 'model.prune.interval'?",
+        ),
         (("FirstOrder", "--model.prune.beta2", "1"), "'model.prune.beta2' for FirstOrder; its options: model.prune."),
         (
             ("FirstOrder", "--model.rank", "1"),

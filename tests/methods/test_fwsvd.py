@@ -92,7 +92,6 @@ def test_rows_and_columns_are_close_to_equation_five(fit, dense, tiny_backbone, 
     ("build", "words"),
     [
         (lambda: FWSVD(backbone="x", density=0.5, rank=3), "model.density 0.5, model.rank 3: only one"),
-        (lambda: Weighted(power=0), "retrain.power: 0"),
         (lambda: Weighted(fisher_examples=0), "retrain.fisher_examples: 0"),
     ],
 )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from lit_compress.numerics.importance import (
-    Weighting,
     accumulate_first_order_,
     accumulate_sensitivity_,
     fold_sensitivity_,
@@ -32,37 +30,34 @@ def history(steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
     return weights, [[draw(*w.shape, seed=10 + 5 * t + n) for n, w in enumerate(weights)] for t in range(steps)]
 
 
-@pytest.mark.parametrize("form", ["absolute", "signed"])
-def test_scores_of_plain_sgd_by_hand(form: str) -> None:
-    """Invariant 21: S after n steps is the sum over steps of |g W|, or of -g W."""
+def test_scores_of_plain_sgd_by_hand() -> None:
+    """Invariant 21: S after n steps is the sum over steps of |g W|."""
     weights, steps = history(4)
     scores, expected = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     for grads in steps:
         for weight, grad, table in zip(weights, grads, expected, strict=True):
             for place in itertools.product(*map(range, weight.shape)):
-                product = float(grad[place]) * float(weight[place])
-                table[place] += abs(product) if form == "absolute" else -product
-        accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+                table[place] += abs(float(grad[place]) * float(weight[place]))
+        accumulate_first_order_(scores, weights, grads)
         for weight, grad in zip(weights, grads, strict=True):
             weight -= 0.1 * grad
     for score, table in zip(scores, expected, strict=True):
         torch.testing.assert_close(score, table, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["absolute", "signed"])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_a_broken_gradient_changes_nothing(form: str, bad: float) -> None:
+def test_a_broken_gradient_changes_nothing(bad: float) -> None:
     """Invariant 22: an inf or NaN anywhere leaves every score as it was; large finite ones do not."""
     weights = [draw(3, 4, seed=1), torch.zeros(2, 2)]
     scores = [draw(3, 4, seed=2), draw(2, 2, seed=3)]
     before = [score.clone() for score in scores]
     grads = [draw(3, 4, seed=4), draw(2, 2, seed=5)]
     grads[1][1, 0] = bad  # where W is 0: 0 * inf must not slip in either
-    applied = accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+    applied = accumulate_first_order_(scores, weights, grads)
     assert applied.shape == () and not applied
     assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True))
     grads[1][1, 0] = -3e38
-    assert accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+    assert accumulate_first_order_(scores, weights, grads)
     assert not torch.equal(scores[0], before[0])
 
 
@@ -89,30 +84,16 @@ def test_missing_gradients_and_half_precision() -> None:
     assert accumulate_first_order_(scores, [weight, weight], [None, None])
 
 
-def naive_row(scores: list[float], weights: list[float], weighting: Weighting) -> float:
-    if weighting == "none":
-        return 1.0
-    total = 0.0
-    for score, weight in zip(scores, weights, strict=True):
-        alive = weight != 0
-        total += {
-            "scores": max(score, 0.0) * alive,
-            "scores_raw": score,
-            "mask": float(alive),
-        }[weighting]
-    return total
-
-
-@pytest.mark.parametrize("weighting", get_args(Weighting))
-def test_row_importance_is_the_loop(weighting: Weighting) -> None:
+def test_row_importance_is_the_loop() -> None:
+    """LPAF Eqs. 7-9: positive scores of the weights that are left."""
     scores, weight = draw(6, 4, seed=1), draw(6, 4, seed=2)
     weight[scores < -0.4] = 0.0
     weight[3] = 0.0
-    result = row_importance(scores, weight, weighting)
+    result = row_importance(scores, weight)
     assert result.dtype == torch.float64 and result.shape == (6,)
-    expected = [naive_row(s, w, weighting) for s, w in zip(scores.tolist(), weight.tolist(), strict=True)]
-    assert result.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert weighting != "scores" or (result >= 0).all()
+    for total, row, values in zip(result.tolist(), scores.tolist(), weight.tolist(), strict=True):
+        expected = sum(max(score, 0.0) for score, value in zip(row, values, strict=True) if value != 0)
+        assert total == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_row_sensitivity_by_hand() -> None:

@@ -9,10 +9,9 @@ import torch
 from moments import SHAPES, draw, estimated_loss, moment, weighted_error
 from torch import Tensor
 
-from lit_compress.numerics.decompose import Axis, Importance, decompose
+from lit_compress.numerics.decompose import Axis, Factorization, Importance, decompose
 from lit_compress.numerics.kronecker import (
     DAMPING,
-    KroneckerSVD,
     Moment,
     centred,
     change_of_bias,
@@ -29,19 +28,19 @@ def undamped(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(DAMPING, name, 0.0)
 
 
-def svd_of(weight: Tensor, inputs: Moment = None, gradients: Any = None, **settings: Any) -> KroneckerSVD:
+def svd_of(weight: Tensor, inputs: Moment = None, gradients: Any = None, **settings: Any) -> Factorization:
     """Decompose with copies of the moments, which are overwritten."""
-    several = isinstance(gradients, list)
-    gradients = [g.clone() for g in gradients] if several else None if gradients is None else gradients.clone()
+    if gradients is not None:
+        gradients = [g.clone() for g in (gradients if isinstance(gradients, list) else [gradients])]
     return kronecker_svd(weight, None if inputs is None else inputs.clone(), gradients, **settings)
 
 
-def dropped(found: KroneckerSVD, rank: int) -> float:
+def dropped(found: Factorization, rank: int) -> float:
     """Return (M) of the approximation of that rank."""
     return float(found.sigma[rank:].square().sum())
 
 
-def product(found: KroneckerSVD, rank: int) -> Tensor:
+def product(found: Factorization, rank: int) -> Tensor:
     left, right = found.factors(rank)
     return left @ right
 

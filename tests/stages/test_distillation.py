@@ -107,17 +107,16 @@ def test_two_forwards(mode, tmp_path, monkeypatch):
     net, teacher = put(tmp_path / "net", make_net(dropout=0.0)), put(tmp_path / "teacher", make_net(seed=1))
     batch = make_batch()
     monkeypatch.setattr(LPAF, "trainer", type("At", (), {"global_step": 10}), raising=False)
-    monkeypatch.setattr("lit_compress.methods.lpaf.load_row_importance", lambda *_: None)
 
-    def build(double_forward):
+    def build(mode):
         method = LPAF(
             backbone="unused",
             density=0.5,
-            retrain=MixedRank(weighting="none", p_init=0.5, double_forward=double_forward),
+            retrain=MixedRank(weighting="none", p_init=0.5),
             distillation=Distillation(alpha=0.2, alpha_layers=4.0),
         )
         stage = method.stages()[-1]
-        stage.factors = lambda _: lambda name, weight, rank: (weight[:, :rank], weight[:rank])
+        stage._concats = lambda _: mode == "concat"
         method.prepare(stage, 0, net, lambda: load_net(teacher))
         method.configure_model()
         stage.set_total_steps(100)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_compress.methods import PLATON, FirstOrder, Magnitude
-from lit_compress.methods.magnitude import MagnitudeSettings
+from lit_compress.methods import PLATON, Magnitude
 from lit_compress.methods.platon import ConfidenceSettings
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.masks import keep_count
-from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
+from lit_compress.stages.unstructured import Unstructured, UnstructuredPruning
 from lit_compress.utils.errors import UserError
 
 SHORT = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2}
@@ -21,7 +20,7 @@ def weights(method):
 
 
 def make(name, density=0.3, **settings):
-    ranking = {Magnitude: MagnitudeSettings, FirstOrder: FirstOrderSettings, PLATON: ConfidenceSettings}[name]
+    ranking = ConfidenceSettings if name is PLATON else Unstructured
     return name(backbone="unused", density=density, prune=ranking(**{**SHORT, **settings}))
 
 

@@ -12,9 +12,8 @@ from tiny import make_net
 from lit_compress.methods import LPAF
 from lit_compress.methods.lpaf import LPAFSettings
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.importance import row_importance
-from lit_compress.stages.unstructured import UnstructuredPruning
+from lit_compress.stages.unstructured import FirstOrderScore, Score, UnstructuredPruning
 from lit_compress.utils.errors import UserError
 
 
@@ -28,11 +27,10 @@ def weights(method):
     return [method.net.get_submodule(s.name).weight.detach() for s in find_sites(method.net)]
 
 
-@pytest.mark.parametrize("form", ["absolute", "signed"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_scores_equal_a_hand_made_sum(fit, dense, form, accumulate):
-    """Invariant 21: S is the sum over optimizer steps of -g W or |g W|, gradients unclipped and whole."""
-    method = lpaf(score=form, density=1.0)
+def test_scores_equal_a_hand_made_sum(fit, dense, accumulate):
+    """Invariant 21: S is the sum over optimizer steps of |g W|, gradients unclipped and whole."""
+    method = lpaf(density=1.0)
     expected, before = [], []
 
     original = LPAF.on_before_optimizer_step
@@ -45,14 +43,13 @@ def test_scores_equal_a_hand_made_sum(fit, dense, form, accumulate):
     method.on_before_optimizer_step = note.__get__(method)
     fit(method, "prune", dense, gradient_clip_val=0.01, accumulate=accumulate, max_epochs=1)
     for grads, values in before:
-        terms = [(-g * w) if form == "signed" else (g * w).abs() for g, w in zip(grads, values, strict=True)]
+        terms = [(g * w).abs() for g, w in zip(grads, values, strict=True)]
         expected = terms if not expected else [e + t for e, t in zip(expected, terms, strict=True)]
     assert len(before) == -(-13 // accumulate)
     assert all(torch.allclose(s, e, atol=1e-9) for s, e in zip(method.stage.scores, expected, strict=True))
 
 
-@pytest.mark.parametrize("form", ["absolute", "signed"])
-def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, form):
+def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense):
     """Invariants 20 and 23: pruned entries are 0 after every step, the final count is floor(vN + 1/2)."""
     density, frozen = [], []
 
@@ -65,7 +62,7 @@ def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, form):
                 assert torch.count_nonzero(weight[score < stage.threshold]) == 0
         frozen.append([(w == 0, s.clone()) for w, s in zip(weights(method), stage.scores, strict=True)])
 
-    method = fit(lpaf(score=form, interval=3), "prune", dense, look)
+    method = fit(lpaf(interval=3), "prune", dense, look)
     for earlier, later in pairwise(frozen):  # a zero weight adds nothing to its score
         for (zero, score), (still, next_score) in zip(earlier, later, strict=True):
             assert torch.allclose(score[zero & still], next_score[zero & still], atol=1e-30)
@@ -76,7 +73,7 @@ def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, form):
 
 def test_non_finite_gradients_leave_the_scores_alone():
     """Invariant 22: the step a loss scaler would skip."""
-    net, stage = make_net(), UnstructuredPruning(LPAFSettings(), 0.5)
+    net, stage = make_net(), UnstructuredPruning(LPAFSettings(), 0.5, FirstOrderScore())
     stage.attach(net)
     for weight in stage._weights:
         weight.grad = torch.ones_like(weight)
@@ -90,36 +87,33 @@ def test_non_finite_gradients_leave_the_scores_alone():
 
 def test_scores_are_float32_for_bfloat16_weights():
     """Invariant 22."""
-    stage = UnstructuredPruning(LPAFSettings(), 0.5)
+    stage = UnstructuredPruning(LPAFSettings(), 0.5, FirstOrderScore())
     stage.attach(make_net().bfloat16())
     assert {score.dtype for score in stage.scores} == {torch.float32}
 
 
 def test_schedule_is_longer_than_training():
-    stage = UnstructuredPruning(LPAFSettings(start=0.9, end=0.05), 0.5)
+    stage = UnstructuredPruning(LPAFSettings(start=0.9, end=0.05), 0.5, Score())
     with pytest.raises(UserError, match=r"leave no step of total=1 "):
         stage.set_total_steps(1)
 
 
 def test_at_budget_only_after_the_ramp():
-    stage = UnstructuredPruning(LPAFSettings(start=0.1, end=0.3), 0.5)
+    stage = UnstructuredPruning(LPAFSettings(start=0.1, end=0.3), 0.5, Score())
     stage.set_total_steps(100)
     assert [stage.at_budget(step) for step in (0, 69, 70, 100)] == [False, False, True, True]
     assert stage.target(10) == 1.0 and stage.target(70) == 0.5 and stage.target(40) == pytest.approx(0.5625)
 
 
-def test_artefact_holds_every_weighting(fit, dense, tmp_path):
+def test_artefact_holds_the_importances(fit, dense, tmp_path):
     method = fit(lpaf(), "prune", dense)
     out = tmp_path / "out"
     out.mkdir()
     method.stage.finish(method.net, out)
-    sites = [s.name for s in find_sites(method.net)]
-    for weighting in ("scores", "mask", "none"):
-        rows = load_row_importance(out, weighting)
-        assert list(sorted(rows)) == sorted(sites)
-        for name, score, weight in zip(sites, method.stage.scores, weights(method), strict=True):
-            assert torch.equal(rows[name], row_importance(score, weight, weighting))
-    assert len(load_file(out / "importance.safetensors")) == 4 * len(sites)
+    sites, rows = [s.name for s in find_sites(method.net)], load_file(out / "importance.safetensors")
+    for name, score, weight in zip(sites, method.stage.scores, weights(method), strict=True):
+        assert torch.equal(rows.pop(f"{name}/scores"), row_importance(score, weight))
+    assert not rows
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.calibration import collected
-from lit_compress.stages.low_rank import Factors, KroneckerDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
-from lit_compress.stages.weighting import Weighted, biased_sites, calibration_for
+from lit_compress.stages.weighting import Weighted, WeightedFactors, biased_sites, calibration_for, kronecker_decomposer
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -49,8 +48,8 @@ def logits(net):
 
 def test_factors_hold_nothing_of_the_components_that_go(net):
     """Else a compressed net would keep all components of which the ranks were chosen."""
-    compression = Factors(RankRule(0.3, allocation="global"), KroneckerDecomposer(moments_of(net)))
-    measured = {k: v for _, found in compression.measure(net, list(site_weights(net)), {}) for k, v in found.items()}
+    compression, names = WeightedFactors(KFAC, RankRule(0.3, allocation="global")), list(site_weights(net))
+    measured = {k: v for _, found in compression.measure(net, names, moments_of(net)) for k, v in found.items()}
     ranks = compression.plan(net, measured)
     loss = compression.loss(net, ranks, measured)
     assert all(ranks[name] < len(measured[f"{name}.right"]) for name in list(ranks)[:3]) and loss > 0
@@ -89,7 +88,10 @@ def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
     """[Wq; Wk; Wv] under A and the block-diagonal G, with the biases of (C)."""
     moments, groups = moments_of(net), stacks(net)
     centred = biased_sites(net)
-    decomposer = KroneckerDecomposer(moments, gradients, centred, groups)
+
+    def decomposer(*matrix):
+        return kronecker_decomposer(dict(moments), gradients, centred, groups)(*matrix)
+
     first, names = next(iter(groups.items()))
     weight = stacked_weight(net, names)
     scale = torch.block_diag(*(moments[n].gradients() for n in names)) if gradients else None
@@ -98,12 +100,13 @@ def test_a_stack_is_one_decomposition(net, gradients, monkeypatch):
             scale[part, part] += DAMPING["gradients"] * moments[name].gradients().diagonal().mean()
     with monkeypatch.context() as patch:
         patch.setitem(DAMPING, "gradients", 0.0)
-        expected = kronecker_svd(weight, moments[first].inputs(), scale, mean=moments[first].mean)
+        outer = scale if scale is None else [scale]
+        expected = kronecker_svd(weight, moments[first].inputs(), outer, mean=moments[first].mean)
     assert torch.allclose(sigma_of(decomposer)(first, weight), expected.sigma)
     left, right = factors_of(decomposer)(first, weight, 4)
     assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
     before = [net.get_submodule(name).bias.clone() for name in names]
-    factorize(net, {first: 4}, factors_of(decomposer), mean=decomposer.mean, stacks=groups)
+    factorize(net, {first: 4}, factors_of(decomposer), mean=lambda _: moments[first].mean, stacks=groups)
     after = [net.get_submodule(name).bias for name in names]
     change = (weight - left @ right) @ moments[first].mean
     assert torch.allclose(torch.cat(after) - torch.cat(before), change, atol=1e-9)
@@ -119,7 +122,11 @@ def test_a_stack_in_which_a_bias_is_missing_is_not_centred(net):
 
 @pytest.mark.parametrize("density", [0.5, 0.3, 0.2])
 def test_stacks_share_one_budget(net, density):
-    decomposer = KroneckerDecomposer(moments_of(net), stacks=stacks(net))
+    moments, groups = moments_of(net), stacks(net)
+
+    def decomposer(*matrix):
+        return kronecker_decomposer(dict(moments), stacks=groups)(*matrix)
+
     rule = RankRule(density, allocation="global", stacked=True)
     factorize(net, rule.allocate(net, sigma_of(decomposer)), factors_of(decomposer), stacks=rule.stacks(net))
     assert density - 0.03 < stored_density(net) <= density

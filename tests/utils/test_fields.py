@@ -71,7 +71,7 @@ def test_a_changed_option_that_is_not_read_is_refused(method, settings, line):
 
 def test_options_that_are_read_or_at_their_default_pass():
     """SecondOrder masks padding by default, also if a user turns the comparison of hidden states off."""
-    check_effects(FWSVD(backbone="unused", retrain=Weighted(axis="out", power=1.0)))
+    check_effects(FWSVD(backbone="unused", retrain=Weighted(axis="out")))
     check_effects(SecondOrder(backbone="unused", distillation=Distillation(mask_padding=True, relative=True)))
 
 

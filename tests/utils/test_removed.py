@@ -36,7 +36,7 @@ def test_a_value_that_was_removed_has_a_line():
     assert removed_value("export.format", "onnx") is None is removed_value("model.format", "x")
     with pytest.raises(UserError, match=r"axis 'element': this value was removed in version 0\.3; both is as good"):
         without_removed({"retrain": {"axis": "element"}}, strict=True)
-    assert without_removed({"retrain": {"axis": "element", "power": 1}}, strict=False) == {"retrain": {"power": 1}}
+    assert without_removed({"retrain": {"axis": "element", "epochs": 1}}, strict=False) == {"retrain": {"epochs": 1}}
 
 
 def test_the_command_of_earlier_versions_names_the_module(capsys):
