@@ -107,10 +107,8 @@ def summed_linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a function that is ``layer`` on states [n, in]; all its uses add to one gradient of the weight in place.
 
     Autograd makes a gradient of the weight's size for every use and adds them up, which takes three such tensors at a
-    time. Over a large vocabulary each of them can be as large as the rest of the model.
-
-    Call it again for every forward. Layers that are no plain Linear that is trained, and a Linear with hooks, are
-    returned as they are.
+    time, each over a large vocabulary maybe as large as the rest of the model. Call it again for every forward. Layers
+    that are no plain trained Linear, and a Linear with hooks, are returned as they are.
     """
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return layer

@@ -59,8 +59,6 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 def zero_unless_(tensors: Sequence[Tensor], condition: Tensor) -> None:
     """Set all elements to 0 if ``condition``, 0-dim bool, is false, also those that are inf or NaN; in place.
 
-    Args:
-        tensors: float32. Their bits are multiplied, as integers: 0 times NaN would be NaN.
-        condition: on their device.
+    The bits of the float32 ``tensors`` are multiplied, as integers: 0 times NaN would be NaN.
     """
     torch._foreach_mul_([tensor.view(torch.int32) for tensor in tensors], condition.int())

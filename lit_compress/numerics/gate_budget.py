@@ -70,13 +70,10 @@ class Size(nn.Module):
         self.total = int(self(everything)) if whole is None else whole
 
     def forward(self, kept: Mapping[str, Tensor]) -> Tensor:
-        """Return the number of weights.
+        """Return the number of weights, 0-dim, in the dtype of ``kept``: exact for int64.
 
-        Args:
-            kept: name of a gate -> number of units that every group keeps, [groups]: int64, or float sums of P(z > 0).
-
-        Returns:
-            0-dim, in the dtype of ``kept``: exact for int64.
+        ``kept`` is name of a gate -> number of units that every group keeps, [groups]: int64, or float sums of P(z >
+        0).
         """
         units = torch.cat([kept[name] for name in self.shapes])
         units = torch.cat([units, units.new_ones(1)])
@@ -107,11 +104,11 @@ def fit_budget(
     finest: str | None,
     steps: Mapping[str, int] | None = None,
 ) -> dict[str, Tensor]:
-    """Choose the units to keep so that at most ``budget`` weights are left, and as many as units allow.
+    """Choose the units to keep, bool [groups, size] by gate: at most ``budget`` weights, as many as units allow.
 
     One offset is added to all log_alpha, the largest with which :func:`kept_units` meets the budget; it is about 0
-    where training has met the budget. The rest of the budget goes to the units with the largest log_alpha that fit,
-    of coarse gates first: otherwise two equal layers would both be removed where one is enough.
+    where training has met the budget. The rest of the budget goes to the units with the largest log_alpha that fit, of
+    coarse gates first: otherwise two equal layers would both be removed where one is enough.
 
     Args:
         log_alphas: name of a gate -> [groups, size], on the CPU; units of inf are kept, units of -inf removed, whatever
@@ -121,9 +118,6 @@ def fit_budget(
         least: name of a gate -> number of units that every group always keeps; 0 for gates not named.
         finest: gate of the units with the fewest weights, which gets the rest last; None leaves the rest unused.
         steps: name of a gate -> number whose multiple every group keeps, or fewer, or all; 1 for gates not named.
-
-    Returns:
-        Name of a gate -> bool [groups, size], True = keep.
     """
 
     def kept(offset: float) -> dict[str, Tensor]:

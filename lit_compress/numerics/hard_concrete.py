@@ -25,12 +25,7 @@ SHIFT = -TEMPERATURE * math.log(-LOWER / UPPER)  # P(z > 0) = sigmoid(a + SHIFT)
 
 
 def sample(log_alpha: Tensor, uniform: Tensor) -> Tensor:
-    """Return gates z in [0, 1], differentiable in ``log_alpha``.
-
-    Args:
-        log_alpha: float32, any shape.
-        uniform: draws from U(0, 1); its shape, to which ``log_alpha`` is broadcast, is the result's.
-    """
+    """Return gates z in [0, 1], differentiable in ``log_alpha``, in the shape of ``uniform``, draws from U(0, 1)."""
     u = uniform.clamp(EPS, 1 - EPS)
     s = ((u.log() - torch.log1p(-u) + log_alpha) / TEMPERATURE).sigmoid()
     return (LOWER + (UPPER - LOWER) * s).clamp(0, 1)
@@ -59,11 +54,6 @@ def kept_units(log_alpha: Tensor, least: int = 0, offset: float = 0.0) -> Tensor
 
 
 def keep_best(log_alpha: Tensor, kept: Tensor) -> Tensor:
-    """Return the mask, bool [groups, size], of the units with the largest log_alpha in every group, of equal the first.
-
-    Args:
-        log_alpha: [groups, size].
-        kept: int64 [groups], number of units to keep.
-    """
+    """Return which ``kept`` units [groups] have the largest log_alpha, bool [groups, size]; of equal ones the first."""
     order = log_alpha.argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1) < kept[:, None]  # a unit's place in the order

@@ -25,21 +25,14 @@ def accumulate_first_order_(
     grads: Sequence[Tensor | None],
     reduce: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
-    """Add one step's first-order term |g * W| to the scores, in place (UP_first, LPAF Eq. 4).
+    """Add one step's first-order term |g * W| to the float32 ``scores``, in place (UP_first, LPAF Eq. 4).
 
-    If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all. The decision is taken on
-    the device, without waiting for it. Weights must be the forward pass's, gradients accumulated, reduced, unscaled,
-    not clipped.
+    Weights must be the forward pass's, gradients accumulated, reduced, unscaled, not clipped; without a gradient a
+    tensor keeps its score. If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all,
+    which the device decides by itself and which is returned, 0-dim bool: whether they did.
 
-    Args:
-        scores: float32, the shapes of ``weights``; changed in place.
-        weights: any float dtype.
-        grads: same shapes; a tensor whose gradient is None keeps its score.
-        reduce: in-place all-reduce (SUM) of an int64 tensor [1] over the ranks that hold shards, so that all
-            of them skip together. Not needed where gradients are not sharded (DDP).
-
-    Returns:
-        0-dim bool tensor on the scores' device: True if the update was applied.
+    ``reduce`` is an in-place all-reduce (SUM) of int64 [1] over the ranks that hold shards, so that all skip together.
+    It is not needed where gradients are not sharded (DDP).
     """
     assert len(scores) == len(weights) == len(grads)
     here = [
@@ -67,17 +60,15 @@ def accumulate_sensitivity_(
 ) -> Tensor:
     """Add one step's sensitivity |g * W| to its mean over a window of steps, in place (PLATON's I).
 
-    A step with an inf or NaN gradient anywhere is left out, as in :func:`accumulate_first_order_`.
+    A step with an inf or NaN gradient is left out, as in :func:`accumulate_first_order_`, whose arguments and result
+    the others are.
 
     Args:
         means: float32, the shapes of ``weights``; changed in place.
         steps: int64 [1], number of steps in the means so far; changed in place.
         weights: any float dtype.
         grads: same shapes; a tensor whose gradient is None has sensitivity 0.
-        reduce: see :func:`accumulate_first_order_`.
-
-    Returns:
-        0-dim bool tensor on the means' device: True if the step was added.
+        reduce: see there.
     """
     assert len(means) == len(weights) == len(grads)
     here = [local(grad) for grad in grads if grad is not None]
@@ -108,21 +99,19 @@ def fold_sensitivity_(
     beta1: float,
     beta2: float,
 ) -> list[Tensor]:
-    """End a window: update both moving averages with its mean, and begin the next, in place (PLATON).
+    """End a window: update both moving averages with its mean, and begin the next, in place; return scores (PLATON).
 
     In this order: Ibar = beta1 Ibar + (1 - beta1) I, then U = |I - Ibar| with the new Ibar, then
-    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing.
+    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing. The scores are Ibar * Ubar, or
+    Ibar if ``beta2`` is 1: local shards, never negative.
 
     Args:
-        averages: Ibar, float32; changed in place.
+        averages: Ibar, float32.
         uncertainties: Ubar, same shapes; empty if ``beta2`` is 1, which turns the uncertainty off.
         means: I, the mean over the window, of :func:`accumulate_sensitivity_`; set to 0.
         steps: int64 [1], number of steps in the means; set to 0.
         beta1: weight of the old value in Ibar, in [0, 1).
         beta2: weight of the old value in Ubar, in [0, 1].
-
-    Returns:
-        The scores Ibar * Ubar, or copies of Ibar if ``beta2`` is 1; local shards, never negative.
     """
     assert bool(uncertainties) == (beta2 < 1)
     seen = (steps > 0).float()
@@ -155,10 +144,6 @@ def row_importance(scores: Tensor, weight: Tensor) -> Tensor:
     """Return the importance [out], float64, of every row of W for LPAF's weighted SVD (Eqs. 7-9; S_hat without scalar).
 
     It is the sum of max(S_ij, 0) over the weights that are not 0: never negative, so that Eq. 7 stays well posed.
-
-    Args:
-        scores: [out, in], not sharded.
-        weight: [out, in], pruned entries exactly 0.
     """
     assert scores.shape == weight.shape and weight.ndim == 2
     return ((weight != 0).double() * scores.double().clamp_min(0)).sum(1)
@@ -166,17 +151,11 @@ def row_importance(scores: Tensor, weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return for every output row the mean over its inputs of |w dL/dw| (LoSparse Eqs. 2 and 4).
+    """Return of every output row the mean over its inputs of |w dL/dw|, float32 [local rows] (LoSparse Eqs. 2, 4).
 
-    The mean commutes with the moving average of Eq. 3, so one number per row is enough. FSDP2 shards by rows, so
-    every row is complete on one rank.
-
-    Args:
-        weights: [out, in], any float dtype.
-        grads: same shapes, accumulated, reduced and unscaled; None counts as zero.
-
-    Returns:
-        float32 [rows of this rank] per weight; not finite where a gradient is not.
+    The mean commutes with the moving average of Eq. 3, so one number per row is enough. FSDP2 shards by rows, so every
+    row is complete on one rank. Gradients are accumulated, reduced and unscaled; None counts as zero, and where one is
+    not finite, the row is not.
     """
     averages = [torch.zeros_like(local(weight)[:, 0], dtype=torch.float32) for weight in weights]
     known = [i for i, grad in enumerate(grads) if grad is not None]
@@ -206,24 +185,17 @@ def update_row_average_(
     """Update the moving averages with one step's row sensitivities, in place (LoSparse Eq. 3, by windows).
 
     With l = step mod interval the window holds the mean of the last l terms. At l = 0 the finished window enters the
-    average, average = beta * average + (1 - beta) * window, and a new one begins with this term. ``interval`` 1 is
-    Eq. 3 with one step of delay.
-
-    If any term is inf or NaN (a step that a loss scaler skips), nothing changes at all; the decision is taken on
-    the device, without waiting for it.
+    average, average = beta * average + (1 - beta) * window, and a new one begins with this term. ``interval`` 1 is Eq.
+    3 with one step of delay. If a term is inf or NaN, nothing changes; see :func:`accumulate_first_order_`.
 
     Args:
-        averages: float32 [rows] per weight, zero before the first step; changed in place.
-        windows: means of the current window, shaped as ``averages``; changed in place.
+        averages: float32 [rows] per weight, zero before the first step.
+        windows: means of the current window, shaped as ``averages``.
         terms: sensitivities of this step, from :func:`row_sensitivity`.
         step: number of optimizer steps completed before this one.
         beta: weight of the old value, in [0, 1).
         interval: number of steps in a window.
-        reduce: in-place all-reduce (SUM) of an int64 tensor [1] over the ranks that hold shards; see
-            :func:`accumulate_first_order_`.
-
-    Returns:
-        0-dim bool tensor on the averages' device: True if the update was applied.
+        reduce: see there.
     """
     here, place = [local(window) for window in windows], step % interval
     sizes = [len(window) for window in here]

@@ -70,10 +70,10 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
     """Return the Cholesky factor of ``moment + DAMPING[what] * mean(diagonal) I``.
 
     Args:
-        moment: second moment, [n, n] symmetric, [n], or None for the identity, which is not damped. A whole float64
-            one on the CPU becomes its factor, which takes no memory of its own.
+        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric, [n], or None for the identity, which
+            is not damped. A whole float64 one on the CPU becomes its factor, which takes no memory of its own.
         name: of the matrix, for messages.
-        what: the moment is of these: ``inputs`` or ``gradients``.
+        what: see above.
 
     Raises:
         UserError: it is not finite, all zero, or not positive definite after the damping.
@@ -103,11 +103,9 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
 
 
 def centred(moment: Moment, mean: Tensor | None) -> Moment:
-    """Return the covariance C = A - m m^T of inputs with mean m; ``moment`` itself without a mean.
+    """Return the covariance C = A - m m^T of inputs with mean m [in]; ``moment`` itself without a mean.
 
-    Args:
-        moment: [in, in] or [in]; None stays None. A whole float64 one becomes the covariance.
-        mean: [in], or None.
+    A is [in, in] or [in]; None stays None, and a whole float64 one becomes the covariance.
     """
     if moment is None or mean is None:
         return moment
@@ -206,13 +204,9 @@ def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
 
 
 def corrected_bias(bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
-    """Return the bias b + (W - X) m [out] that keeps the mean of the outputs; computed in float64, unlike a sum of two.
+    """Return the bias b + (W - X) m [out] that keeps the mean m [in] of inputs' outputs; X [out, in] replaces W.
 
-    Args:
-        bias: b [out]; the result has its dtype and device.
-        weight: W [out, in].
-        approx: X [out, in].
-        mean: m [in], of the inputs.
+    It is computed in float64, unlike a sum of two, and has the dtype and device of b.
     """
     m = mean.cpu().double()
     shift = weight.cpu().double() @ m - approx.cpu().double() @ m

@@ -44,12 +44,8 @@ def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
     """Return the cross-entropy or squared error of every example [batch]; vectors have no labels of single examples.
 
     An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
-    the same weight, in :func:`task_loss` all labels. With one label per example the means are equal.
-
-    Args:
-        logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression and relevance.
-        labels: int [batch, ...] (-100 = ignored), or float [batch].
-        kind: type of the head's output.
+    the same weight, in :func:`task_loss`, whose arguments these are, all labels. With one label per example the means
+    are equal.
     """
     if isinstance(logits, ChunkedLogits):
         losses = token_losses(logits, labels)
@@ -167,16 +163,15 @@ def distillation_loss(
 ) -> Tensor:
     """Return the distance between the logits of student and teacher; no gradient reaches the teacher.
 
-    Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
-    mean over the samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2).
-    Regression and relevance: mean squared error. Vectors: :func:`match_loss`, cosines to the teacher's and among
-    themselves.
+    Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)), mean over the
+    samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2). Regression and relevance: mean
+    squared error. Vectors: :func:`match_loss`, cosines to the teacher's and among themselves.
 
     Args:
         student: [..., classes]; for regression, any shape; for vectors [..., width], of length 1.
         teacher: same shape.
         kind: type of the head's output.
-        temperature: temperature of both distributions, above 0; only for classification.
+        temperature: above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
     """
     if counted is not None:
@@ -200,12 +195,12 @@ def layer_distillation_loss(
     """Return the distance between the hidden states of student and teacher; no gradient reaches the teacher.
 
     sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
-    App. E; l = 0 is the embedding output). With different depths L_s, L_t, student_l is compared with teacher_m,
-    m = l L_t / L_s rounded, halves up.
+    App. E; l = 0 is the embedding output). With different depths L_s, L_t, student_l is compared with teacher_m, m = l
+    L_t / L_s rounded, halves up.
 
     Args:
         student: L_s + 1 tensors [batch, length, width].
-        teacher: L_t + 1 tensors [batch, length, width].
+        teacher: L_t + 1 of them.
         mask: [batch, length], not 0 at real tokens; the mean is over those. None: padding is compared too.
         relative: divide every term by the variance of the teacher's state, over all components at the compared
             positions, so that the loss does not change when teacher and student are scaled alike.
@@ -231,14 +226,10 @@ def layer_distillation_loss(
 
 
 def state_moments(state: Tensor, mask: Tensor | None) -> Tensor:
-    """Return number, sum and sum of squares of the components of ``state`` [batch, length, width], [3].
+    """Return number, sum and sum of squares, [3], of ``state`` [batch, length, width] where ``mask`` is not 0.
 
     The square of the mean and the variance are summed apart, so that little is lost to rounding. Moments of several
     batches may be added.
-
-    Args:
-        state: hidden states.
-        mask: [batch, length], not 0 at the positions that count; None: all do.
     """
     state = _full(state)
     weights = None if mask is None else _weights(mask, state)
@@ -261,7 +252,7 @@ def matched_layers_loss(
 
     Args:
         student: at most L + 1 hidden states [batch, length, width].
-        teacher: L + 1 hidden states of the same shape.
+        teacher: L + 1 of them.
         mask: [batch, length], not 0 at real tokens; None: padding is compared too.
         reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
     """
@@ -279,15 +270,9 @@ def matched_layers_loss(
 def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Tensor | None = None) -> Tensor:
     """Return the distance between the logits of two forwards of one batch (LPAF Sec. 4.3, L_c; the form of R-Drop).
 
-    Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
-    sum (p1 - p2)(log p1 - log p2) / 2: exactly symmetric, exactly 0 for equal logits, never negative.
-    Regression and relevance: mean squared error. Vectors, of length 1: 1 - cosine. Gradients flow into both passes.
-
-    Args:
-        first: [..., classes] or, for regression, any shape.
-        second: same shape.
-        kind: type of the head's output.
-        counted: bool [...], which distributions are samples; None for all.
+    Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as sum (p1 - p2)(log p1 - log p2)
+    / 2: exactly symmetric, exactly 0 for equal logits, never negative. Regression and relevance: mean squared error.
+    Vectors, of length 1: 1 - cosine. Gradients flow into both passes. Arguments as in :func:`distillation_loss`.
     """
     if counted is not None:
         first, second = first[counted], second[counted]

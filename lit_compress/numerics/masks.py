@@ -34,19 +34,16 @@ def keep_count(density: float, total: int) -> int:
 
 @torch.no_grad()
 def kth_largest(scores: Sequence[Tensor], keep: int, reduce: Reduce | None = None) -> Tensor:
-    """Return the ``keep``-th largest of all elements of all tensors; exactly ``sort(descending)[keep - 1]``.
+    """Return the ``keep``-th largest of all elements of all tensors, 0-dim; exactly ``sort(descending)[keep - 1]``.
 
-    Radix selection on the order-preserving integer image of float32: a histogram of the upper 16 bits gives
-    the bin of the element, a histogram of the lower 16 bits of that bin's members gives the element.
+    Radix selection on the order-preserving integer image of float32: a histogram of the upper 16 bits gives the bin of
+    the element, a histogram of the lower 16 bits of that bin's members gives the element. It is the same on every rank;
+    zero comes back as +0.0.
 
     Args:
         scores: float32, any shapes, empty shards included; DTensors are read locally.
-        keep: number of elements that shall be at least as large; 0 returns +inf, the number of elements or
-            more the minimum.
+        keep: 0 returns +inf, the number of elements or more the minimum.
         reduce: all-reduce of the histograms, int64 [65536]; see the top of the module.
-
-    Returns:
-        0-dim float32 on the scores' device, the same on every rank. Zero comes back as +0.0.
     """
     shards = [local(score) for score in scores]
     device = shards[0].device
@@ -112,24 +109,21 @@ def break_ties_(
     reduce: Reduce | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> int:
-    """Make ``score >= threshold`` true for exactly ``keep`` elements, by moving surplus ties just below it.
+    """Make ``score >= threshold`` true for exactly ``keep`` elements, in place; return the surplus over all ranks.
 
-    Of the elements equal to the threshold the last ones in index order are lowered to the next smaller
-    normal float32. So a step needs one comparison only, and nothing but the scores is saved. Typical ties are
-    the exact zeros of weights that never had a gradient. Ties at -inf cannot be lowered.
-    If all scores are equal the *last* tensors lose everything, so pruning should start after some steps of scoring.
+    Of the elements equal to the threshold the last ones in index order are lowered to the next smaller normal float32.
+    So a step needs one comparison only, and nothing but the scores is saved. Typical ties are the exact zeros of
+    weights that never had a gradient. Ties at -inf cannot be lowered. If all scores are equal the *last* tensors lose
+    everything, so pruning should start after some steps of scoring.
 
     Args:
-        scores: float32; changed in place.
+        scores: float32.
         threshold: from :func:`kth_largest` for the same ``scores`` and ``keep``.
         keep: number of elements to keep.
         tolerance: a surplus up to this fraction of all elements is not changed; 0 for an exact count.
         reduce: see the top of the module.
-        shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of
-            every tensor; needed to divide ties among them.
-
-    Returns:
-        The surplus before, in elements over all ranks.
+        shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of every
+            tensor; needed to divide ties among them.
     """
     shards = [local(score) for score in scores]
     quotas, surplus, total = _share_ties(shards, threshold, keep, reduce, shard)
@@ -170,15 +164,11 @@ def _ties_after(score: Tensor, threshold: Tensor, number: int) -> Tensor:
 
 @torch.no_grad()
 def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor) -> None:
-    """Zero the weights whose score is below the threshold, in place (LPAF Sec. 2.2: "set W to zero").
+    """Zero the weights whose score is below the 0-dim threshold, in place (LPAF Sec. 2.2: "set W to zero").
 
-    Element-wise: one bool mask of temporary memory, no wait for the device. It multiplies by the mask, which
-    is several times faster than a masked fill (so a zero may be -0.0, and an inf or NaN weight stays NaN).
-
-    Args:
-        weights: any float dtype; changed in place.
-        scores: float32, same shapes and sharding.
-        threshold: 0-dim float32.
+    Element-wise, one bool mask of temporary memory, no wait for the device. It multiplies by the mask, which is several
+    times faster than a masked fill (so a zero may be -0.0, and an inf or NaN weight stays NaN). Scores are float32,
+    shaped and sharded as the weights.
     """
     shards = [local(score) for score in scores]
     for part in together(shards):
@@ -201,14 +191,14 @@ def select_rows(
     """Choose the rows with the largest scores, over all matrices, whose parameters together fit the budget.
 
     Rows are ordered by falling score, equal ones by tensor and row, and the first ones are kept, as long as their
-    parameters sum to at most ``budget`` (LoSparse Eq. 9, where a row with more inputs counts for more: "top p" of
-    the parameters, as in the official code). The unused part of the budget is smaller than one row.
+    parameters sum to at most ``budget`` (LoSparse Eq. 9, where a row with more inputs counts for more: "top p" of the
+    parameters, as in the official code).
 
     Args:
         scores: float32 [rows] per matrix; DTensors are read locally.
         costs: parameters of one row of each matrix; or a function of the scores of all rows and of the budget that
             returns which rows to keep, bool [rows], where a row's parameters depend on others (models/row_sizes.py).
-        budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device; 0 keeps nothing.
+        budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device.
         reduce: see the top of the module; here also of float32 [rows of all ranks].
         shard: see :func:`break_ties_`.
 
@@ -235,10 +225,7 @@ def whole_rows(
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
     """Return values [rows] of all matrices on every rank; this rank's places in it, or None for all; rows by matrix.
 
-    Args:
-        shards: values [rows of this rank] per matrix.
-        reduce: see the top of the module; of int64, and of the values.
-        shard: see :func:`break_ties_`.
+    ``shards`` are values [rows of this rank] per matrix; ``reduce`` and ``shard`` as in :func:`select_rows`.
     """
     (rank, ranks), everything, own = shard, joined(shards), None
     sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
@@ -289,13 +276,7 @@ def keep_rows_(weights: Sequence[Tensor], keep: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def rows_above(score: Tensor, threshold: float, least: int) -> Tensor:
-    """Return the mask of the rows with sigmoid(score) above ``threshold``, and always of the ``least`` best rows.
-
-    Args:
-        score: [out], not sharded; the mask has its shape.
-        threshold: in [0, 1).
-        least: of equal rows the first are kept.
-    """
+    """Return the mask [out] of the rows with sigmoid(score) above ``threshold``, and of the ``least`` best ones."""
     mask = score.sigmoid() > threshold
     mask[score.argsort(descending=True, stable=True)[:least]] = True
     return mask

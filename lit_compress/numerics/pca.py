@@ -21,15 +21,10 @@ from lit_compress.utils.errors import UserError
 
 
 def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvectors of a Gram matrix and their eigenvalues, falling.
+    """Return the eigenvectors U [..., d, d] of a Gram matrix, as columns, and their eigenvalues [..., d], falling.
 
     The entry of largest absolute value in every axis is positive, so that the same matrix always gives the same axes.
-
-    Args:
-        gram: sum of x x^T, [d, d] or [heads, d, d].
-
-    Returns:
-        U [..., d, d], orthonormal columns; eigenvalues [..., d]. Float64, on the CPU.
+    ``gram`` is a sum of x x^T, [d, d] or [heads, d, d]; results are float64, on the CPU.
 
     Raises:
         UserError: the matrix is not finite.
@@ -46,10 +41,8 @@ def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
 def centred_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Return the principal axes U [d, d] of inputs without their mean over the features, and their energies, falling.
 
-    Each entry of the last axis is 1 / sqrt(d); it has no energy.
-
-    Args:
-        gram: sum of x x^T over tokens, [d, d]; sum of (R x)(R x)^T serves as well.
+    Each entry of the last axis is 1 / sqrt(d); it has no energy. ``gram`` is the sum of x x^T over tokens, or of (R
+    x)(R x)^T.
     """
     d = gram.shape[-1]
     gram = gram.detach().cpu().double()
@@ -62,12 +55,7 @@ def centred_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def site_projections(axes: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Return P_in = U^T R and P_out = diag(gamma) U, both [d, d].
-
-    Args:
-        axes: U [d, d], orthogonal.
-        gamma: [d], the weight of the LayerNorm.
-    """
+    """Return P_in = U^T R and P_out = diag(gamma) U, both [d, d]; ``axes`` is U, ``gamma`` [d] a norm's weight."""
     axes = axes.double()
     return axes.mT - axes.mean(0)[:, None], gamma.detach().cpu().double()[:, None] * axes
 

@@ -23,9 +23,9 @@ def break_even_rank(out_features: int, in_features: int) -> float:
 
 
 def rank_for_density(density: float, out_features: int, in_features: int) -> int:
-    """Return the largest rank whose factors have at most ``density`` of the parameters; at least 1.
+    """Return the largest rank whose factors have at most ``density``, in (0, 1], of the parameters; at least 1.
 
-    floor(density * out * in / (out + in)), the rule of SVD-LLM; ``density`` is in (0, 1].
+    floor(density * out * in / (out + in)), the rule of SVD-LLM.
     """
     assert 0.0 < density <= 1.0, density
     rank = density * break_even_rank(out_features, in_features)
@@ -44,10 +44,7 @@ def largest_rank(out: int, inner: int) -> int:
 
 
 def stored(out: int, inner: int, rank: int, rows: int = 0) -> int:
-    """Return the number of stored parameters of an out x inner matrix at ``rank``, with ``rows`` next to the factors.
-
-    A matrix whose factors are larger is stored dense.
-    """
+    """Return the stored parameters of an out x inner matrix at ``rank`` with ``rows`` next to it, at most dense."""
     return min(out * inner, rank * (out + inner) + rows * inner)
 
 
@@ -87,20 +84,18 @@ def prices_of(shapes: Mapping[str, tuple[tuple[int, ...], int]]) -> dict[str, Pr
 
 
 def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int = 1) -> dict[str, int]:
-    """Spend a budget on the components of all matrices that are worth most for their price.
+    """Spend a budget on the components of all matrices that are worth most for their price; return the rank by matrix.
 
-    One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
-    keeps at least one component. With the singular values of a Fisher-weighted matrix the sum over dropped components
-    is the second-order estimate of the loss it costs (second-order compression, section 3).
+    One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix, of at least one
+    component. With the singular values of a Fisher-weighted matrix the sum over dropped components is the second-order
+    estimate of the loss it costs (second-order compression, section 3). A matrix whose factors would not be cheaper is
+    left out and stays dense.
 
     Args:
         sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
         prices: by matrix.
         budget: not exceeded, unless one step each is more.
         step: ranks are multiples of it, except if a matrix has fewer components; so many components count as one.
-
-    Returns:
-        rank by matrix; a matrix whose factors would not be cheaper is left out and stays dense.
     """
     if step > 1:
         groups, coarse = {}, {}

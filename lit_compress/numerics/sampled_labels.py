@@ -47,28 +47,24 @@ def fisher_losses(
 ) -> list[Tensor]:
     """Return scalars, sums over the examples, whose gradients g give every example's part sum g g^T of the Fisher.
 
-    The loss of an example is its negative log-likelihood, the sum over all labels it has; the gradient of an example
-    does not depend on the others. A regression is a normal distribution of variance 1: the gradient of the output
-    itself, but with true labels times the error. The logit of a relevance also counts as one, unless labels are true:
-    as a probability, documents that are surely relevant, or surely not, would hardly count.
+    The loss of an example is its negative log-likelihood, the sum over all labels it has. A regression is a normal
+    distribution of variance 1: the gradient of the output itself, but with true labels times the error. The logit of a
+    relevance also counts as one, unless labels are true: as a probability, documents that are surely relevant, or
+    surely not, would hardly count.
 
     Args:
-        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; with a graph. Those over a vocabulary
-            [b, tokens, vocabulary] may be chunked.
+        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; those over a vocabulary [b, tokens,
+            vocabulary] may be chunked.
         kind: type of the head's output.
         choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
-            one distribution per example.
+            one distribution per example, in classes - 1 losses.
         labels: int [b, ...], or float [b]; for ``true``.
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
         seed: of the draws.
 
-    Returns:
-        One 0-dim loss, or classes - 1 of them for ``exact``.
-
     Raises:
-        UserError: ``choice`` is unknown, ``exact`` for several distributions per example, or another than ``drawn`` for
-            vectors.
+        UserError: ``exact`` for several distributions per example, or another than ``drawn`` for vectors.
     """
     if choice not in get_args(Labels):
         raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
@@ -101,13 +97,8 @@ def fisher_losses(
 def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
     """Return classes, int64 [b, ...], drawn from every softmax(logits), at most ``POSITIONS`` of them at a time.
 
-    The draw at a position of an example depends on the seed, the example's number, the position and the distribution,
-    but not on the batch, its order or padding at the right.
-
-    Args:
-        logits: [b, ..., classes]; those over a vocabulary may be chunked.
-        index: int [b], number of every example, not negative.
-        seed: of the draws.
+    The draw at a position of an example depends on the seed, the example's number ``index`` [b], the position and the
+    distribution, but not on the batch, its order or padding at the right. Logits [b, ..., classes] may be chunked.
     """
     shape = logits.states.shape[:-1] if isinstance(logits, ChunkedLogits) else logits.shape[:-1]
     drawn = []
@@ -131,13 +122,7 @@ def _drawn(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_noise(vectors: Tensor, index: Tensor, seed: int = 0) -> Tensor:
-    """Return standard normal numbers of the shape of ``vectors`` [b, ...], which depend on seed and example only.
-
-    Args:
-        vectors: [b, ...].
-        index: int [b], number of every example, not negative.
-        seed: of the draws.
-    """
+    """Return normal numbers of the shape of ``vectors`` [b, ...], by the seed and the examples' numbers [b] alone."""
     drawn = []
     for row, number in zip(vectors, index.tolist(), strict=True):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
@@ -146,13 +131,10 @@ def draw_noise(vectors: Tensor, index: Tensor, seed: int = 0) -> Tensor:
 
 
 def softmax_fisher_root(probabilities: Tensor) -> Tensor:
-    """Return R [b, classes, classes - 1] with R R^T = diag(p) - p p^T, equation (E).
+    """Return R [b, classes, classes - 1] with R R^T = diag(p) - p p^T, equation (E), of probabilities p [b, classes].
 
     The Cholesky factor in closed form (Tanabe & Sagae 1992): with s_j the sum of the probabilities after j,
     R_jj = sqrt(p_j s_j / s_{j-1}) and R_ij = -p_i sqrt(p_j / (s_{j-1} s_j)) for i > j.
-
-    Args:
-        probabilities: p [b, classes], each row sums to 1.
     """
     p = double(probabilities)
     tails = p.flip(-1).cumsum(-1).flip(-1)  # s_{j-1}, the sum from j on

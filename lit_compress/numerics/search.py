@@ -15,10 +15,8 @@ LEAST = 1e-3  # the smallest interval, as a share of the number below
 def largest(fits: Callable[[Number], bool], low: Number, high: Number) -> Number:
     """Return the largest number in [low, high] that fits; ``low``, which is not tried, if no other does.
 
-    Args:
-        fits: function of a number that is True up to some number and False above it.
-        low: an integer to search integers, or a real number.
-        high: of the same type; reals are found to 2**-60 of ``high - low``.
+    Numbers fit up to some one and not above it. Bounds are integers, or reals, which are found to 2**-60 of their
+    distance.
 
     >>> largest(lambda number: number**2 <= 50, 0, 100)
     7
@@ -41,7 +39,7 @@ def within_limit(
     close: float = CLOSE,
     tries: int = TRIES,
 ) -> float | None:
-    """Return about the largest number in (0, 1] whose cost is within a limit.
+    """Return about the largest number in (0, 1] whose cost is within a limit; None if none that was tried is.
 
     Costs rise with the number, nearly on a straight line: the next number is where the line through the two nearest
     known ones is a little below the limit. After :data:`TRIES` numbers every other one halves the interval, for costs
@@ -54,9 +52,6 @@ def within_limit(
         first: number to begin with; None: as if costs went through 0.
         close: the share of the limit that may be left.
         tries: costs that are asked for at most.
-
-    Returns:
-        None if no number that was tried is within the limit.
 
     >>> round(within_limit(lambda x: 0.1 + 0.9 * x, 0.5, {1.0: 1.0}), 2)
     0.43

@@ -31,12 +31,9 @@ _ROWS = 256  # that are moved at a time
 
 @torch.no_grad()
 def inverse_moment(inputs: Tensor, name: str = "weight") -> Tensor:
-    """Return H^-1 [in, in] of the damped second moment.
+    """Return H^-1 [in, in] of the damped second moment A or C [in, in], or of its diagonal [in].
 
-    Args:
-        inputs: A or C [in, in], or the diagonal [in]. A whole float64 one on the CPU becomes its inverse, which takes
-            no memory of its own.
-        name: of the matrix, for messages.
+    A whole float64 moment on the CPU becomes its inverse, which takes no memory of its own.
 
     Raises:
         UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
@@ -67,14 +64,10 @@ def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor) -> Tensor:
 
 @torch.no_grad()
 def without_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> Tensor:
-    """Return W after the removal of some inputs, equation (U); their columns are zero.
+    """Return W [out, in] after the removal of the inputs ``removed`` [S], equation (U); their columns are zero.
 
-    The bias belongs to it if H is a covariance: ``kronecker.corrected_bias``.
-
-    Args:
-        weight: W [out, in], float64.
-        inverse: H^-1 [in, in], float64.
-        removed: int [S].
+    The bias belongs to it if H, whose inverse [in, in] is given, is a covariance: ``kronecker.corrected_bias``. All is
+    float64.
     """
     new = weight.addmm(weight[:, removed], _solved(inverse, removed), alpha=-1)
     new[:, removed] = 0.0
@@ -104,11 +97,7 @@ class RemovalPath:
         return torch.tensor([len(step) for step in self.steps], dtype=torch.float64)
 
     def loss(self, removed: Tensor) -> Tensor:
-        """Return the addition to (M) without the first so many groups, float64; inside a step by its share.
-
-        Args:
-            removed: numbers of groups, int [options].
-        """
+        """Return the addition to (M) without the first ``removed`` [options] groups; inside a step by its share."""
         ends = torch.cat([torch.zeros(1, dtype=torch.float64), self.sizes().cumsum(0)])
         costs = torch.cat([torch.zeros(1, dtype=torch.float64), self.costs.double().cumsum(0)])
         step = torch.searchsorted(ends, removed.double(), right=True).clamp(1, len(ends) - 1)
@@ -200,10 +189,8 @@ def cheapest_first(
 ) -> dict[str, int]:
     """Return how many steps every path goes, so that at least ``saving`` is saved: least cost per price first.
 
-    Paths are of neurons or of heads, all on the scale of (M).
-
     Args:
-        costs: by path, each step's addition to the loss, in the order of the steps.
+        costs: by path, each step's addition to the loss on the scale of (M), in the order of the steps.
         prices: by path, each step's saving: parameters or FLOPs, above 0.
         saving: to reach in all.
 
@@ -259,7 +246,7 @@ def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving:
     """Return an option for every group of layers, so that together they save ``saving`` at the least loss, or None.
 
     Layers of a model that keep alike numbers of units (all attentions, all feed-forward networks) are a group, whose
-    options are these numbers. Of all combinations that save enough, the one of the least loss is taken.
+    options are these numbers.
 
     Args:
         losses: per group float64 [options], each one's addition to the loss.
