@@ -43,10 +43,7 @@ _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on
 class ExampleGradients(Collector):
     """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
 
-    That frees their memory early.
-
-    Args:
-        sums: by site; have ``add(uses)``, ``totals()`` and ``mean(name, examples)``.
+    That frees their memory early. ``sums`` by site have ``add(uses)``, ``totals()`` and ``mean(name, examples)``.
     """
 
     by_token = False
@@ -146,12 +143,7 @@ class DiagonalFisher(Statistic):
 
 
 class Squares:
-    """Sums of squared gradients of one matrix, by rows and by columns.
-
-    Args:
-        shape: of the matrix.
-        device: of the sums.
-    """
+    """Sums of squared gradients of one matrix of this shape, by rows and by columns."""
 
     def __init__(self, shape: torch.Size, device: torch.device | str = "cpu") -> None:
         self.shape = shape
@@ -234,12 +226,7 @@ class Gradients(Statistic):
 
 
 class GradientSums:
-    """Sums of the gradients of one matrix, and of their squares.
-
-    Args:
-        total: zeros [out, in].
-        squares: whether the squares are summed.
-    """
+    """Sums of the gradients of one matrix, into ``total`` [out, in] of zeros, and, if asked for, of their squares."""
 
     def __init__(self, total: Tensor, squares: bool) -> None:
         self.total, self.squares = total, torch.zeros_like(total) if squares else None

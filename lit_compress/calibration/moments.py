@@ -43,13 +43,7 @@ BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more pro
 
 
 class Gram:
-    """The sum of v v^T over vectors v [n]; the block-wise lower triangle is kept.
-
-    Args:
-        size: n.
-        dtype: of the sum.
-        device: where it is.
-    """
+    """The sum of v v^T over vectors v [size]; the block-wise lower triangle is kept."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.size, self.ends = size, [min(start + BLOCK, size) for start in range(0, size, BLOCK)]
@@ -73,12 +67,7 @@ class Gram:
 
 
 class Counts:
-    """How often each of n tokens occurs: the second moment of the one-hot inputs of a table, which is diagonal.
-
-    Args:
-        size: n, rows of the table.
-        device: where the counts are.
-    """
+    """How often each of ``size`` tokens occurs: the second moment, a diagonal, of the one-hot inputs of a table."""
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size, self.flat = size, torch.zeros(size, dtype=torch.float64, device=place_of_sums(device))
@@ -181,15 +170,9 @@ class Moments(Statistic):
 
 
 class MomentSums(Collector):
-    """The sums of all sites, and the number of tokens and examples.
+    """The sums of ``sites`` and of a ``table`` of embeddings, if it is named, and the number of tokens and examples.
 
-    Args:
-        net: the model.
-        sites: their names.
-        dtype: of the sums.
-        device: where they are.
-        gradients: whether to also sum the gradients.
-        table: name of a table of embeddings, or None.
+    Sums are of ``dtype``, on ``device``, those of gradients only if they are asked for.
     """
 
     by_token = True

@@ -49,10 +49,8 @@ class Grams:
 def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
     """Draw tokens and return for every example which of its real tokens were drawn, bool [length].
 
-    Args:
-        lengths: int [examples], numbers of real tokens.
-        tokens: number of tokens to draw without replacement from all examples; all if there are fewer.
-        seed: of the draw.
+    ``lengths`` int [examples] are numbers of real tokens, of which ``tokens`` are drawn without replacement; all if
+    there are fewer.
     """
     total = int(lengths.sum())
     chosen = torch.zeros(total, dtype=torch.bool)

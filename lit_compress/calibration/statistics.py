@@ -54,7 +54,7 @@ class Collector(ABC):
 
     @abstractmethod
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
-        """Take a use of site ``name`` by so many examples, and watch for the gradient by its output.
+        """Take a use of site ``name`` by so many ``examples``, and watch for the gradient by its output.
 
         Args:
             name: of the site.
@@ -134,13 +134,9 @@ class OfModel(ABC):
 
     @abstractmethod
     def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the answer, the same on every rank.
+        """Return the answer for the examples of ``batches``, the same on every rank.
 
-        Args:
-            net: with its task's head, where it runs; it is not changed.
-            batches: of the examples.
-            kind: of the task.
-            reduce: in-place all-reduce (SUM) over ranks with other examples.
+        ``net``, with its task's head, where it runs, is not changed; ``reduce`` is as in :func:`whole`.
         """
 
 
@@ -194,7 +190,7 @@ def watched(
     module: nn.Module, sums: Collector, sites: Mapping[str, Site], masks: Sequence[Tensor], examples: int,
     names: Collection[str] | None = None, loose: Uses | None = None, start: str = "",
 ) -> Iterator[None]:  # fmt: skip
-    """Show a collector every use of some modules in a forward, inside.
+    """Show a collector every use of some modules in a forward of ``examples`` examples, inside.
 
     Args:
         module: the model, or a part of it.

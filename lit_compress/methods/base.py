@@ -131,9 +131,7 @@ class Method(MicroBatches, Fields):
     def rank_rule(self, allocation: Allocation = "uniform", **usual: float) -> RankRule:
         """Return the rule for the ranks by the density, rank or ratio that was given, and set the density to its own.
 
-        Args:
-            allocation: of the parameters to the matrices.
-            usual: rank or ratio where none of the three was given; without it the usual density.
+        ``usual`` is the rank or ratio where none of the three was given; without it the usual density.
 
         Raises:
             UserError: several were given.

@@ -81,12 +81,7 @@ class BlockMovementSettings(MovementTraining):
 
 
 class BlockPruning(MovementStage):
-    """Train weights and scores; mask blocks and neurons by their scores.
-
-    Args:
-        settings: schedule, masks and training.
-        density: final kept fraction of the sites' weights.
-    """
+    """Train weights and scores; mask blocks and neurons by their scores."""
 
     settings: BlockMovementSettings
 
@@ -245,10 +240,7 @@ def _pairs(ids: Tensor, row: Tensor, head: Tensor) -> Tensor:
 class Filling(Stage):
     """Cut empty parts, make the heads that stay dense, and train on.
 
-    Args:
-        settings: of the training.
-        density: of the sites' weights.
-        exact: heads stay as far as the density allows; False: all that are not empty.
+    ``exact``: heads stay as far as the density allows; False: all that are not empty.
     """
 
     density: float
@@ -267,9 +259,8 @@ class Filling(Stage):
 def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
     """Remove from ``net``, in place, heads without values or readers and neurons without readers; they are zeros.
 
-    Args:
-        net: with all heads and neurons of the dense one.
-        budget: weights that the sites may have afterwards: the heads with the most weights that are not zero stay.
+    ``net`` has all heads and neurons of the dense one. With a ``budget`` of weights, the heads with the most weights
+    that are not zero stay.
     """
     parts = sublayers(net)
     attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")

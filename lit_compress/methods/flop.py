@@ -81,11 +81,8 @@ def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:
 
 
 def gated_size(shapes: dict[str, Shape], whole: int) -> Size:
-    """Return the size of the factors as a function of the open ranks of every matrix.
-
-    Args:
-        shapes: (out, in) by site.
-        whole: number of weights of the dense matrices.
+    """Return the size of the factors of matrices (out, in) as a function of their open ranks, of ``whole`` dense
+    weights.
     """
     gates = grouped(shapes)
     places = {name: (gate, group) for gate, names in gates.items() for group, name in enumerate(names)}
@@ -94,12 +91,7 @@ def gated_size(shapes: dict[str, Shape], whole: int) -> Size:
 
 
 class RankPruning(GatedStage):
-    """The stage ``prune``: factorize all matrices, train factors and gates together, keep the open ranks.
-
-    Args:
-        settings: how the gates are trained.
-        density: final fraction of the sites' weights.
-    """
+    """The stage ``prune``: factorize all matrices, train factors and gates together, keep the open ranks."""
 
     settings: FLOPPruning
 

@@ -50,12 +50,7 @@ DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
 
 
 def evenly_spaced(total: int, count: int, first: bool = False) -> list[int]:
-    """Return ``count`` evenly spaced numbers below ``total``: floor((j + 1/2) total / count).
-
-    Args:
-        total: number of blocks.
-        count: how many are kept, in [1, total].
-        first: keep block 0 in place of the first of them.
+    """Return ``count`` evenly spaced numbers below ``total``, floor((j + 1/2) total / count); ``first``: 0 is one.
 
     >>> evenly_spaced(6, 2), evenly_spaced(12, 4), evenly_spaced(6, 2, first=True)
     ([1, 4], [1, 4, 7, 10], [0, 4])

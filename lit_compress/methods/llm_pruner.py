@@ -102,11 +102,7 @@ def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLaye
 def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, step: int = 1) -> dict[str, int]:
     """Return by last matrix how many heads or neurons every pruned sub-layer keeps; only shapes are read.
 
-    Args:
-        net: dense.
-        settings: which blocks are pruned.
-        density: fraction of all sites' weights that stays.
-        step: numbers of neurons are multiples of it.
+    ``density`` counts all sites' weights; numbers of neurons are multiples of ``step``.
 
     Raises:
         UserError: a head and a step of neurons in each are more than the density leaves.
@@ -141,14 +137,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
 def group_importance(
     net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, MeanGradient], settings: CoupledPruning
 ) -> Tensor:
-    """Return the importance of every head or neuron of a sub-layer, float64 [units].
-
-    Args:
-        net: dense, on the CPU.
-        part: the sub-layer.
-        gradients: by site.
-        settings: the form.
-    """
+    """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites."""
     units, scores = unit_price(net, part).count, []
     for role, name in part.sites.items():
         sums, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()

@@ -67,8 +67,7 @@ class LoSparse(Untaught):
     """Approximate matrices by factors, which stay, plus a sparse matrix whose rows are pruned by sensitivity.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
-            0.2.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: the decomposition, the schedule of the pruning, and its training.
     """
 
@@ -96,8 +95,7 @@ class LowRankI(Untaught):
     """LoSparse without its sparse part: fine-tune the factors of the backbone.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
-            0.2.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         retrain: fine-tuning of the factors.
     """
 

@@ -89,12 +89,7 @@ class LPAFSettings(Unstructured):
 
 
 class LPAFPruning(UnstructuredPruning):
-    """Step 1: prune single weights to the kept fraction v, which depends on the density after factorization.
-
-    Args:
-        settings: v and schedule.
-        rule: for the ranks of the factorization that follows.
-    """
+    """Step 1: prune single weights to the kept fraction v, which depends on the density after factorization."""
 
     settings: LPAFSettings
     rule: RankRule
@@ -119,12 +114,7 @@ class LPAFPruning(UnstructuredPruning):
 
 
 class SparseFactors(Factors):
-    """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these.
-
-    Args:
-        settings: the weighting.
-        rule: for the ranks.
-    """
+    """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these."""
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
         super().__init__(rule, "out")
@@ -150,12 +140,7 @@ class SparseFactors(Factors):
 
 
 class MixedRankRetraining(CompressedStage):
-    """Steps 2 and 3: factorize the sparse model, retrain the factors with the sparse matrices mixed in.
-
-    Args:
-        settings: weighting, mixing and training.
-        rule: for the ranks, by a density or one rank.
-    """
+    """Steps 2 and 3: factorize the sparse model, retrain the factors with the sparse matrices mixed in."""
 
     settings: MixedRank
     shrinks_first = repeatable = False  # the layer has the matrix, too, and coins decide

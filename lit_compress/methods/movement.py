@@ -48,12 +48,7 @@ if TYPE_CHECKING:
 
 
 class MovementPruning(MovementStage):
-    """Train weights and row scores; mask rows by their scores.
-
-    Args:
-        settings: schedule, masks and training.
-        density: final stored fraction of the sites' weights.
-    """
+    """Train weights and row scores; mask rows by their scores. The density counts stored weights."""
 
     def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Put a masked layer at every site."""

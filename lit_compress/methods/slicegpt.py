@@ -207,12 +207,9 @@ def _whole(axes: Tensor) -> Tensor:
 
 
 def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) -> PreTrainedModel:
-    """Give hidden states their bases ``axes``, U [d, d] of every site, and keep the first directions, in place.
+    """Give hidden states their bases, U [d, d] of every site, and keep the first of their directions, in place.
 
-    Args:
-        net: dense, on the CPU.
-        axes: one per site of the residual stream.
-        widths: number of directions that every site keeps.
+    ``net`` is dense, on the CPU; ``widths`` are the numbers of directions that the sites keep.
     """
     insert_projections(net, replace(identity_bases(net), sites=axes), SLICED)
     z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]

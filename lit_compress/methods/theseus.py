@@ -110,11 +110,7 @@ class Replacing(Training):
 class BlockReplacing(Stage):
     """The stage ``replace``: train successors in the place of their predecessors, then alone.
 
-    Args:
-        settings: the schedule, and the training.
-        density: fraction of the blocks that is left.
-        distillation: weights of the loss terms with the teacher.
-        within: take fewer blocks where no number of them has this density.
+    ``within``: take fewer blocks where no number of them has the density.
     """
 
     settings: Replacing

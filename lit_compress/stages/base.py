@@ -63,7 +63,7 @@ class Training:
             self.tried()
 
     def tried(self) -> torch.optim.Optimizer:
-        """Return the optimizer, for two small parameters, after its schedule was made: classes check their options so.
+        """Return the optimizer for two small parameters, and make its schedule: classes check their options so.
 
         Raises:
             UserError: a class refuses its options, or cannot train a stage.
@@ -166,10 +166,7 @@ class Stage(nn.Module):
         return plain
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse settings that cannot work for ``net``; called before any stage is trained. It changes nothing.
-
-        Args:
-            net: the backbone, without values (device ``meta``).
+        """Refuse settings that cannot work for the backbone, without values (device ``meta``); before any training.
 
         Raises:
             UserError: e.g. a rank that saves nothing.
@@ -178,12 +175,8 @@ class Stage(nn.Module):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` in the form that this stage leaves it in, for the sizes of the export before any training.
 
-        Where data decide on ranks, rows and widths, these are spread evenly. A stage that changes no shapes returns
-        ``net`` as it is.
-
-        Args:
-            net: of the stage before, without values (device ``meta``); may be changed in place. The dense one has been
-                checked.
+        Where data decide on ranks, rows and widths, these are spread evenly. ``net`` is of the stage before, without
+        values (device ``meta``), and may be changed in place.
         """
         return net
 
@@ -285,7 +278,7 @@ def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_s
         steps: of an epoch of all training data.
         epochs: number of epochs of the stage.
         limit: the Trainer's ``limit_train_batches``: a number of steps, or a fraction (float of at most 1).
-        max_steps: the Trainer's ``max_steps``; None or -1 for no limit.
+        max_steps: the Trainer's; None or -1 for no limit.
     """
     if isinstance(limit, float) and limit <= 1:
         steps = int(steps * limit)
@@ -297,10 +290,8 @@ def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_s
 def build_optimizer(stage: Stage, net: PreTrainedModel, precision: str) -> torch.optim.Optimizer:
     """Return the optimizer of the trained parameters: the stage's own groups, and matrices apart from the rest.
 
-    Args:
-        stage: its settings hold for all parameters that are not in :meth:`Stage.param_groups`.
-        net: the model that is trained, already sharded.
-        precision: the Trainer's, e.g. ``bf16-mixed``.
+    ``net`` is already sharded. The stage's settings hold for all parameters that are not in :meth:`Stage.param_groups`;
+    ``precision`` is the Trainer's, e.g. ``bf16-mixed``.
     """
     settings = stage.settings
     own = stage.param_groups(net)

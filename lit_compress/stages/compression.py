@@ -70,45 +70,30 @@ class Compression:
     behind: Sequence[int] | None = None
 
     def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
-        """Return the statistic and its examples; None if weights are enough.
-
-        Args:
-            net: dense; only shapes are read.
-            data: gives the examples.
-        """
+        """Return the statistic and its examples, of ``data``; None if weights are enough. Only shapes are read."""
         return None
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-        """Yield the measurements of some matrices, one after the other.
+        """Yield the measurements of the matrices ``names``, one after the other.
 
-        Args:
-            net: dense; the matrices ``names`` have values, on the CPU.
-            names: of the sites.
-            statistics: by site, which are released.
-
-        Returns:
-            Names of sites that are not read again, and tensors by names that begin with one of theirs.
+        The dense ``net`` has their values, on the CPU; ``statistics`` by site are released. An item has names of sites
+        that are not read again, and tensors by names that begin with one of theirs.
         """
         return iter(())
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
-        """Return by site the removed or kept parts.
+        """Return by site the removed or kept parts; of the dense ``net`` only shapes are read.
 
-        Args:
-            net: dense; only shapes are read.
-            measured: of all matrices; None: they matter alike.
+        ``measured`` is of all matrices; None: they matter alike.
         """
         return {}
 
     def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
-        """Change the sites in ``plan``, in place.
+        """Change the sites in ``plan``, or in a part of a plan, in place.
 
-        Args:
-            net: dense, in other sites maybe changed.
-            plan: by :meth:`plan`, or a part of it.
-            measured: of these sites; None: shapes only, values come later.
+        ``net`` is dense, in other sites maybe changed. Without ``measured`` only the shapes change, values come later.
         """
 
     def loss(self, net: PreTrainedModel, plan: Plan, measured: Measured) -> float:
@@ -221,14 +206,7 @@ def measure(
 
 
 class CompressedStage(Stage):
-    """A stage that compresses the model of the stage before in one shot, and then trains it.
-
-    Args:
-        name: of the stage.
-        settings: of the training.
-        compression: the one-shot step.
-        distil: True to add the distillation terms to the loss.
-    """
+    """A stage that compresses the model of the stage before in one shot, and then trains it."""
 
     shrinks_first = repeatable = True
 

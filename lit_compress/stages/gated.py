@@ -67,11 +67,7 @@ class GatedTraining(Training):
 
 
 def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
-    """Refuse unknown names of gates.
-
-    Args:
-        names: the gates that a user asks for.
-        valid: all gates of the method.
+    """Refuse the gate that a user asks for and that is not one of the ``valid`` ones of the method.
 
     Raises:
         UserError: a name is unknown.
@@ -82,14 +78,9 @@ def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
 
 
 class GatedStage(Stage):
-    """Train weights and gates together.
+    """Train weights and gates together, down to ``density`` of the counted weights.
 
     A subclass calls :meth:`make_gates` in ``begin`` and implements :meth:`set_gates`.
-
-    Args:
-        name: of the stage.
-        settings: how the gates are trained.
-        density: final fraction of the counted weights.
 
     Attributes:
         round_to: gates of dimensions and neurons keep multiples of it.
@@ -188,11 +179,9 @@ class GatedStage(Stage):
         return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
 
     def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
-        """Return the units to keep so that the budget is met exactly: name of a gate -> bool [groups, size].
+        """Return the units to keep, bool [groups, size] by gate, so that the budget is met exactly.
 
-        Args:
-            log_alphas: by name of the gate, on the CPU.
-            budget: number of weights; None for the final density's.
+        ``log_alphas`` are on the CPU; ``budget`` is a number of weights, None for the final density's.
         """
         budget = keep_count(self.density, self.size.total) if budget is None else budget
         least = {name: gate.least for name, gate in self.gates.items()}
@@ -261,10 +250,7 @@ def same_draws(method: MicroBatches) -> Iterator[None]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
-    """Average gradients over the ranks of ``group``, in place; with group None do nothing.
-
-    It is for parameters that FSDP2 does not shard; DDP and a single process need no call.
-    """
+    """Average gradients of parameters that FSDP2 does not shard over the ranks of ``group``, if any, in place."""
     if group is None:
         return
     for parameter in parameters:

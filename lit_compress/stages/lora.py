@@ -77,12 +77,9 @@ class Retraining(Training):
 
 
 def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrainedModel:
-    """Freeze ``net`` and add low-rank updates to the matrices of its sites, if the stage trains these only.
+    """Freeze ``net`` and add low-rank updates to the matrices of its sites, in place, if the stage trains these only.
 
-    Args:
-        net: the model that a stage has built; changed in place.
-        settings: of the stage.
-        seed: of the random factors.
+    The seed is of the random factors.
     """
     if (lora := settings.updates) is None:
         return net

@@ -86,10 +86,6 @@ class MovementStage(CubicStage):
     """Train weights and scores; mask units by their scores.
 
     A subclass puts masked layers into the model in ``begin`` and names their units in :meth:`find_units`.
-
-    Args:
-        settings: schedule, masks and training.
-        density: final kept fraction of the sites' weights.
     """
 
     settings: MovementTraining

@@ -112,12 +112,10 @@ class RankRule:
             self._budget(net, self.prices(net))
 
     def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
-        """Return {site: rank} of the Linears to factorize; a stack is called by its first site.
+        """Return {site: rank} of the Linears of the dense ``net`` to factorize; a stack is called by its first site.
 
-        Args:
-            net: the dense model.
-            sigma: function of site and weight that returns singular values, falling, on one scale for all sites; for
-                ``global``. For a stack it gets the rows of all matrices.
+        ``sigma``, for ``global``, is a function of site and weight that returns singular values, falling, on one scale
+        for all sites. For a stack it gets the rows of all matrices.
 
         Raises:
             UserError: the rank or the ratio makes no matrix smaller, or the budget is below one component of each.
@@ -159,11 +157,7 @@ class RankRule:
         return filled
 
     def even(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return the ranks that ``net`` would get if its matrices mattered alike: where data decide, only about those.
-
-        Args:
-            net: the dense model; only shapes are read.
-        """
+        """Return the ranks that the dense ``net`` would get if its matrices mattered alike; only shapes are read."""
         if self.allocation == "uniform":
             return self.allocate(net)
         prices = self.prices(net)
@@ -215,11 +209,7 @@ class RankRule:
         return prices | {table: Price(width + rows, width * rows)}
 
     def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
-
-        Args:
-            net: dense or factorized; only shapes are read.
-        """
+        """Return the density that these ranks leave of ``net``, dense or factorized; ``density`` if it gives them."""
         if self.by_density:
             return self.density
         shapes = [(layer.out_features, layer.in_features) for layer in dense_layers(net).values()]

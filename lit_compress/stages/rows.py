@@ -172,8 +172,7 @@ class RowSparsePruning(CubicStage):
         """Turn the fractions of the steps into steps.
 
         Raises:
-            UserError: no step is left between start and end, or the final rows are chosen before the first scores are
-                known.
+            UserError: no step is left to prune, or the final rows are chosen before the first scores are known.
         """
         super().set_total_steps(total_steps)
         interval = self.settings.interval

@@ -130,16 +130,9 @@ def _give_back(
 def choose_uniform(
     net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int = 1
 ) -> tuple[dict[str, Tensor], float]:
-    """Choose the units to remove, as many in every layer: the numbers of the smallest estimated loss.
+    """Choose as many units to remove in every layer of the dense ``net``: the numbers of the smallest estimated loss.
 
-    Args:
-        net: dense; only shapes are read.
-        units: as :meth:`UnitRemoval.units` returns them for ``uniform``.
-        saving: weights to remove in all.
-        round_to: numbers of neurons are multiples of it.
-
-    Returns:
-        The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
+    Arguments and result as of :func:`choose_units`; only shapes of the model are read.
 
     Raises:
         UserError: so much cannot be saved.
@@ -165,11 +158,7 @@ def choose_uniform(
 def update_rest(net: PreTrainedModel, part: SubLayer, moment: KroneckerFactors, gone: Tensor) -> None:
     """Update the rest of the last matrix of a sub-layer of the dense ``net``, in place, equation (U).
 
-    Args:
-        net: dense.
-        part: the sub-layer.
-        moment: of the inputs of its last matrix.
-        gone: units that are removed, int64 [units].
+    ``moment`` is of the inputs of this matrix, ``gone`` are the removed units, int64 [units].
     """
     layer: Any = net.get_submodule(part.last)
     before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
@@ -182,7 +171,7 @@ def update_rest(net: PreTrainedModel, part: SubLayer, moment: KroneckerFactors, 
 
 @torch.no_grad()
 def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bool = False) -> None:
-    """Remove heads, neurons and sub-layers of ``net``, with or without values, in place.
+    """Remove heads, neurons and sub-layers of the dense ``net``, with or without values, in place.
 
     Args:
         net: dense.

@@ -50,7 +50,7 @@ class Score(nn.Module):
         """Refuse a first ranking after ``start`` optimizer steps that comes before the first scores.
 
         Raises:
-            UserError: no scores are known after ``start`` steps.
+            UserError: no scores are known then.
         """
 
     def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
@@ -116,12 +116,7 @@ class Unstructured(CubicSchedule):
 
 
 class CubicStage(Stage):
-    """A stage whose density falls on the cubic schedule.
-
-    Args:
-        settings: schedule and training.
-        density: final kept fraction v_f.
-    """
+    """A stage whose density falls on the cubic schedule to ``density``, v_f."""
 
     settings: CubicSchedule
     density: float
@@ -156,11 +151,6 @@ class CubicStage(Stage):
 class UnstructuredPruning(CubicStage):
     """The stage ``prune``: train, score the weights, zero those that are not among the top v(t).
 
-    Args:
-        settings: schedule, ranking and training.
-        density: final kept fraction v_f.
-        score: by which the weights are ranked.
-
     Attributes:
         threshold: lowest score of all sites that is kept, [1].
     """
@@ -192,7 +182,7 @@ class UnstructuredPruning(CubicStage):
         """Turn the fractions of the steps into steps.
 
         Raises:
-            UserError: no step is left between start and end, or the first scores are known only after the start.
+            UserError: no step is left to prune, or the first scores are known only after the start.
         """
         super().set_total_steps(total_steps)
         self.score.check(self._start)

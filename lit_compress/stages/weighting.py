@@ -138,13 +138,9 @@ def seed_of(settings: Weighted, data: DataModule) -> int:
 def calibration_for(
     settings: Weighted, data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
 ) -> Calibration | None:
-    """Return the statistic of a weighting; None if weights are enough.
+    """Return the statistic of a weighting, of some ``sites``, by default all, and its examples; None without one.
 
-    Args:
-        settings: the weighting.
-        data: gives the examples.
-        sites: names; None for all.
-        table: name of a table of embeddings, to also collect its moments.
+    ``table`` names a table of embeddings, to also collect its moments.
 
     Raises:
         UserError: there are too few examples.
@@ -175,12 +171,7 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
 
 
 class UnderWeighting(ByRule):
-    """A compression under a weighting: what factors and the removal of units have in common.
-
-    Args:
-        settings: the weighting.
-        rule: for the ranks, or with the density.
-    """
+    """A compression under a weighting: what factors and the removal of units have in common."""
 
     uniform = True
 

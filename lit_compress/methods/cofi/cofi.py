@@ -166,13 +166,7 @@ class MatchedStage(Stage):
 
 
 class GatedPruning(MatchedStage, GatedStage):
-    """The stage ``prune``: train weights and gates together, then remove the closed parts.
-
-    Args:
-        settings: which gates, and how they are trained.
-        density: final fraction of the sites' weights.
-        distillation: weights of the loss terms with the teacher.
-    """
+    """The stage ``prune``: train weights and gates together, then remove the closed parts."""
 
     settings: CoFiPruning
     clamp = _CLAMP

@@ -63,11 +63,9 @@ class MatchedLayers(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Return the sum over the matched pairs of the mean squared error, 0-dim float32.
 
-        Args:
-            student: embedding output, then every layer's [batch, length, width].
-            teacher: the same of the teacher.
-            mask: [batch, length], not 0 at real tokens; None: padding is compared too.
-            over_step: sums distances over the step, in place, so that all of its micro-batches compare the same layers.
+        States are the embedding output, then every layer's [batch, length, width]; ``mask`` [batch, length] is not 0 at
+        real tokens, None: padding is compared too. ``over_step`` sums distances over the step, in place, so that all of
+        its micro-batches compare the same layers.
         """
         states = torch.stack(list(student[1:]))
         targets = [teacher[1 + layer] for layer in quarters(len(teacher) - 1)]

@@ -82,12 +82,9 @@ def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
 
 
 def set_gates(net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
-    """Give the gated layers of ``net`` their values for the next forwards.
+    """Give the gated layers of ``net`` their values [groups, size] by gate for the next forwards.
 
-    Args:
-        net: with the layers of :func:`gate_net`.
-        z: name of a gate -> values [groups, size].
-        deterministic: the values are those that :func:`~lit_compress.models.cut.cut_closed` would use.
+    ``deterministic``: the values are those that :func:`~lit_compress.models.cut.cut_closed` would use.
     """
     parts = sublayers(net)
     hidden = z["hidden"][0] if "hidden" in z else None

@@ -220,12 +220,8 @@ class OpenRows(RowSparsePruning):
 
 
 class RowsAndGates(GatedPruning):
-    """The stage ``prune``: train weights and gates, prune rows of open heads and sub-layers, then remove closed ones.
-
-    Args:
-        settings: how gates are trained and rows are pruned.
-        density: final fraction of the sites' weights.
-        distillation: weights of the loss terms with the teacher.
+    """The stage ``prune``: train weights and gates, prune rows of open heads and sub-layers, then remove closed
+    ones.
     """
 
     settings: RowsInGates

@@ -338,9 +338,7 @@ class ProjectedStage(GatedStage):
 def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
     """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
 
-    Args:
-        grams: second moments from :func:`~lit_compress.calibration.second_moments.collect_grams`.
-        centred: True removes the mean of each input over its dimensions (R); False for the authors' axes, without R.
+    ``centred`` removes the mean of each input over its dimensions (R); False for axes without R.
     """
     axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
     query, key, value = [], [], []
