@@ -12,9 +12,9 @@ def estimate_fisher(net, batches, kind, sites, *, reduce=None):
     return whole(net, DiagonalFisher(sites=sites), batches, kind, reduce=reduce)
 
 
-def mean_gradients(net, batches, kind, sites, *, squares=False, reduce=None):
+def mean_gradients(net, batches, kind, sites, *, reduce=None):
     """The mean gradients of some Linears."""
-    return whole(net, Gradients(sites=sites, squares=squares), batches, kind, reduce=reduce)
+    return whole(net, Gradients(sites=sites), batches, kind, reduce=reduce)
 
 
 def collect_kronecker(

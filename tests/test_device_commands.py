@@ -97,7 +97,7 @@ def test_statistics() -> None:
                 "inputs": [one.inputs() for one in kronecker.values()],
                 "gradients": [one.gradients() for one in kronecker.values()],
                 "fisher": [part for one in fisher.values() for part in (one.rows, one.columns)],
-                "mean": [one.mean for one in mean_gradients(net, batches, KIND.name, None).values()],
+                "mean": list(mean_gradients(net, batches, KIND.name, None).values()),
                 "blocks": [torch.tensor(BlockLosses(counts).answer(net, batches, KIND, None)["loss"])],
             }
             for family, each in nets.items():  # projectors, as axes have signs

@@ -188,33 +188,15 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MeanGradient:
-    """Of one matrix, in the model's dtype, on the CPU.
-
-    Attributes:
-        mean: [out, in], mean over the examples of their gradients.
-        squares: [out, in], mean of the squares; None unless they were asked for.
-    """
-
-    mean: Tensor
-    squares: Tensor | None
-
-
-@dataclass(frozen=True)
 class Gradients(Statistic):
-    """The mean gradients, which take as much memory as the matrices; one backward for each example.
+    """The mean gradients [out, in] of the examples, as large as the matrices; one backward for each example."""
 
-    Attributes:
-        squares: whether to also return the means of every example's squares, which double the memory.
-    """
-
-    squares: bool = False
     title = "gradients"
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""
         zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
-        return ExampleGradients({name: GradientSums(total, self.squares) for name, total in zeros.items()})
+        return ExampleGradients({name: GradientSum(total) for name, total in zeros.items()})
 
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return one loss, summed over the examples."""
@@ -225,32 +207,29 @@ class Gradients(Statistic):
         return row_parts(task, rows, 1)
 
 
-class GradientSums:
-    """Sums of the gradients of one matrix, into ``total`` [out, in] of zeros, and, if asked for, of their squares."""
+class GradientSum:
+    """The sum of the gradients of one matrix, into ``total`` [out, in] of zeros."""
 
-    def __init__(self, total: Tensor, squares: bool) -> None:
-        self.total, self.squares = total, torch.zeros_like(total) if squares else None
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the gradient of every example, which is the sum over the uses."""
         for i in range(len(uses[0][0])):
             first, *others = (delta[i].mT @ x[i] for x, delta in uses)
-            gradient = sum(others, start=first).to(self.total.device)
-            self.total += gradient
-            if self.squares is not None:
-                self.squares += gradient.square_()
+            self.total += sum(others, start=first).to(self.total.device)
 
     def totals(self) -> list[Tensor]:
-        """Return the sums."""
-        return [self.total] if self.squares is None else [self.total, self.squares]
+        """Return the sum."""
+        return [self.total]
 
-    def mean(self, name: str, count: float) -> MeanGradient:
-        """Return the means over ``count`` examples of the matrix ``name``.
+    def mean(self, name: str, count: float) -> Tensor:
+        """Return the mean over ``count`` examples, on the CPU.
 
         Raises:
             UserError: a gradient is inf or NaN.
         """
-        mean, *squares = ((total / count).cpu() for total in self.totals())
+        mean = (self.total / count).cpu()
         if not mean.isfinite().all():
             raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")
-        return MeanGradient(mean, squares[0] if squares else None)
+        return mean

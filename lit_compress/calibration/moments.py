@@ -19,7 +19,7 @@ examples are put into batches, on padding, or on the number of processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +97,7 @@ class KroneckerFactors:
     mean: Tensor
     tokens: int
     examples: int
-    _inputs: Gram | Counts | None
+    _inputs: Gram | Counts
     _gradients: Gram | None
 
     @property
@@ -106,13 +106,8 @@ class KroneckerFactors:
         assert self._gradients is not None, "no gradients"
         return self._gradients.size
 
-    def released(self) -> KroneckerFactors:
-        """Return the same without the sums, whose memory is free when nothing else has them."""
-        return replace(self, _inputs=None, _gradients=None)
-
     def stored_inputs(self) -> dict[str, Tensor]:
         """Return the sums for a file, from which :meth:`of_stored_inputs` makes the moments of a site's inputs."""
-        assert isinstance(self._inputs, Gram), "released, or of a table"
         return {"mean": self.mean, "tokens": torch.tensor(self.tokens), "inputs": self._inputs.flat}
 
     @staticmethod
@@ -124,12 +119,11 @@ class KroneckerFactors:
 
     def inputs(self) -> Tensor:
         """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made again at every call."""
-        assert self._inputs is not None, "released"
         return self._inputs.whole(1 / self.tokens)
 
     def gradients(self) -> Tensor:
         """Return G = T E_token[d d^T], the sum over the tokens of an example, float64 [out, out], made again."""
-        assert self._gradients is not None, "released, or Moments(labels=None) has no gradients"
+        assert self._gradients is not None, "Moments(labels=None) has no gradients"
         return self._gradients.whole(1 / self.examples)
 
 

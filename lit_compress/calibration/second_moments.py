@@ -38,12 +38,10 @@ class Grams:
         sites: [sites, d, d], of the norms' inputs at every site whose basis can be changed.
         heads: [attentions, 3, heads, d_h, d_h], of queries, keys and values with their biases, over all uses of an
             attention; no attentions where heads cannot be projected.
-        tokens: number of tokens in each stack (encoder, decoder).
     """
 
     sites: Tensor
     heads: Tensor
-    tokens: int
 
 
 def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
@@ -100,14 +98,8 @@ def collect_grams(
         flags.append(draw_tokens(lengths.cpu(), tokens, seed))
         taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
         if taken < d:
-            raise UserError(
-                f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; "
-                + (
-                    f"give at least {d}"
-                    if tokens < d
-                    else f"the examples have no more, give at least {d} by more examples"
-                )
-            )
+            hint = "" if tokens < d else "the examples have no more, add some: "
+            raise UserError(f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; {hint}give at least {d}")
     faster = _OneDNN() if net.device.type == "cpu" and torch.backends.mkldnn.is_available() else nullcontext()
     with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
         for batch in track(kept, "calibrate", len(kept)):
@@ -116,7 +108,7 @@ def collect_grams(
     if reduce is not None:
         reduce(sums.sites)
         reduce(sums.heads)
-    return Grams(sums.sites.cpu(), sums.heads.cpu(), taken)
+    return Grams(sums.sites.cpu(), sums.heads.cpu())
 
 
 def _chosen(batch: Batch, mask: Tensor, flags: list[Tensor]) -> Tensor:

@@ -5,16 +5,15 @@ https://arxiv.org/abs/2305.11627; program: https://github.com/horseee/LLM-Pruner
 
     groups        a head: its rows of q, k, v and its columns of o; a neuron: its rows of gate and up, its
                   column of down (section 3.1)                                        models/sites.py, models/cut.py
-    element^1     I_w = |w dL/dw|                                                     numerics/importance.py
-    element^2     I_w = |w dL/dw - 1/2 w^2 h|, h the mean over the examples of (dL_i/dw)^2
-    vector        I_W = |sum_j w_j dL/dw_j| of a row, or of a column of o and down (section 3.2)
-    group         the sum over the matrices; the paper also tries product, maximum, and the last one, o or down
+    element^1     I_w = |w dL/dw| (section 3.2)                                       numerics/importance.py
+    group         the sum over its weights; the paper also tries product, maximum, and the last matrix, o or down
     pruning       in every block the same share of heads and of neurons, the least important; the first and the last
                   blocks stay whole; then the model is trained (section 3.3)
 
 The stages are dense -> prune. Gradients are of the task's loss, on 10 examples as in the program.
 
 Deviations, and where paper and program differ:
+    - The paper also scores by element^2, with second derivatives, and by vector, |sum_j w_j dL/dw_j| of a row.
     - Recovery trains all weights by default; ``prune.parameters lora`` is the paper's, at a learning rate of 1e-4.
     - The paper calibrates on BookCorpus and recovers on instructions; here both use the task's training examples.
     - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
@@ -36,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.gradients import Gradients, MeanGradient
+from lit_compress.calibration.gradients import Gradients
 from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
@@ -44,7 +43,7 @@ from lit_compress.models.outline import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts
-from lit_compress.numerics.importance import Taylor, unit_importance
+from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
@@ -64,14 +63,12 @@ class CoupledPruning(Retraining):
     """How heads and neurons are chosen, and how the pruned model is trained.
 
     Args:
-        importance: ``element1``, ``element2`` or ``vector``, as in the paper.
         keep_first: number of blocks, from the first, that stay whole.
         keep_last: number of blocks, from the last, that stay whole.
         examples: number of training examples whose gradients decide.
     """
 
     epochs: int = 2
-    importance: Taylor = "element1"
     keep_first: int = 0
     keep_last: int = 0
     examples: int = 10
@@ -134,17 +131,14 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
     return {name: kept[name] for name in units}
 
 
-def group_importance(
-    net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, MeanGradient], settings: CoupledPruning
-) -> Tensor:
+def group_importance(net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites."""
     units, scores = unit_price(net, part).count, []
     for role, name in part.sites.items():
-        sums, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()
-        reads = role in ("o", "down")
-        w, g, h = (m.mT if reads else m for m in (weight, sums.mean, weight if sums.squares is None else sums.squares))
+        weight, reads = net.get_parameter(f"{name}.weight").detach(), role in ("o", "down")
+        w, g = (m.mT if reads else m for m in (weight, gradients[name]))
         for rows in split_parts(role, torch.arange(len(w)), len(w) // (len(parts_of(role)) * part.heads)):
-            scores.append(unit_importance(w[rows], g[rows], units, settings.importance, h[rows]))
+            scores.append(unit_importance(w[rows], g[rows], units))
     return torch.stack(scores).sum(0)
 
 
@@ -195,7 +189,7 @@ class LLMPruner(OneShot):
         """Return the gradients of the matrices of the sub-layers that lose units."""
         batches = data.calibration_dataloader(self.prune.examples, CALIBRATION_SEED, "prune.examples")
         sites = [name for part in self.parts(net) for name in part.sites.values()]
-        return Calibration(Gradients(sites=sites, squares=self.prune.importance == "element2"), batches)
+        return Calibration(Gradients(sites=sites), batches)
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
@@ -203,7 +197,7 @@ class LLMPruner(OneShot):
         """Yield which units of a sub-layer stay, bool [units]."""
         counts = self.counts(net)
         for part in (part for part in self.parts(net) if part.last in names):
-            order = group_importance(net, part, statistics, self.prune).argsort(descending=True, stable=True)
+            order = group_importance(net, part, statistics).argsort(descending=True, stable=True)
             best = torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[: counts[part.last]], True)
             yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 

@@ -6,8 +6,7 @@ Everything is element-wise on local shards, so it serves single devices, DDP and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from lit_compress.numerics.foreach import joined, largest, together, zero_unless_
 from lit_compress.utils.sharding import local
 
-Taylor = Literal["element1", "element2", "vector"]
+Reduce = Callable[[Tensor], object]
 
 
 @torch.no_grad()
@@ -23,7 +22,7 @@ def accumulate_first_order_(
     scores: Sequence[Tensor],
     weights: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce | None = None,
 ) -> Tensor:
     """Add one step's first-order term |g * W| to the float32 ``scores``, in place (UP_first, LPAF Eq. 4).
 
@@ -34,20 +33,33 @@ def accumulate_first_order_(
     ``reduce`` is an in-place all-reduce (SUM) of int64 [1] over the ranks that hold shards, so that all skip together.
     It is not needed where gradients are not sharded (DDP).
     """
-    assert len(scores) == len(weights) == len(grads)
-    here = [
-        (local(score), local(weight), local(grad))
-        for score, weight, grad in zip(scores, weights, grads, strict=True)
-        if grad is not None
-    ]
-    finite = _all_finite([grad for _, _, grad in here], device=local(scores[0]).device, reduce=reduce)
-    for part in together([score for score, _, _ in here]):
-        some, those, slopes = zip(*here[part], strict=True)
-        terms = torch._foreach_mul([slope.float() for slope in slopes], those)  # float32 also for bfloat16 weights
-        torch._foreach_abs_(terms)
-        zero_unless_(terms, finite)
+    finite, parts = _sensitivities(scores, weights, grads, reduce)
+    for some, terms in parts:
         torch._foreach_add_(some, terms)
     return finite
+
+
+def _sensitivities(
+    targets: Sequence[Tensor], weights: Sequence[Tensor], grads: Sequence[Tensor | None], reduce: Reduce | None
+) -> tuple[Tensor, Iterator[tuple[list[Tensor], list[Tensor]]]]:
+    """Return whether all gradients are finite, and parts of ``targets`` with |g W|, float32, which is 0 if not."""
+    assert len(targets) == len(weights) == len(grads)
+    shards = [local(target) for target in targets]
+    known = [local(grad) for grad in grads if grad is not None]
+    finite = _all_finite(known, device=shards[0].device, reduce=reduce)
+
+    def parts() -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        for part in together(shards):
+            slopes = [
+                torch.zeros_like(shard) if grad is None else local(grad).float()
+                for shard, grad in zip(shards[part], grads[part], strict=True)
+            ]
+            terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
+            torch._foreach_abs_(terms)
+            zero_unless_(terms, finite)
+            yield shards[part], list(terms)
+
+    return finite, parts()
 
 
 @torch.no_grad()
@@ -56,7 +68,7 @@ def accumulate_sensitivity_(
     steps: Tensor,
     weights: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce | None = None,
 ) -> Tensor:
     """Add one step's sensitivity |g * W| to its mean over a window of steps, in place (PLATON's I).
 
@@ -70,23 +82,13 @@ def accumulate_sensitivity_(
         grads: same shapes; a tensor whose gradient is None has sensitivity 0.
         reduce: see there.
     """
-    assert len(means) == len(weights) == len(grads)
-    here = [local(grad) for grad in grads if grad is not None]
-    finite = _all_finite(here, device=local(means[0]).device, reduce=reduce)
+    finite, parts = _sensitivities(means, weights, grads, reduce)
     steps += finite
     share = (finite / steps.clamp_min(1)).squeeze(0)  # of this step in the mean; 0 if it is left out
-    averages = [local(mean) for mean in means]
-    for part in together(averages):
-        slopes = [
-            torch.zeros_like(mean) if grad is None else local(grad).float()
-            for mean, grad in zip(averages[part], grads[part], strict=True)
-        ]
-        terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
-        torch._foreach_abs_(terms)
-        zero_unless_(terms, finite)
-        torch._foreach_sub_(terms, averages[part])
+    for averages, terms in parts:
+        torch._foreach_sub_(terms, averages)
         torch._foreach_mul_(terms, share)
-        torch._foreach_add_(averages[part], terms)
+        torch._foreach_add_(averages, terms)
     return finite
 
 
@@ -127,7 +129,7 @@ def fold_sensitivity_(
     return [local(i) * local(u) for i, u in zip(averages, uncertainties, strict=True)]
 
 
-def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], object] | None) -> Tensor:
+def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Reduce | None) -> Tensor:
     """Return, 0-dim bool, whether all elements on all ranks are finite; one read-only pass, no host sync."""
     here = [grad for grad in grads if grad.numel()]
     if reduce is None:
@@ -180,7 +182,7 @@ def update_row_average_(
     step: int,
     beta: float,
     interval: int,
-    reduce: Callable[[Tensor], object] | None = None,
+    reduce: Reduce | None = None,
 ) -> Tensor:
     """Update the moving averages with one step's row sensitivities, in place (LoSparse Eq. 3, by windows).
 
@@ -211,28 +213,14 @@ def update_row_average_(
 
 
 @torch.no_grad()
-def unit_importance(
-    weight: Tensor, gradient: Tensor, units: int, form: Taylor = "element1", squares: Tensor | None = None
-) -> Tensor:
-    """Return the importance [units], float64, of heads or neurons by their rows of one matrix (LLM-Pruner Eqs. 3-5).
+def unit_importance(weight: Tensor, gradient: Tensor, units: int) -> Tensor:
+    """Return the importance [units], float64, of heads or neurons by their rows of one matrix (LLM-Pruner Eq. 5).
 
-    With g the gradient of the loss and h the mean over the examples of the squares of theirs, the Fisher information's
-    diagonal, which stands for the second derivatives:
-
-    - ``element1``: sum over the unit's elements of |w g|
-    - ``element2``: sum over them of |w g - w^2 h / 2|
-    - ``vector``: sum over its rows of |sum_j w_j g_j|
+    It is the sum over the unit's elements of |w g|, g the gradient of the loss.
 
     Args:
         weight: W [rows, elements]; of a matrix that reads the units, its transpose.
         gradient: g, same shape.
         units: their number; each has as many rows, one after the other.
-        form: one of the above.
-        squares: h, same shape, for ``element2``.
     """
-    change = weight.double() * gradient.double()
-    if form == "element2":
-        assert squares is not None
-        change = change - weight.double().square() * squares.double() / 2
-    rows = change.sum(1).abs() if form == "vector" else change.abs().sum(1)
-    return rows.view(units, -1).sum(1)
+    return (weight.double() * gradient.double()).abs().sum(1).view(units, -1).sum(1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,12 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Decomposer(Protocol):
-    """Factorizes a matrix of a model, or several that are stacked by rows, once."""
-
-    def __call__(self, name: str, weight: Tensor, components: int | None = None) -> Factorization:
-        """Return the decomposition of ``weight`` [out, in] of site ``name``, of all ranks or up to ``components``."""
-        ...
+# of name and weight [out, in] of a site, or of several stacked by rows, and the number of components; without it of all
+Decomposer = Callable[..., Factorization]
 
 
 class ByRule(Compression):

@@ -35,6 +35,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
     "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
+    "prune.importance": ("element1", "units are scored by element1, the sum of |w g|"),
     "prune.score": ("absolute", "scores sum |g W|; the signed sum fell to chance"),
     "power": (0.5, "it is always 0.5, which solves FWSVD's Eq. 6 and LPAF's Eq. 7"),
     "double_forward": (None, "two forwards are one batch of twice the size on an accelerator, and two on a CPU"),

@@ -68,7 +68,7 @@ def test_grams_by_hand(family, group):
         handle.remove()
     net.train()
     grams = collect_grams(net, batches(), 10**6, group=group, masks=both)
-    assert net.training and grams.tokens == int(real.sum())
+    assert net.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     assert torch.equal(net.eval()(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits, logits_before)
     assert len(grams.sites) == len(stream.rotatable)
@@ -125,7 +125,6 @@ def test_batches_and_padding_do_not_matter():
     expected = collect_grams(net, batches(), 40, seed=3)
     for other in (batches((1,) * 12), batches((7, 5)), batches(pad=6), batches(junk=True), batches()[::-1]):
         found = collect_grams(net, other, 40, seed=3)
-        assert found.tokens == 40
         assert torch.allclose(found.sites, expected.sites, rtol=1e-10, atol=1e-10)
         assert torch.allclose(found.heads, expected.heads, rtol=1e-10, atol=1e-10)
     again = collect_grams(net, batches(), 40, seed=3)

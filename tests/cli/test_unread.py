@@ -24,7 +24,7 @@ OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
     "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
     "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
-    "weighting": "none", "importance": "element2", "reduction": "max",
+    "weighting": "none",
     "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
 }  # fmt: skip
 

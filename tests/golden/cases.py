@@ -72,10 +72,9 @@ BOTH_WAYS = {
     "modernbert units": [*UNITS, "--density", "0.4", "--labels", "exact", "--round_to", "8"],
     "llama units uniform": [*UNITS, *HALF, "--shape", "uniform"],
     "gpt2 units uniform": [*UNITS, "--budget", "flops=0.8", "--shape", "uniform"],
-    "bert pruned": [*PRUNED, *HALF, "--model.prune.keep_first", "1", "--model.prune.importance", "vector"],
+    "bert pruned": [*PRUNED, *HALF, "--model.prune.keep_first", "1"],
     "llama pruned": [*PRUNED, *HALF],
-    "llama pruned uniform": [*PRUNED, "--budget", "params=20K", "--shape", "uniform",
-                             "--model.prune.importance", "element2"],
+    "llama pruned uniform": [*PRUNED, "--budget", "params=20K", "--shape", "uniform"],
 }  # fmt: skip
 IN_MEMORY = {
     "bert kfac flops": ["--budget", "flops=0.6"],

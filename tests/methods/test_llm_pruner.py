@@ -20,37 +20,28 @@ def stage_of(density=0.5, round_to=None, **settings):
     return LLMPruner(backbone="x", density=density, round_to=round_to, prune=CoupledPruning(**settings)).stages()[-1]
 
 
-def gradients_of(net, parts, squares=False):
+def gradients_of(net, parts):
     names = [name for part in parts for name in part.sites.values()]
-    return mean_gradients(net, [make_batch(6, 9)], "classification", names, squares=squares)
+    return mean_gradients(net, [make_batch(6, 9)], "classification", names)
 
 
-@pytest.mark.parametrize("importance", ["element1", "element2", "vector"])
-def test_importance_is_what_the_paper_says(importance):
+def test_importance_is_what_the_paper_says():
     """Llama, whose two heads of keys have two heads of queries each: one element after the other."""
     net = net_of("llama")
-    settings = CoupledPruning(importance=importance)
-    attention, network = pruned_parts(net, settings)[:2]
-    gradients = gradients_of(net, [attention, network], squares=True)
+    attention, network = pruned_parts(net, CoupledPruning())[:2]
+    gradients = gradients_of(net, [attention, network])
     rows = {"q": lambda u: range(16 * u, 16 * u + 16), "k": lambda u: range(8 * u, 8 * u + 8),
             "gate": lambda u: [u], "up": lambda u: [u]}  # fmt: skip
     rows |= {"v": rows["k"], "o": rows["q"], "down": rows["up"]}
     for part, units in ((attention, (0, 1)), (network, (0, 31, 63))):
-        found = group_importance(net, part, gradients, settings)
+        found = group_importance(net, part, gradients)
         assert len(found) == unit_price(net, part).count == (2 if part is attention else 64)
         for unit in units:
             scores = []
             for role, name in part.sites.items():
-                w, g, h = (net.get_parameter(f"{name}.weight"), gradients[name].mean, gradients[name].squares)
-                w, g, h = (m.detach().T if role in ("o", "down") else m.detach() for m in (w, g, h))
-                score = 0.0
-                for i in rows[role](unit):
-                    terms = [
-                        float(w[i, j] * g[i, j] - (w[i, j] ** 2 * h[i, j] / 2 if importance == "element2" else 0))
-                        for j in range(w.shape[1])
-                    ]
-                    score += abs(sum(terms)) if importance == "vector" else sum(map(abs, terms))
-                scores.append(score)
+                w, g = (net.get_parameter(f"{name}.weight"), gradients[name])
+                w, g = (m.detach().T if role in ("o", "down") else m.detach() for m in (w, g))
+                scores.append(sum(abs(float(w[i, j] * g[i, j])) for i in rows[role](unit) for j in range(w.shape[1])))
             assert float(found[unit]) == pytest.approx(sum(scores), rel=1e-6)
 
 
@@ -58,10 +49,10 @@ def test_heads_whose_queries_keys_and_values_alternate_are_scored_by_themselves(
     """GPT-NeoX: the rows of a head stand together, its query's, then its key's, then its value's."""
     net = net_of("gpt_neox")
     part = pruned_parts(net, CoupledPruning())[0]
-    gradients, name = gradients_of(net, [part], squares=True), part.sites["qkv_by_head"]
-    found = group_importance(net, part, gradients, CoupledPruning())
-    product = (net.get_parameter(f"{name}.weight").detach() * gradients[name].mean).double()
-    reader = (net.get_parameter(f"{part.last}.weight").detach() * gradients[part.last].mean).double()
+    gradients, name = gradients_of(net, [part]), part.sites["qkv_by_head"]
+    found = group_importance(net, part, gradients)
+    product = (net.get_parameter(f"{name}.weight").detach() * gradients[name]).double()
+    reader = (net.get_parameter(f"{part.last}.weight").detach() * gradients[part.last]).double()
     rows, width = len(product) // part.heads, reader.shape[1] // part.heads
     for head in range(part.heads):
         expected = product[head * rows : (head + 1) * rows].abs().sum()

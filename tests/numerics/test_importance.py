@@ -81,7 +81,7 @@ def test_missing_gradients_and_half_precision() -> None:
         scores[0], torch.full((2, 2), 2000 * float(weight[0, 0]) * float(grad[0, 0])), rtol=1e-4, atol=0
     )
     assert scores[1].tolist() == [5.0] * 3
-    assert accumulate_first_order_(scores, [weight, weight], [None, None])
+    assert accumulate_first_order_(scores, [weight, torch.ones(3)], [None, None])
 
 
 def test_row_importance_is_the_loop() -> None:
