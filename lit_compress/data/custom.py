@@ -6,10 +6,10 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lit_compress.data.checks import Source, no_rows
-from lit_compress.data.sources import Place, sources_at
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import sources_at
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import fraction_line, label_name, whole_number
 from lit_compress.tasks.records import Custom, Task
@@ -53,24 +53,25 @@ def custom_task(settings: Custom, place: Place) -> Task:
             )
         if len({name.strip() for name in columns}) < max(2, len(columns)):
             raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")
+    names = tuple(name.strip() for name in settings.labels or ())
     draft = Task(
         "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label,
         configuration=settings.configuration, label_columns=columns,
     )  # fmt: skip
-    labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
-    numbered = True
-    if draft.label_columns:
-        labels = labels or tuple(name.strip() for name in draft.label_columns)
-        if {*labels} != {name.strip() for name in draft.label_columns}:
+    labels, numbered = names if kind.classes else (), True
+    if columns:
+        own = tuple(name.strip() for name in columns)
+        labels = labels or own
+        if {*labels} != {*own}:
             raise UserError(
                 f"data.custom.labels: {', '.join(labels)}: labels with a column each are called like these; give "
-                f"{', '.join(draft.label_columns)}, in any order, or leave it out"
+                f"{', '.join(columns)}, in any order, or leave it out"
             )
     if kind.classes and not labels:
         sources = sources_at(draft, place, ["train"])
         if "train" not in sources:
             raise UserError(f"{place.where} has no file for 'train', and data.custom.labels names no classes")
-        labels, numbered = find_labels(draft, sources["train"])
+        labels, numbered = _find_labels(draft, sources["train"])
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
     numbered = numbered if settings.numbered is None else settings.numbered
@@ -78,26 +79,24 @@ def custom_task(settings: Custom, place: Place) -> Task:
     return replace(whole, metrics=kind.metrics_of(whole))
 
 
-def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
-    """Return the labels of the training rows, and whether their numbers are known.
-
-    They are the names that a ``ClassLabel`` column brings, with its numbers, else all values, sorted.
-
-    Raises:
-        UserError: a label is null, labels are of several types, or there are too many or too few.
-    """
-    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label)
+def _find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
+    """Return the labels of the training rows, and whether their numbers are known, from the cache."""
 
     def fill(folder: Path) -> None:
         (folder / "labels.json").write_text(json.dumps(_read_labels(task, source)), encoding="utf-8")
 
+    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label)
     file = build_once(cache_folder() / f"labels-{key}", fill) / "labels.json"
     labels, numbered = json.loads(file.read_text(encoding="utf-8"))
     return tuple(labels), numbered
 
 
 def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
-    """Read all rows for :func:`find_labels`."""
+    """Return the names that a ``ClassLabel`` column brings, with its numbers, else all values of the rows, sorted.
+
+    Raises:
+        UserError: a label is null, labels are of several types, or there are too many or too few.
+    """
     table = source.read()
     meant = KINDS[task.kind]
     columns = "; a 0 or 1 for each label: --data.custom.label '[COLUMN,COLUMN]'" if meant.own_columns else ""
@@ -131,21 +130,10 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         raise no_rows(source.where, table.names)
     if len(values) < 2:
         raise UserError(f"{source.where}: all labels are '{', '.join(values)}'; give two or more")
-    names = _without_fractions(source.where, values)
-    return sorted(names, key=_order(names)), False
-
-
-def _without_fractions(where: str, values: dict[str, int]) -> list[str]:
-    """Return the labels, ``3`` for ``3.0`` if all are numbers."""
     if not all(_NUMBER.fullmatch(name) for name in values):
-        return list(values)
-    names = [whole_number(name) for name in values]
-    for name, row in zip(names, values.values(), strict=True):
+        return sorted(values), False
+    numbers = {whole_number(name): row for name, row in values.items()}  # 3 for 3.0
+    for name, row in numbers.items():
         if not name.removeprefix("-").isdecimal():
-            raise UserError(fraction_line(f"{where} row {row}", name))
-    return list(dict.fromkeys(names))
-
-
-def _order(names: list[str]) -> Any:
-    """Return the sort key of labels: by value if all are whole numbers, else alphabetically."""
-    return int if all(name.removeprefix("-").isdecimal() for name in names) else str
+            raise UserError(fraction_line(f"{source.where} row {row}", name))
+    return sorted(numbers, key=int), False

@@ -13,8 +13,8 @@ import torch
 from lit_compress.data.batching import VALIDATION_SEED, BatchOrder, PaddedBatches, ResumableLoader, drawn_order
 from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
-from lit_compress.data.readers import Form
-from lit_compress.data.sources import ALL, CUSTOM, Place, has_split, located
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import ALL, CUSTOM, has_split, located
 from lit_compress.data.splits import HELD_OUT, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
@@ -119,7 +119,7 @@ class DataModule(Splits):
         super().__init__()
         if path is not None and (repository := located(task, path, revision, custom.configuration)) is not None:
             path, revision = str(repository.folder), None
-        self.place = Place(path, Form(encoding, separator), split_seed, revision=revision)
+        self.place = Place(path, encoding, separator, split_seed, revision=revision)
         self.record: Task = custom_task(custom, self.place) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         options = (("target_length", target_length), ("num_beams", num_beams), ("length_penalty", length_penalty))

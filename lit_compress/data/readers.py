@@ -25,18 +25,35 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
-START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Form:
-    """How the user says that text files are written; None: in UTF-8, separated as usual."""
+class Place:
+    """Where rows are, and how they are read from there.
 
+    Attributes:
+        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
+            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; a folder that
+            ``save_to_disk`` of the library datasets wrote; or a single file. None: the hub, or the package.
+        encoding: of text files; None: UTF-8.
+        separator: sign between the fields of text files; None: the usual one, or that of the header.
+        seed: decides the splits if all rows are in one table.
+        whole: every split is all rows of one table.
+        revision: of the task's data set on the hub; None: the newest.
+
+    Raises:
+        UserError: there is no such encoding, the separator is no single character, or there are no files.
+    """
+
+    path: str | None = None
     encoding: str | None = None
     separator: str | None = None
+    seed: int = 0
+    whole: bool = False
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -46,12 +63,25 @@ class Form:
             raise UserError(f"data.encoding: '{self.encoding}' is no text encoding; {near}") from error
         if self.separator is not None and len(self.separator) != 1:
             raise UserError(f"data.separator: '{self.separator}' is not one character; give e.g. ';'")
+        for option in ("encoding", "separator") if self.path is None else ():
+            if (value := getattr(self, option)) is not None:
+                raise UserError(f"data.{option}: {value} is for files; give --data.path, or leave it out")
 
     @property
     def codec(self) -> str:
         """The encoding; UTF-8 without a byte order mark."""
         encoding = self.encoding or "utf-8"
         return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+    @property
+    def folder(self) -> Path:
+        """The path, which may be a file."""
+        return Path(self.path or ".").expanduser()
+
+    @property
+    def where(self) -> str:
+        """The start of error messages."""
+        return f"data.path: '{self.path}'"
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,7 @@ class Rows:
     classes: list[str] | None = None
 
 
-Reader = Callable[[Task, str, Path, Form], Rows]  # of a task, and of a file as errors call it
+Reader = Callable[[Task, str, Path, Place], Rows]  # of a task, and of a file as errors call it
 
 
 def need_columns(task: Task, where: str, names: Iterable[str]) -> None:
@@ -153,10 +183,10 @@ def _unpacked_bytes(values: pa.Array) -> int:
     return values.nbytes
 
 
-def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
+def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
     import pyarrow.parquet as pq
 
-    with _told(where, form):
+    with _told(where, place):
         source = pq.ParquetFile(file)
     schema, groups = source.schema_arrow, source.metadata
     _check_types(task, where, schema)
@@ -169,7 +199,7 @@ def _read_parquet(task: Task, where: str, file: Path, form: Form) -> Rows:
         total = 0
         for group in map(groups.row_group, range(source.num_row_groups)):
             check_unpacked(where, file, max(group.column(n).total_uncompressed_size for n in range(len(parts))))
-        with _told(where, form):
+        with _told(where, place):
             # texts that are stored once are not repeated before their size is known
             for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
                 total += sum(map(_unpacked_bytes, batch.columns))
@@ -190,23 +220,19 @@ def check_unpacked(where: str, file: Path, size: int) -> None:
 # ------------------------------------------------------------------------------------------- files of text
 
 
-def _is_packed(file: Path) -> bool:
-    return file.suffix.lower() == ".gz"
-
-
 def _unpacked(file: Path) -> Any:
-    return gzip.open(file) if _is_packed(file) else file.open("rb")
+    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")
 
 
 @contextmanager
-def _text(where: str, file: Path, form: Form, newline: str = "") -> Iterator[IO[str]]:
+def _text(where: str, file: Path, place: Place, newline: str = "") -> Iterator[IO[str]]:
     """Open a text file, unpacked; what it is not is one line."""
-    with _told(where, form), io.TextIOWrapper(_unpacked(file), encoding=form.codec, newline=newline) as stream:
+    with _told(where, place), io.TextIOWrapper(_unpacked(file), encoding=place.codec, newline=newline) as stream:
         yield stream
 
 
 @contextmanager
-def _told(where: str, form: Form) -> Iterator[None]:
+def _told(where: str, place: Place) -> Iterator[None]:
     """Turn an error of a library that reads a file into one line."""
     from pandas.errors import ParserError
     from pyarrow import ArrowException
@@ -215,7 +241,7 @@ def _told(where: str, form: Form) -> Iterator[None]:
         yield
     except UnicodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x}" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise _other_encoding(where, form, byte) from error
+        raise _other_encoding(where, place, byte) from error
     except ParserError as error:
         reason = str(error).partition("C error: ")[2] or str(error)
         raise UserError(
@@ -225,68 +251,50 @@ def _told(where: str, form: Form) -> Iterator[None]:
         raise UserError(f"{where} cannot be read: {str(error)[:160]}") from error
 
 
-def _other_encoding(where: str, form: Form, found: str) -> UserError:
-    encoding = form.encoding or "UTF-8"
+def _other_encoding(where: str, place: Place, found: str) -> UserError:
+    encoding = place.encoding or "UTF-8"
     usual = "utf-16" if found in ("byte 0xff", "byte 0xfe", "it has NUL") else "cp1252"
     return UserError(f"{where} is no text in {encoding} ({found}); if it is text, give --data.encoding, e.g. {usual}")
 
 
-def _checked(where: str, file: Path, form: Form) -> str:
+def _first_line(where: str, file: Path, place: Place) -> str:
     """Return the first line of a file that is not empty, and not packed more than text can be."""
     if file.stat().st_size == 0:
         raise UserError(f"{where} is empty (0 bytes)")
-    with _told(where, form), _unpacked(file) as stream:
+    with _told(where, place), _unpacked(file) as stream:
         size = 0
-        while _is_packed(file) and (part := stream.read(2**20)):
+        while file.suffix.lower() == ".gz" and (part := stream.read(2**20)):
             check_unpacked(where, file, size := size + len(part))
-    with _text(where, file, form) as lines:
+    with _text(where, file, place) as lines:
         first = lines.readline(2**20)
     if "\0" in first:
-        raise _other_encoding(where, form, "it has NUL")
-    with _unpacked(file) as stream:
-        if form.encoding and _is_utf8(stream.read(START), form.encoding):
-            raise UserError(f"{where} is UTF-8, not {form.encoding}; leave --data.encoding out (null)")
+        raise _other_encoding(where, place, "it has NUL")
     return first
-
-
-def _is_utf8(start: bytes, encoding: str) -> bool:
-    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
-    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
-    except UnicodeDecodeError:
-        return False
-    return one_byte and not text.isascii()
-
-
-def _separator(header: str, usual: str) -> str:
-    """Return the sign between the names of a header: the usual one if it is there, else the most frequent."""
-    found = max(SEPARATORS, key=header.count)
-    return found if found in header and usual not in header else usual
 
 
 def _read_separated(usual: str) -> Reader:
     """Return the reader of a table of text, whose fields stay text; one without a value is None.
 
-    In tables with tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
+    The sign between fields is the ``usual`` one if the header has it, else the header's most frequent. In tables with
+    tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
     """
 
-    def read(task: Task, where: str, file: Path, form: Form) -> Rows:
+    def read(task: Task, where: str, file: Path, place: Place) -> Rows:
         import pandas as pd
         from pandas.errors import EmptyDataError
 
-        first = _checked(where, file, form)
+        first = _first_line(where, file, place)
+        most = max(SEPARATORS, key=first.count)
         excel = re.fullmatch(r'"?sep=(.)"?\s*', first)  # a line for Excel alone
-        found = excel[1] if excel else _separator(first, usual)
-        plain = (usual if form.separator else found) == "\t"
+        found = excel[1] if excel else most if most in first and usual not in first else usual
+        plain = (usual if place.separator else found) == "\t"
         options: dict[str, Any] = dict(
-            sep=form.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK,
-            skiprows=int(bool(excel)), encoding=form.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-            compression="gzip" if _is_packed(file) else None, engine="c",
+            sep=place.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK, engine="c",
+            skiprows=int(bool(excel)), encoding=place.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
         )  # fmt: skip
 
         def fields() -> Iterator[tuple[str, ...]]:
-            with _told(where, form), suppress(EmptyDataError), pd.read_csv(file, **options) as frames:
+            with _told(where, place), suppress(EmptyDataError), pd.read_csv(file, **options) as frames:
                 for frame in frames:
                     yield from zip(*(frame[name].tolist() for name in frame), strict=True)
 
@@ -301,15 +309,15 @@ def _read_separated(usual: str) -> Reader:
     return read
 
 
-def _read_text(task: Task, where: str, file: Path, form: Form) -> Rows:
+def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
     """Return the lines, with their ends, as the first text column."""
-    first = _checked(where, file, form)
+    first = _first_line(where, file, place)
     fields = {field.strip('" \r\n') for field in re.split(r"[,;\t|]", first)}
     if not task_type(task).one_text and ("\t" in first or first.startswith('{"') or fields & {*task.text, task.label}):
         raise UserError(f"{where} is a table or JSON by its first line, '{first.strip():.60}'; call it .csv or .jsonl")
 
     def rows() -> Iterator[Row]:
-        with _text(where, file, form, "\n") as lines:
+        with _text(where, file, place, "\n") as lines:
             for line in lines:
                 yield {task.text[0]: line}
 
@@ -319,11 +327,11 @@ def _read_text(task: Task, where: str, file: Path, form: Form) -> Rows:
 # ------------------------------------------------------------------------------------------- JSON
 
 
-def _read_json(task: Task, where: str, file: Path, form: Form) -> Rows:
-    _checked(where, file, form)
+def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
+    _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:
-        with _text(where, file, form) as stream:
+        with _text(where, file, place) as stream:
             for number, value in enumerate(_json_values(task, where, stream), start=1):
                 if not isinstance(value, dict):
                     kind = type(value).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
-from lit_compress.data.readers import READERS, SUFFIXES, Form, Rows, from_table, suffix_of
+from lit_compress.data.readers import READERS, SUFFIXES, Place, Rows, from_table, suffix_of
 from lit_compress.models.embedded import load_texts
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
@@ -41,42 +41,6 @@ ALL = "all"  # name of a split with every row of a single file
 DEV = dict.fromkeys(("dev", "valid", "val", "eval"), "validation")  # other names of the dev split
 
 Sources = dict[str, Source]  # by split
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where rows are, and how they are read from there.
-
-    Attributes:
-        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
-            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; a folder that
-            ``save_to_disk`` of the library datasets wrote; or a single file. None: the hub, or the package.
-        form: how text files are written.
-        seed: decides the splits if all rows are in one table.
-        whole: every split is all rows of one table.
-        revision: of the task's data set on the hub; None: the newest.
-    """
-
-    path: str | None = None
-    form: Form = field(default_factory=Form)
-    seed: int = 0
-    whole: bool = False
-    revision: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.path is None and self.form != Form():
-            option, value = next((o, v) for o, v in vars(self.form).items() if v is not None)
-            raise UserError(f"data.{option}: {value} is for files; give --data.path, or leave it out")
-
-    @property
-    def folder(self) -> Path:
-        """The path, which may be a file."""
-        return Path(self.path or ".").expanduser()
-
-    @property
-    def where(self) -> str:
-        """The start of error messages."""
-        return f"data.path: '{self.path}'"
 
 
 def is_one_table(place: Path) -> bool:
@@ -137,14 +101,17 @@ def sources_at(task: Task, place: Place, wanted: Iterable[str]) -> Sources:
     path, wanted = place.folder, list(wanted)
     if place.path is None:
         repository = located(task.name, None, place.revision)
-        return _embedded(task) if repository is None else _folder(task, repository.folder, f"data.task: '{task.name}'")
+        if repository is None:
+            return _embedded(task)
+        return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
     if path.is_file():
-        _check_suffix(place)
-        sources = {"train": _files(task, [path], place.form)}
+        if (suffix := suffix_of(path)) not in READERS:
+            raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
+        sources = {"train": _files(task, [path], place)}
     elif _is_saved(path):
         sources = _saved(task, path)
     elif path.is_dir():
-        sources = _folder(task, path, place.where, place.form)
+        sources = _folder(task, path, place.where, place)
     else:
         raise UserError(f"{place.where}: no such folder or file; give a folder with train and validation files")
     if is_one_table(path) and (place.whole or ALL in wanted):
@@ -187,12 +154,6 @@ def _there(folder: Path) -> str:
     return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 
 
-def _check_suffix(place: Place) -> None:
-    """Refuse a file that has no reader."""
-    if (suffix := suffix_of(place.folder)) not in READERS:
-        raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
-
-
 # ------------------------------------------------------------------------------------------- kinds of places
 
 
@@ -219,38 +180,35 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
     return None
 
 
-def _folder(task: Task, folder: Path, where: str, form: Form = Form()) -> Sources:
+def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
     """Return the splits of a folder: files called by their splits, or a repository in the layout of the hub."""
-    if plain := _plain(task, folder, form):
+    if plain := _plain(task, folder, place):
         return plain
     wanted = task.configuration or (task.hub and task.hub[1])
     if known := card_configurations(folder):
         return _with_card(task, folder, where, known, choose_configuration(where, known, wanted))
     inner = folder / wanted if wanted and (folder / wanted).is_dir() else folder
-    if plain := _plain(task, inner, form):
+    if plain := _plain(task, inner, place):
         return plain
-    return _as_named(task, {split: _files(task, several, form) for split, several in files_by_split(inner).items()})
+    return _as_named(task, {split: _files(task, several, place) for split, several in files_by_split(inner).items()})
 
 
-def _plain(task: Task, folder: Path, form: Form) -> Sources:
-    """Return the splits whose files in a folder are called like them."""
-    files = {split: _file(task, folder, split) for split in ("train", *task.validation, "test")}
-    return {split: _files(task, [file], form) for split, file in files.items() if file is not None}
+def _plain(task: Task, folder: Path, place: Place) -> Sources:
+    """Return the splits whose files in a folder are called like them, or ``dev`` in place of ``validation``.
 
-
-def _file(task: Task, folder: Path, split: str) -> Path | None:
-    """Return the file called by a split; the first validation split may be ``validation``, each of them ``dev``.
-
-    The test split of a task with several validation splits may be called like the first: ``test_matched``.
+    The first validation split may be plain ``validation``. The test split of a task with several validation splits may
+    be called like the first: ``test_matched``.
     """
-    names = [split, *(["validation"] if split == task.validation[0] else [])]
-    names += [_first_test(task)] if split == "test" else [name.replace("validation", "dev") for name in names]
-    files = [folder / f"{name}{suffix}" for name in dict.fromkeys(names) for suffix in READERS]
-    there = [file for file in files if file.is_file()]
-    if len(there) > 1:
-        shown = " and ".join(file.name for file in there)
-        raise UserError(f"data.path: '{folder}' holds {shown}, both could be '{split}'; leave one")
-    return there[0] if there else None
+    files: dict[str, Path] = {}
+    for file in sorted(file for file in folder.iterdir() if suffix_of(file) in READERS and file.is_file()):
+        name = re.sub(r"^dev(?=_|$)", "validation", file.name[: -len(suffix_of(file))])
+        name = {"validation": task.validation[0], _first_test(task): "test"}.get(name, name)
+        if name in files:
+            raise UserError(
+                f"data.path: '{folder}' holds {files[name].name} and {file.name}, both could be '{name}'; leave one"
+            )
+        files |= {name: file} if name in ("train", "test", *task.validation) else {}
+    return {split: _files(task, [file], place) for split, file in files.items()}
 
 
 def files_by_split(folder: Path) -> dict[str, list[Path]]:
@@ -308,26 +266,25 @@ def _embedded(task: Task) -> Sources:
     }
 
 
-def _files(task: Task, files: Sequence[Path], form: Form) -> Source:
+def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
     """Return the source of the rows in one file or, one after the other, in several."""
-    first = files[0]
-    where = f"data.path: '{first}'" if len(files) == 1 else f"data.path: '{first}' and {len(files) - 1} more"
+    where = f"data.path: '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     for file in files:
         _refuse_pointer(file)
 
     def key() -> str:
-        return " ".join(_file_key(file, form) for file in files)
+        return short_hash(place.encoding, place.separator, *((suffix_of(file), _digest(file)) for file in files))
 
     def read() -> Rows:
-        parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, form) for file in files]
-        return parts[0] if len(parts) == 1 else replace(parts[0], rows=chain.from_iterable(p.rows for p in parts))
+        parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, place) for file in files]
+        return replace(parts[0], rows=chain.from_iterable(part.rows for part in parts))
 
     return Source(where, key, read)
 
 
-def _file_key(file: Path, form: Form) -> str:
+def _digest(file: Path) -> str:
     with file.open("rb") as stream:
-        return f"{suffix_of(file)} {form} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _refuse_pointer(file: Path) -> None:

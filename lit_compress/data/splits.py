@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +14,7 @@ from lit_compress.data.batching import VALIDATION_SEED, drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import data_facts
-from lit_compress.data.sources import ALL, Place, load_split_files
+from lit_compress.data.sources import ALL, load_split_files
 from lit_compress.data.targets import add_targets
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.tasks import task_type
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+    from lit_compress.data.readers import Place
     from lit_compress.tasks.records import Task
 
 HELD_OUT = "held_out"  # the split that data.hold_out makes
@@ -174,7 +175,7 @@ class Splits(LightningDataModule):
         data = copy.copy(self)
         data.record = task_type(self.record).of_texts(self.record)
         try:
-            rows = load_split_files(data.record, Place(path, self.place.form), [ALL], False)[ALL]
+            rows = load_split_files(data.record, replace(self.place, path=path), [ALL], False)[ALL]
         except UserError as error:
             raise UserError(str(error).replace("data.path", "--distil_texts")) from error
         return data._encoded(ALL, rows, self.max_length, labelled=False)

@@ -10,7 +10,8 @@ import pytest
 
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.sources import Place, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import load_split_files
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import class_number
 from lit_compress.tasks.records import TASKS, Custom, get_task, task_name

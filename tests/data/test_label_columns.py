@@ -12,7 +12,8 @@ from tiny import WORDS, write_bert
 import lit_compress as lc
 from lit_compress.__main__ import main
 from lit_compress.data.custom import custom_task
-from lit_compress.data.sources import Place, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import load_split_files
 from lit_compress.tasks.records import Custom, task_name
 from lit_compress.utils.errors import UserError
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from contents import classes, jsonl, own, parquet, qa, sst2
 
-from lit_compress.data.readers import Form
-from lit_compress.data.sources import Place, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import load_split_files
 from lit_compress.tasks.records import Task, get_task
 from lit_compress.utils.errors import UserError
 
@@ -24,7 +24,7 @@ def read(task, folder, name, content, **form):
     """Return the rows of a training file."""
     (folder / name).write_bytes(content)
     task = OWN if task == "custom" else get_task(task)
-    return load_split_files(task, Place(str(folder), Form(**form)), ["train"])["train"]
+    return load_split_files(task, Place(str(folder), **form), ["train"])["train"]
 
 
 # name -> task, name of the training file, its bytes, what the line says besides the file
@@ -143,12 +143,6 @@ def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
     assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
 
 
-def test_utf8_is_not_read_as_another_encoding(tmp_path):
-    content = "sentence,label\ncaf\u00e9 \u2713,1\n".encode()
-    with pytest.raises(UserError, match="is UTF-8, not latin-1; leave --data"):
-        read("sst2", tmp_path, "train.csv", content, encoding="latin-1")
-
-
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
 def test_a_header_says_the_sign_between_fields(tmp_path, sign):
     content = f"\ufeffsentence{sign}label\na, b{sign}1\n".encode()
@@ -172,7 +166,7 @@ def test_a_sign_between_fields_that_is_given(tmp_path, sign):
 )
 def test_a_form_that_is_none_is_one_line(form, line):
     with pytest.raises(UserError, match=line.replace("|", r"\|")):
-        Form(**form)
+        Place("rows", **form)
 
 
 def test_texts_with_commas_are_texts(tmp_path):

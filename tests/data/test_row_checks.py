@@ -7,7 +7,8 @@ from contents import jsonl, ner, own, qa, sst2
 
 from lit_compress.data.checks import FEWEST_TO_SPLIT
 from lit_compress.data.custom import custom_task
-from lit_compress.data.sources import Place, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import load_split_files
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 

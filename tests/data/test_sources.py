@@ -9,8 +9,8 @@ from hub import as_a_new_process
 from mistakes import fails
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.data.readers import Form
-from lit_compress.data.sources import Place, has_split, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import has_split, load_split_files
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
@@ -122,10 +122,10 @@ def test_a_file_that_cannot_be_meant_is_one_line(tmp_path, name, words):
         load(SST2, tmp_path / name, ["all"])
 
 
-@pytest.mark.parametrize("form", [Form("cp1252"), Form(separator=";")], ids=["encoding", "separator"])
+@pytest.mark.parametrize("form", [{"encoding": "cp1252"}, {"separator": ";"}], ids=str)
 def test_a_form_is_for_files(form):
     with pytest.raises(UserError, match=r"is for files; give --data.path, or leave it out"):
-        Place(form=form)
+        Place(**form)
 
 
 @pytest.mark.parametrize(

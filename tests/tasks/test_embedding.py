@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import changed_inputs, token_counts
-from lit_compress.data.sources import Place
+from lit_compress.data.readers import Place
 from lit_compress.data.targets import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_finetuned

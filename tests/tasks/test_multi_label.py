@@ -12,7 +12,7 @@ from tiny import WORDS, make_batch, make_net, write_bert
 
 import lit_compress as lc
 from lit_compress.data.custom import custom_task
-from lit_compress.data.sources import Place
+from lit_compress.data.readers import Place
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.numerics.losses import distillation_loss, example_losses, task_loss

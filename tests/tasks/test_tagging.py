@@ -14,7 +14,8 @@ from tiny import make_net
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import PaddedBatches
 from lit_compress.data.encode import encode
-from lit_compress.data.sources import Place, load_split_files
+from lit_compress.data.readers import Place
+from lit_compress.data.sources import load_split_files
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
