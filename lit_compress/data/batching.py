@@ -52,8 +52,7 @@ def step_order(lengths: Sequence[int], size: int, seed: int = 0, epoch: int = 0)
     Args:
         lengths: number of tokens of every row.
         size: rows of a step (the global batch); only the last one, before steps are shuffled, is smaller.
-        seed: decides the order, together with ``epoch``.
-        epoch: counted from 0.
+        seed, epoch: decide the order together; epochs count from 0.
     """
     # the multiplier keeps (seed, epoch) and (seed + 1, epoch - 1) apart
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
@@ -67,16 +66,10 @@ def step_order(lengths: Sequence[int], size: int, seed: int = 0, epoch: int = 0)
 
 
 def dealt(rows: list[int], batch_size: int, rank: int, world_size: int) -> Share:
-    """Return the share of one rank in the rows of a step.
+    """Return the share of one of ``world_size`` ranks in the ``rows`` of a step, which are sorted by length.
 
     The shares of all ranks have similar lengths, and sizes that differ by at most one row. A rank that has fewer rows
-    than micro-batches gets copies of a row, each the only row of its micro-batch.
-
-    Args:
-        rows: of the step, by length.
-        batch_size: most rows of a micro-batch.
-        rank: 0 <= rank < world_size.
-        world_size: number of processes that share the step.
+    than micro-batches, of at most ``batch_size`` rows, gets copies of a row, each the only row of its micro-batch.
     """
     own = rows[rank::world_size]
     parts = ceil(ceil(len(rows) / world_size) / batch_size)
@@ -86,15 +79,10 @@ def dealt(rows: list[int], batch_size: int, rank: int, world_size: int) -> Share
 def batch_order(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """Return the batches of one rank for evaluation as lists of row numbers, by falling length.
 
-    So running out of memory shows in the first batch. All ranks get the same number of batches of the same sizes: a
-    number of rows that is not a multiple of ``world_size`` is filled up with copies of the last row, written as
-    ``~row`` (negative), so that metrics can leave them out.
-
-    Args:
-        lengths: number of tokens of every row.
-        batch_size: rows per rank and batch; only the last batch is smaller.
-        rank: 0 <= rank < world_size.
-        world_size: number of processes that share the rows.
+    So running out of memory shows in the first batch. All ranks get the same number of batches of the same sizes, of
+    ``batch_size`` rows except the last: a number of rows that is not a multiple of ``world_size`` is filled up with
+    copies of the last row, written as ``~row`` (negative), so that metrics can leave them out. ``lengths`` are the
+    numbers of tokens of all rows.
     """
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     rows += [~row for row in rows[-1:]] * (-len(rows) % world_size)
@@ -112,8 +100,7 @@ class BatchOrder(Sampler[list[int] | Share]):
         lengths: number of tokens of every row.
         batch_size: rows per rank and micro-batch.
         seed: decides the order of a training.
-        rank: 0 <= rank < world_size.
-        world_size: number of processes that share an epoch.
+        rank, world_size: of this process, and how many share an epoch.
         shuffle: a new order every epoch, for training.
         accumulate: micro-batches of a rank in a step.
 
@@ -208,12 +195,9 @@ class ResumableLoader(DataLoader):
 
 
 def drawn_order(rows: int, seed: int, lists: Sequence[str] | None = None) -> list[int]:
-    """Return the numbers of the rows in the order in which they are drawn.
+    """Return the numbers below ``rows`` in the order in which rows are drawn.
 
-    Args:
-        rows: how many there are.
-        seed: of the draw.
-        lists: for every row which list it belongs to; a list is drawn as a whole, with its first row.
+    ``lists`` says for every row which list it belongs to; a list is drawn as a whole, with its first row.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
     if lists is None:
@@ -227,14 +211,13 @@ def drawn_order(rows: int, seed: int, lists: Sequence[str] | None = None) -> lis
 def held_out(
     rows: int, number: int, seed: int, one_text: bool = False, lists: Sequence[str] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of the rows to train on and of those that are held out, both in the order of the rows.
+    """Return the numbers of the rows to train on and of the ``number`` that are held out, in the order of the rows.
 
     Args:
-        rows: how many there are.
-        number: how many are held out; with the same seed a smaller draw is part of a larger one.
-        seed: of the draw.
+        rows, seed, lists: as :func:`drawn_order`; the last list may be held out in part. With the same seed a smaller
+            draw is part of a larger one.
+        number: of held-out rows.
         one_text: the rows are one text, so that neighbours are held out.
-        lists: as :func:`drawn_order`; the last one may be held out in part.
 
     Raises:
         UserError: none would be left to train on.

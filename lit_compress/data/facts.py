@@ -31,12 +31,10 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
         max_length: tokens of the longest input.
 
     Returns:
-        ``max_length`` and, for every one of ``splits``, its name ``split``; ``rows``, how many are used of those
-        ``available``; ``inputs`` of the model, more than rows where one is read in parts; ``longest``, tokens of the
-        longest input, after it was cut; inputs that were ``cut``; rows with an ``empty`` text; ``repeated`` rows,
-        whose texts were in an earlier row of the split; rows whose texts are also ``in_train``; ``name`` and ``count``
-        of all ``classes``, over the rows or, where words have classes, over the words. Rows that are one text are not
-        compared.
+        ``max_length`` and a list ``splits``: name ``split``; ``rows``, how many are used of those ``available``;
+        ``inputs`` of the model, more than rows if one is read in parts; tokens of the ``longest`` input, and how many
+        were ``cut``; rows with an ``empty`` text, ``repeated`` rows and rows that are also ``in_train``, unless rows
+        are one text; ``name`` and ``count`` of all ``classes``, of rows or of words.
     """
     trained: set[int] = set()
     found = []
