@@ -55,8 +55,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     """Return the checked rows of a split from the cache, which is written once for the same content.
 
     Args:
-        task: has the names of the columns.
-        source: of the rows.
+        task, source: the names of the columns, and the rows.
         labelled: True if the rows must have labels; else labels are not checked, and kept with the ids in ``KEPT``.
         optional: True if they may also have none at all, for readers of texts only.
 

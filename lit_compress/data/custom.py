@@ -25,10 +25,7 @@ _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 def custom_task(settings: Custom, place: Place) -> Task:
     """Return the record of the user's task.
 
-    Args:
-        settings: type of task, columns and labels; None for the type's usual columns, and for the labels of the
-            training rows.
-        place: of the user's rows.
+    Columns that the settings leave out are the type's usual ones, labels those of the training rows.
 
     Raises:
         UserError: there is no path, the labels are not usable, or a row has none.
@@ -132,8 +129,8 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         raise UserError(f"{source.where}: all labels are '{', '.join(values)}'; give two or more")
     if not all(_NUMBER.fullmatch(name) for name in values):
         return sorted(values), False
-    numbers = {whole_number(name): row for name, row in values.items()}  # 3 for 3.0
-    for name, row in numbers.items():
+    numbers = {whole_number(name): at for name, at in values.items()}  # 3 for 3.0
+    for name, at in numbers.items():
         if not name.removeprefix("-").isdecimal():
-            raise UserError(fraction_line(f"{source.where} row {row}", name))
+            raise UserError(fraction_line(f"{source.where} row {at}", name))
     return sorted(numbers, key=int), False

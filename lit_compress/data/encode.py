@@ -77,12 +77,10 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
 
     Args:
         dataset: rows with the columns ``task.text`` and, unless it is for prediction, ``task.label``.
-        tokenizer: a fast tokenizer.
-        task: has the names of the columns.
-        max_length: number of tokens kept of an input, special tokens included.
+        tokenizer, task, max_length: as :meth:`TaskType.encode`, which makes the columns.
 
     Returns:
-        The inputs in the order of the rows, read from disk; columns as :meth:`TaskType.encode` makes them.
+        The inputs in the order of the rows, read from disk.
 
     Raises:
         UserError: the cache folder cannot be written.

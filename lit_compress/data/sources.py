@@ -62,8 +62,7 @@ def load_split_files(
     """Read splits of ``task``.
 
     Args:
-        task: names the columns, the labels and the splits.
-        place: of the rows.
+        task, place: the names of columns, labels and splits, and where the rows are.
         splits: to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
         optional: splits that may have no labels although the others must.
@@ -163,8 +162,7 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
     Args:
         task: its name; without a path the task's own data set is meant.
         path: a file or a folder, or ``NAME[@REVISION]``.
-        revision: a branch, a tag or a commit of it.
-        configuration: of a data set that the task does not know.
+        revision, configuration: a branch, a tag or a commit of it; its part, if the task does not know it.
 
     Raises:
         UserError: there is no such data set, it has several configurations, or a revision of local data is given.

@@ -58,12 +58,9 @@ def add_targets(
 
     Args:
         rows: the texts, which the teacher reads with its own tokenizer.
-        encoded: the same as token ids of the model that learns.
-        key: of their content.
+        encoded, key: the same as token ids of the model that learns, and the key of their content.
         teacher: folder or hub name of the model.
-        task: of kind embedding.
-        max_length: longest input in tokens.
-        batch_size: texts per forward.
+        task, max_length, batch_size: of kind embedding; tokens of the longest input, and texts per forward.
 
     Raises:
         UserError: the teacher cannot be loaded.
@@ -112,10 +109,7 @@ def _digest(net: PreTrainedModel) -> str:
 def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task) -> torch.Tensor:
     """Return the vectors [rows, width] that a model gives single texts, of length 1, in the order of the rows.
 
-    Args:
-        net: in inference it is called with the inputs of every batch; it stays on the device.
-        batches: of all texts, each once.
-        task: of kind embedding.
+    The batches have all texts, each once; the model stays on the device.
     """
     device, kind = current_device(), task_type(task)
     net, vectors, rows = net.to(device).eval(), [], []

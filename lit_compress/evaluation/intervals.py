@@ -76,12 +76,8 @@ def bootstrap_table(
 def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
     """Return the intervals of the scores ``values`` that have one, by name.
 
-    F1 of answers and of entities, accuracy of words and perplexity have none: these do not count rows.
-
-    Args:
-        metrics: that have seen all rows.
-        values: of the metrics.
-        rows: their number.
+    F1 of answers and of entities, accuracy of words and perplexity have none: these do not count rows. The metrics have
+    seen all ``rows``.
     """
     if not rows:
         return {}

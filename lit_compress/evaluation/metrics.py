@@ -263,9 +263,7 @@ def build_metrics(task: Task, alone: bool = False) -> MetricCollection:
     The type of the task calls the collection in ``observe``, with logits [batch, num_labels] (or predictions [batch]
     for regression) and labels [batch] where a row has one label.
 
-    Args:
-        task: its record.
-        alone: this process sees all rows, whatever others do.
+    If it is ``alone``, this process sees all rows, whatever others do.
 
     Raises:
         UserError: the task's record names a metric that does not exist.

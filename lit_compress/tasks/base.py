@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
-from lit_compress.numerics.losses import distillation_loss, task_loss, token_divergences
+from lit_compress.numerics.losses import LossKind, distillation_loss, task_loss, token_divergences
 from lit_compress.tasks.output_layer import run_to_output_layer
+from lit_compress.tasks.records import Task
 from lit_compress.utils.tables import as_code, escaped
 
 if TYPE_CHECKING:
@@ -28,17 +29,21 @@ if TYPE_CHECKING:
     from torchmetrics import MetricCollection
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from lit_compress.numerics.losses import LossKind
-    from lit_compress.tasks.records import Task
 
 UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
 IGNORED = -100  # label of positions that enter no loss and no metric
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Columns = dict[str, list[Any]]  # name -> a value per row
+Batch = dict[str, Tensor]
+# named here for all types of task: the libraries are not imported for their names
+Config: TypeAlias = "PreTrainedConfig"
+Model: TypeAlias = "PreTrainedModel"
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
+Metrics: TypeAlias = "MetricCollection"
 
 
-def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def inputs_of(batch: Batch) -> Batch:
     """Return the columns of ``batch`` that are inputs of the model."""
     return {name: batch[name] for name in _INPUTS if name in batch}
 
@@ -125,10 +130,7 @@ class TaskType:
     def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the classes in a row's label, as they are written: one, or one per word, or any number.
 
-        Args:
-            where: the start of error messages.
-            label: of a row.
-            sign: that :meth:`sign_in` found in the whole column.
+        ``sign`` is the one that :meth:`sign_in` found in the whole column.
 
         Raises:
             UserError: the label has another form; the message begins with ``where``.
@@ -143,14 +145,11 @@ class TaskType:
         """
         return self.scores
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise some rows of a split; pairs become one sequence, whose longer text is truncated.
 
         Args:
-            batch: columns of checked rows.
-            rows: their numbers.
+            batch, rows: columns of checked rows, and their numbers.
             tokenizer: a fast tokenizer.
             task: has the names of the columns.
             max_length: largest number of tokens of an input, special ones included.
@@ -165,7 +164,7 @@ class TaskType:
             columns["labels"] = batch[task.label]
         return columns
 
-    def reads_otherwise(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    def reads_otherwise(self, task: Task, tokenizer: Tokenizer) -> str | None:
         """Return a note for the user if models that were trained elsewhere may read other tokens of the same row."""
         return None
 
@@ -185,19 +184,19 @@ class TaskType:
         """Return the largest number of tokens of an example that have logits over a vocabulary; 0 without one."""
         return 0
 
-    def freeze(self, net: PreTrainedModel) -> None:
+    def freeze(self, net: Model) -> None:
         """Train nothing that is :attr:`unused`: DDP refuses parameters without gradients."""
         for name, parameter in net.named_parameters():
             if name.startswith(self.unused):
                 parameter.requires_grad_(False)
 
-    def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
+    def adopt(self, config: Config, folder: Path, option: str) -> None:
         """Write settings from other files of the model's folder into ``config``; messages begin with ``option``."""
 
-    def configure(self, net: PreTrainedModel, task: Task) -> None:
+    def configure(self, net: Model, task: Task) -> None:
         """Set everything else that depends on the task in a model that was just loaded, e.g. how it generates text."""
 
-    def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def inputs(self, net: Model, batch: Batch) -> Batch:
         """Return the inputs with which ``net`` computes the logits for ``batch``.
 
         Padding is the token that its own configuration names, by which the head of a decoder finds the last token: a
@@ -208,78 +207,68 @@ class TaskType:
             inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pads)
         return inputs
 
-    def run(self, net: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> Any:
-        """Return the output of ``net`` for ``batch``.
+    def run(self, net: Model, batch: Batch, **options: Any) -> Any:
+        """Return the output of ``net`` for ``batch``; ``options`` are further arguments of its forward.
 
         Logits over a vocabulary are :class:`~lit_compress.numerics.chunked_logits.ChunkedLogits`; nothing is computed
         for logits that nobody needs.
-
-        Args:
-            net: as for an ordinary forward.
-            batch: its examples.
-            options: further arguments of the forward.
         """
         inputs, takes = self.inputs(net, batch), signature(net.forward).parameters
         if "use_cache" in {**takes, **(signature(net.base_model.forward).parameters if "kwargs" in takes else {})}:
             options["use_cache"] = False  # keys and values of all blocks, which only writing reads
         return run_to_output_layer(net, inputs, **options) if self.over_vocabulary else net(**inputs, **options)
 
-    def logits(self, output: Any, batch: dict[str, Tensor]) -> Any:
+    def logits(self, output: Any, batch: Batch) -> Any:
         """Return the logits, [b, ..., classes] or [b, 1], in the output of :meth:`run`, for ``batch['labels']``."""
         return output.logits
 
-    def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
+    def counted(self, batch: Batch) -> Tensor | None:
         """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
         return batch["labels"] != IGNORED if self.over_vocabulary else None
 
-    def counts(self, batch: dict[str, Tensor]) -> Tensor:
+    def counts(self, batch: Batch) -> Tensor:
         """Return how much a batch counts in the means of the losses, [4]: samples, tokens of both masks, rows."""
         rows = torch.tensor(len(batch["index"]), device=batch["index"].device)
         counted = self.counted(batch)
         tokens = [(mask != 0).sum() for mask in self.masks(batch)]
         return torch.stack([rows if counted is None else counted.sum(), *tokens, rows]).float()
 
-    def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gives(self, output: Any, inputs: Batch) -> Batch:
         """Return the outputs of a program of the model by name, from the model's ``output`` for ``inputs``."""
         return {name: output[name] for name in self.results}
 
-    def at_tokens(self, results: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    def at_tokens(self, results: Tensor, inputs: Batch) -> Tensor:
         """Return stacked ``results`` [n, b, ...] of a model without the places of padding, whose values mean nothing.
 
         A place whose whole attention window is padding is whatever a runtime makes of an empty softmax.
         """
         return results[:, inputs["attention_mask"].bool()] if self.per_token else results
 
-    def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def masks(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return two masks [b, length], not 0 at real tokens: of the first stack, and of a decoder after it."""
         return batch["attention_mask"], batch["attention_mask"]
 
     # ------------------------------------------------------------------------------ scores and answers
 
-    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the outputs [b, ...] from which metrics and predictions are computed."""
         return self.logits(self.run(net, batch), batch).float()
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with a batch."""
         metrics.update(outputs, batch["labels"])
 
-    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+    def dev_loss(self, outputs: Tensor, batch: Batch) -> Tensor | None:
         """Return the mean task loss of a batch from its :meth:`outputs`; None for written texts and for vectors."""
         if self.over_vocabulary or self.loss == "vectors":
             return None
         return task_loss(outputs, batch["labels"], self.loss)
 
-    def divergence(self, ours: Logits, theirs: Logits, batch: dict[str, Tensor]) -> float:
-        """Return the sum over the b examples of KL(theirs || ours), summed over the distributions of an example.
+    def divergence(self, ours: Logits, theirs: Logits, batch: Batch) -> float:
+        """Return the sum over all distributions in a batch of KL(theirs || ours) of the logits [b, ..., classes].
 
         For regression and vectors, half the squared difference; see
         :func:`~lit_compress.evaluation.divergence.divergence`.
-
-        Args:
-            ours: logits [b, ..., classes] of one model, as :meth:`logits` returns them.
-            theirs: logits of the other, of the same shape.
-            batch: the examples.
         """
         if isinstance(ours, ChunkedLogits):
             assert isinstance(theirs, ChunkedLogits)
@@ -295,7 +284,7 @@ class TaskType:
         """Return the outputs [1, ...] of all constant answers, e.g. of each class; [] if they make no sense."""
         return []
 
-    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Any]]:
+    def pieces(self, task: Task, outputs: Tensor, batch: Batch) -> list[tuple[int, Any]]:
         """Return for every row of a batch the number of its example's row and its part of that example's answer."""
         return list(zip(batch["index"].tolist(), outputs, strict=True))
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from lit_compress.tasks.records import Task
 
 
 def class_number(task: Task, where: str, label: Any) -> int:

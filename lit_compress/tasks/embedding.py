@@ -16,24 +16,19 @@ from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_compress.numerics.losses import LossKind
 from lit_compress.numerics.vectors import pool
-from lit_compress.tasks.base import Columns, TaskType, token_columns
+from lit_compress.tasks.base import Batch, Columns, Metrics, Model, TaskType, Tokenizer, token_columns
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.sentences import STATES, VECTORS, Dense, Pooling, read_dense
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from lit_compress.numerics.losses import LossKind
-    from lit_compress.tasks.records import Task
 
 _ENDS = ("", "_2", "_3")  # of the columns of a row's texts
 _USUAL = Pooling()
@@ -123,9 +118,7 @@ class Embedding(TaskType):
             return ("teacher_cosine",)
         return ("spearman", "pearson") if task.label else ("ndcg_at_10", "recall_at_10")
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise every text by itself."""
         columns: Columns = {}
         for name, end in zip(task.text, _ENDS, strict=False):
@@ -145,37 +138,37 @@ class Embedding(TaskType):
             ]
         return columns
 
-    def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def inputs(self, net: Model, batch: Batch) -> Batch:
         """Return the inputs of the texts of all rows, [b * texts, tokens]."""
         inputs = {"input_ids": _joined(batch, "input_ids"), "attention_mask": _joined(batch, "attention_mask")}
         if "token_type_ids" in batch:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         return inputs
 
-    def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def masks(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return where tokens are in :meth:`inputs`, twice."""
         mask = _joined(batch, "attention_mask")
         return mask, mask
 
-    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, output: Any, batch: Batch) -> Tensor:
         """Return the vectors of the texts, of length 1."""
         return F.normalize(self._vectors(output, batch), dim=-1)
 
-    def _vectors(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+    def _vectors(self, output: Any, batch: Batch) -> Tensor:
         """Return the vectors [b, texts, width] as the model makes them; of several forwards in a row."""
         states, mask = output.last_hidden_state, _joined(batch, "attention_mask")
         return self.make(states, mask.repeat(len(states) // len(mask), 1)).unflatten(0, (-1, _texts(batch)))
 
-    def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gives(self, output: Any, inputs: Batch) -> Batch:
         """Return the states, and the texts' vectors [b, width] as the model makes them."""
         given = super().gives(output, inputs)
         return {**given, VECTORS: self.make(given[STATES], inputs["attention_mask"])}
 
-    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the vectors as the model makes them, [b, texts, width]."""
         return self._vectors(self.run(net, batch), batch).float()
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with vectors, cosines of pairs, or queries and documents."""
         vectors, labels = F.normalize(outputs, dim=-1), batch["labels"]
         if labels.is_floating_point() and labels.ndim == 1:
@@ -196,12 +189,12 @@ def number_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _texts(batch: dict[str, Tensor]) -> int:
+def _texts(batch: Batch) -> int:
     """Return how many texts a row has."""
     return sum(f"input_ids{end}" in batch for end in _ENDS)
 
 
-def _joined(batch: dict[str, Tensor], name: str) -> Tensor:
+def _joined(batch: Batch, name: str) -> Tensor:
     """Return a column of all texts [b * texts, tokens], padded with 0, the texts of a row one after the other."""
     columns = [batch[f"{name}{end}"] for end in _ENDS[: _texts(batch)]]
     longest = max(column.shape[1] for column in columns)

@@ -9,18 +9,13 @@ example are its tokens shifted by one, so that every token of the text is predic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lit_compress.numerics.losses import token_losses
-from lit_compress.tasks.base import Columns, TaskType
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
+from lit_compress.tasks.base import Batch, Columns, Metrics, Model, TaskType, Tokenizer
+from lit_compress.tasks.records import Task
 
 
 class LanguageModelling(TaskType):
@@ -47,9 +42,7 @@ class LanguageModelling(TaskType):
         """Return the text."""
         return row[task.label]
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Divide the text of all rows into examples of tokens."""
         text = "".join(row if row.endswith("\n") else row + "\n" for row in batch[task.text[0]])
         start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
@@ -68,14 +61,14 @@ class LanguageModelling(TaskType):
         """Return the length of a block."""
         return max_length
 
-    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
         return token_losses(self.logits(self.run(net, batch), batch), batch["labels"])
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with the likelihoods."""
         metrics.update(outputs, self.counted(batch))
 
-    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def dev_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the mean over the counted tokens."""
         return outputs[self.counted(batch)].mean()

@@ -9,21 +9,16 @@ transformers uses for ``problem_type: multi_label_classification``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.tasks.base import Columns
+from lit_compress.tasks.base import Batch, Columns, Metrics, Tokenizer
 from lit_compress.tasks.classification import Classification, class_number, whole_number
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
 
 SEPARATORS = "|;,"  # between the labels of a text
 
@@ -68,16 +63,14 @@ class MultiLabel(Classification):
         """Return the settings of the configuration: labels, and that each has a sigmoid of its own."""
         return super().head(task) | {"problem_type": self.problem}
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise texts; class numbers become a 0 or 1 for every label."""
         columns = super().encode(batch, rows, tokenizer, task, max_length)
         if "labels" in columns:
             columns["labels"] = [[int(i in on) for i in range(len(task.labels))] for on in columns["labels"]]
         return columns
 
-    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, output: Any, batch: Batch) -> Tensor:
         """Return the logits [b, labels, 2] of off, which are 0, and on."""
         on = output.logits
         return torch.stack([torch.zeros_like(on), on], -1)
@@ -87,7 +80,7 @@ class MultiLabel(Classification):
         on = torch.cat([torch.ones(1, task.num_labels), 2 * torch.eye(task.num_labels) - 1])
         return list(torch.stack([torch.zeros_like(on), on], -1).split(1))
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with the decisions [b, labels] and the labels."""
         metrics.update(outputs.argmax(-1), batch["labels"])
 

@@ -28,11 +28,7 @@ def run_to_output_layer(net: PreTrainedModel, inputs: dict[str, Tensor], **optio
 
     The logits are an ordinary tensor if the model has no output layer over a vocabulary, or does more to its logits
     than is known here.
-
-    Args:
-        net: in any mode; wrapped or sharded as for an ordinary forward.
-        inputs: of the model.
-        options: further arguments of its forward.
+    ``options`` are further arguments of its forward; it may be wrapped or sharded as for an ordinary one.
     """
     layer = net.get_output_embeddings()
     if layer is None or not _known.get(layer, True):

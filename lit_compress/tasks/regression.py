@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.losses import LossKind
 from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from lit_compress.numerics.losses import LossKind
-    from lit_compress.tasks.records import Task
 
 
 class Regression(TaskType):

@@ -10,24 +10,18 @@ The dev metric judges the order of every query's documents. Rows with the same q
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from lit_compress.tasks.base import UNLABELLED, Columns
+from lit_compress.numerics.losses import LossKind
+from lit_compress.tasks.base import UNLABELLED, Batch, Columns, Config, Metrics, Tokenizer
 from lit_compress.tasks.embedding import number_of
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.sentences import SETTINGS, read_modules, read_object
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-    from lit_compress.numerics.losses import LossKind
-    from lit_compress.tasks.records import Task
 
 
 class Reranking(Regression):
@@ -54,18 +48,16 @@ class Reranking(Regression):
             raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
         return number
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise query and document as one sequence, and number the queries."""
         columns = super().encode(batch, rows, tokenizer, task, max_length)
         return columns | {"query": list(map(number_of, batch[task.text[0]]))}
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with logits, relevances, queries and the rows' numbers."""
         metrics.update(outputs, batch["labels"], batch["query"], index=batch["index"])
 
-    def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
+    def adopt(self, config: Config, folder: Path, option: str) -> None:
         """Write the activation of a cross-encoder into ``config``, where all versions of sentence-transformers read it.
 
         Raises:

@@ -87,12 +87,9 @@ class Dense:
 def read_pooling(folder: Path, option: str) -> Pooling | None:
     """Return how the sentence model in a folder makes vectors; None if the folder does not say it.
 
-    Args:
-        folder: of the model, as sentence-transformers wrote it, or any other.
-        option: that named the folder, the start of messages.
-
     Raises:
-        UserError: its files are broken, or name something that :class:`Pooling` cannot represent.
+        UserError: its files are broken, or name something that :class:`Pooling` cannot represent; the message begins
+            with ``option``, which named the folder.
     """
     modules = read_modules(folder, option)
     if modules is None:

@@ -12,20 +12,15 @@ windows' scores at their first tokens. A question longer than half an input is t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.tasks.base import Columns, TaskType, token_columns
+from lit_compress.tasks.base import Batch, Columns, Metrics, TaskType, Tokenizer, token_columns
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
 
 _NOWHERE = -1e4  # logit of padding; finite, so that 0 * log p is 0; representable in every half precision
 
@@ -99,9 +94,7 @@ class SpanQA(TaskType):
             _check_place(where, text, start, context)
         return {"text": texts, "answer_start": starts}
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise questions with the windows of their contexts."""
         # tokens left next to a long question
         room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
@@ -129,16 +122,16 @@ class SpanQA(TaskType):
             ]
         return columns
 
-    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, output: Any, batch: Batch) -> Tensor:
         """Return start and end logits, [b, 2, tokens]."""
         logits = torch.stack([output.start_logits, output.end_logits], dim=1)
         return logits.masked_fill(batch["attention_mask"][:, None] == 0, _NOWHERE)
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with logits and windows."""
         metrics.update(outputs, batch["example"], batch["begin"], batch["end"])
 
-    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Piece]]:
+    def pieces(self, task: Task, outputs: Tensor, batch: Batch) -> list[tuple[int, Piece]]:
         """Return for every window the number of its row and its n-best list."""
         places, scores = n_best(outputs, batch["begin"], batch["end"], task.spans.n_best, task.spans.max_answer)
         return list(zip(batch["example"].tolist(), as_pieces(places, scores), strict=True))
@@ -240,7 +233,7 @@ def _check_place(where: str, text: Any, start: Any, context: str) -> None:
     raise UserError(f"{where}: the answer '{text:.60}' is not at character {start} of the context; nearest: {nearest}")
 
 
-def _cut(questions: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[str], list[bool]]:
+def _cut(questions: list[str], tokenizer: Tokenizer, longest: int) -> tuple[list[str], list[bool]]:
     """Return the questions, truncated to ``longest`` tokens, and which were truncated."""
     tokens = tokenizer(
         questions, truncation=True, max_length=longest, add_special_tokens=False, return_offsets_mapping=True

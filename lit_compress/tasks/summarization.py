@@ -9,20 +9,15 @@ later, and ``reference`` [b, bytes], the reference texts: ROUGE compares with th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.tasks.base import IGNORED, Columns, TaskType, inputs_of
+from lit_compress.tasks.base import IGNORED, Batch, Columns, Metrics, Model, TaskType, Tokenizer, inputs_of
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
 
 
 def as_bytes(texts: list[str]) -> list[list[int]]:
@@ -62,9 +57,7 @@ class Summarization(TaskType):
             raise UserError(f"{where}: '{task.label}' is {text!r:.60}; give text")
         return text
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise texts and reference texts."""
         columns = super().encode({task.text[0]: batch[task.text[0]]}, rows, tokenizer, task, max_length)
         if task.label in batch:
@@ -73,7 +66,7 @@ class Summarization(TaskType):
             columns["labels"], columns["reference"] = targets["input_ids"], as_bytes(texts)
         return columns
 
-    def configure(self, net: PreTrainedModel, task: Task) -> None:
+    def configure(self, net: Model, task: Task) -> None:
         """Set the beams, the length penalty and the longest text that options ask for, or that the model leaves open.
 
         Its other settings are kept, and a note names the ones that it leaves open. A shorter text than its least length
@@ -108,25 +101,25 @@ class Summarization(TaskType):
         """Return the length of a reference text."""
         return task.writing.target_length
 
-    def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def inputs(self, net: Model, batch: Batch) -> Batch:
         """Add the inputs of the decoder: the labels, one step later."""
         config = net.config
         before = torch.full_like(batch["labels"][:, :1], config.decoder_start_token_id)
         ids = torch.cat([before, batch["labels"][:, :-1]], dim=1)
         return {**inputs_of(batch), "decoder_input_ids": ids.masked_fill(ids == IGNORED, config.pad_token_id)}
 
-    def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def masks(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return masks of the real tokens of texts and of reference texts."""
         return batch["attention_mask"], batch["labels"] != IGNORED
 
-    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the texts that the model generates, as bytes [b, n]."""
         ids = net.generate(**inputs_of(batch))  # type: ignore[operator]
         texts = as_bytes([text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)])
         longest = max(map(len, texts), default=0)
         return torch.tensor([row + [0] * (longest - len(row)) for row in texts], device=ids.device).view(len(texts), -1)
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with generated and reference texts."""
         metrics.update(as_texts(outputs), as_texts(batch["reference"]))
 

@@ -9,20 +9,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from lit_compress.tasks.base import IGNORED, Columns, TaskType, token_columns
+from lit_compress.tasks.base import IGNORED, Batch, Columns, Metrics, TaskType, Tokenizer, token_columns
 from lit_compress.tasks.classification import class_number
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
-    from transformers import PreTrainedTokenizerBase
-
-    from lit_compress.tasks.records import Task
 
 
 class Tagging(TaskType):
@@ -54,9 +49,7 @@ class Tagging(TaskType):
             )
         return [class_number(task, f"{where} word {i}", label) for i, label in enumerate(labels, start=1)]
 
-    def encode(
-        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
-    ) -> Columns:
+    def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Tokenise words; a row may become several inputs."""
         sentences = batch[task.text[0]]
         tokens = tokenizer(
@@ -83,7 +76,7 @@ class Tagging(TaskType):
         useful = [any(numbers) for numbers in columns["word"]]  # an input may have only the middle of a huge word
         return {name: [v for v, keep in zip(values, useful, strict=True) if keep] for name, values in columns.items()}
 
-    def reads_otherwise(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    def reads_otherwise(self, task: Task, tokenizer: Tokenizer) -> str | None:
         """Return a note if a list of words and the same words joined by spaces are different tokens."""
         words = ["New", "York"]
         ways = tokenizer(" ".join(words))["input_ids"], tokenizer(words, is_split_into_words=True)["input_ids"]
@@ -107,17 +100,17 @@ class Tagging(TaskType):
         """Return F1 of entities if the labels are tags of entities, see :func:`entity_tags`, else accuracy of words."""
         return ("word_accuracy",) if entity_tags(task.labels) is None else ("entity_f1",)
 
-    def counted(self, batch: dict[str, Tensor]) -> Tensor:
+    def counted(self, batch: Batch) -> Tensor:
         """Return which tokens are the first of a word."""
         return batch["labels"] != IGNORED if "labels" in batch else batch["word"] > 0
 
-    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
         """Update the metrics with predicted and true class of every word, and the numbers of its row and of itself."""
         counted = self.counted(batch)
         example = batch["example"][:, None].expand_as(counted)
         metrics.update(outputs.argmax(-1)[counted], batch["labels"][counted], example[counted], batch["word"][counted])
 
-    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, dict[int, int]]]:
+    def pieces(self, task: Task, outputs: Tensor, batch: Batch) -> list[tuple[int, dict[int, int]]]:
         """Return for every input the number of its row and the classes of its words."""
         examples = []
         for example, words, classes in zip(batch["example"], batch["word"], outputs.argmax(-1), strict=True):
@@ -145,11 +138,8 @@ def entity_tags(labels: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     >>> entity_tags(["O", "U-PER", "L_LOC"])
     {'U-PER': ('S', 'PER'), 'L_LOC': ('E', 'LOC')}
 
-    Args:
-        labels: all tags: ``O``, and a letter with a type, ``B-PER`` or ``B_PER``, or alone where there is one type.
-
-    Returns:
-        None if the labels are no tags of entities, e.g. parts of speech.
+    Tags are ``O``, and a letter with a type, ``B-PER`` or ``B_PER``, or alone if there is one type. None if the labels
+    are no such tags, e.g. parts of speech.
     """
     tags = {}
     for label in (label for label in labels if label != "O"):

@@ -14,20 +14,15 @@ _ENDS = {"[": "]", "(": ")", "{": "}"}
 
 
 def list_in(where: str, text: str, bare: bool = False) -> list[Any] | None:
-    """Return the list that a text holds; None for any other text.
+    """Return the list that a text holds, whose items may be numbers if it is ``bare``; None for any other text.
 
     >>> list_in("", "['B-PER', 'O']") == list_in("", '["B-PER", "O"]') == ["B-PER", "O"]
     True
     >>> list_in("", "[0, 1]"), list_in("", "[0, 1]", bare=True)
     (None, [0, 1])
 
-    Args:
-        where: the start of the message.
-        text: of a cell.
-        bare: items may be numbers; else only a list of texts is one.
-
     Raises:
-        UserError: it begins and ends like such a list, and cannot be read.
+        UserError: it begins and ends like such a list, and cannot be read; the message begins with ``where``.
     """
     body, items = text.strip(), None
     if len(body) < 2 or _ENDS.get(body[0]) != body[-1]:
