@@ -31,17 +31,11 @@ VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds a
 
 @dataclass(frozen=True)
 class Share:
-    """The part of an optimizer step's rows that one rank reads.
+    """The part of an optimizer step's rows that one rank reads."""
 
-    Attributes:
-        rows: numbers of all rows of the step, on all ranks.
-        own: numbers of the rank's rows; ``~row`` (negative) for a copy of a row that only fills up.
-        parts: into how many micro-batches ``own`` is divided, of nearly the same size; the same on every rank.
-    """
-
-    rows: list[int]
-    own: list[int]
-    parts: int
+    rows: list[int]  # numbers of all rows of the step, on all ranks
+    own: list[int]  # numbers of the rank's rows; ``~row`` (negative) for a copy of a row that only fills up
+    parts: int  # micro-batches of ``own``, of nearly the same size; the same number on every rank
 
 
 def step_order(lengths: Sequence[int], size: int, seed: int = 0, epoch: int = 0) -> list[list[int]]:

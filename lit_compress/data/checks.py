@@ -32,23 +32,14 @@ FORMAT = 6  # to be raised when the checks or the columns written here change, s
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a split.
+    """The source of a split."""
 
-    Attributes:
-        where: its name at the beginning of error messages.
-        key: function that returns a hash of its content.
-        read: function that returns its rows.
-        part: the split's part of the shuffled rows, as two fractions; None for all rows.
-        seed: of that shuffle.
-        split: name of the split that the part is.
-    """
-
-    where: str
-    key: Callable[[], str]
+    where: str  # its name at the beginning of error messages
+    key: Callable[[], str]  # returns a hash of its content
     read: Callable[[], Rows]
-    part: tuple[float, float] | None = None
-    seed: int = 0
-    split: str = ""
+    part: tuple[float, float] | None = None  # the split's part of the shuffled rows, as two fractions; None: all
+    seed: int = 0  # of that shuffle
+    split: str = ""  # name of the split that the part is
 
 
 def checked(task: Task, source: Source, labelled: bool, optional: bool = False) -> Dataset:

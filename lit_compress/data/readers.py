@@ -34,26 +34,19 @@ Row = dict[str, Any]
 class Place:
     """Where rows are, and how they are read from there.
 
-    Attributes:
-        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
-            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; a folder that
-            ``save_to_disk`` of the library datasets wrote; or a single file. None: the hub, or the package.
-        encoding: of text files; None: UTF-8.
-        separator: sign between the fields of text files; None: the usual one, or that of the header.
-        seed: decides the splits if all rows are in one table.
-        whole: every split is all rows of one table.
-        revision: of the task's data set on the hub; None: the newest.
-
     Raises:
         UserError: there is no such encoding, the separator is no single character, or there are no files.
     """
 
+    # a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json, .csv, .tsv
+    # or .txt (one text a line, without labels); a downloaded repository; a folder that ``save_to_disk`` of the library
+    # datasets wrote; or a single file; None: the hub, or the package
     path: str | None = None
-    encoding: str | None = None
-    separator: str | None = None
-    seed: int = 0
-    whole: bool = False
-    revision: str | None = None
+    encoding: str | None = None  # of text files; None: UTF-8
+    separator: str | None = None  # between the fields of text files; None: the usual one, or that of the header
+    seed: int = 0  # decides the splits if all rows are in one table
+    whole: bool = False  # every split is all rows of one table
+    revision: str | None = None  # of the task's data set on the hub; None: the newest
 
     def __post_init__(self) -> None:
         try:
@@ -86,17 +79,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Rows:
-    """The content of a file or table.
+    """The content of a file or table."""
 
-    Attributes:
-        names: names of the columns; None if every row has its own (JSON lines).
-        rows: iterator over the rows, in order.
-        classes: names of the labels, if the table has them (``ClassLabel`` of the library datasets).
-    """
-
-    names: list[str] | None
-    rows: Iterator[Row]
-    classes: list[str] | None = None
+    names: list[str] | None  # of the columns; None if every row has its own (JSON lines)
+    rows: Iterator[Row]  # in order
+    classes: list[str] | None = None  # names of the labels, if the table has them (``ClassLabel`` of datasets)
 
 
 Reader = Callable[[Task, str, Path, Place], Rows]  # of a task, and of a file as errors call it
@@ -328,11 +315,19 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
+    """Return one row per line, or those of a file that is one value: a list, or an object that holds one."""
     _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:
+        values: Iterable[Any] = ()
         with _text(where, file, place) as stream:
-            for number, value in enumerate(_json_values(task, where, stream), start=1):
+            lines = filter(str.strip, stream)
+            first, second = next(lines, "").strip(), next(lines, "")
+            if second and first[0] == "{" and first[-1] == "}":
+                values = (_parsed(where, row, line) for row, line in enumerate(chain([first, second], lines), start=1))
+            elif first:
+                values = _rows_in(task, where, _parsed(where, 1, f"{first}\n{second}{stream.read()}"))
+            for number, value in enumerate(values, start=1):
                 if not isinstance(value, dict):
                     kind = type(value).__name__
                     raise UserError(f"{where} row {number}: a JSON {kind}; give one object per line, or a list of them")
@@ -341,24 +336,14 @@ def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
     return Rows(None, rows())
 
 
-def _json_values(task: Task, where: str, stream: IO[str]) -> Iterator[Any]:
-    """Yield one value per line, or those of a file that is one value: a list, or an object that holds one."""
-
-    def parsed(text: str, row: int) -> Any:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            place = f"line {error.lineno}, column {error.colno}"
-            raise UserError(f"{where} row {row}: malformed JSON: {error.msg} ({place})") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-            raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
-
-    lines = filter(str.strip, stream)
-    first, second = next(lines, ""), next(lines, "")
-    if first and second and first.lstrip()[0] == "{" and first.rstrip()[-1] == "}":
-        yield from (parsed(line, row) for row, line in enumerate(chain([first, second], lines), start=1))
-    elif first:
-        yield from _rows_in(task, where, parsed(first + second + stream.read(), 1))
+def _parsed(where: str, row: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{where} row {row}: malformed JSON: {error.msg} ({place})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
 
 
 def _rows_in(task: Task, where: str, value: Any) -> list[Any]:

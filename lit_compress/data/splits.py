@@ -34,19 +34,12 @@ HELD_OUT = "held_out"  # the split that data.hold_out makes
 
 @dataclass(frozen=True)
 class Split:
-    """A split after tokenisation.
+    """A split after tokenisation."""
 
-    Attributes:
-        rows: the rows that are used, as they were read.
-        encoded: the same as token ids.
-        key: hash of both.
-        available: number of rows before some were drawn.
-    """
-
-    rows: Dataset
-    encoded: Dataset
-    key: str
-    available: int
+    rows: Dataset  # that are used, as they were read
+    encoded: Dataset  # the same as token ids
+    key: str  # hash of both
+    available: int  # rows before some were drawn
 
 
 class Splits(LightningDataModule):

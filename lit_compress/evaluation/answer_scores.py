@@ -10,14 +10,13 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.evaluation.kept_rows import KeptRows
 from lit_compress.tasks.records import Task
-from lit_compress.tasks.span_qa import Piece, as_pieces, merge, n_best
+from lit_compress.tasks.span_qa import Piece, SpanQA, as_pieces, n_best
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -51,30 +50,18 @@ class Answers(KeptRows):
             examples, places, scores = states
             for example, piece in zip(examples.tolist(), as_pieces(places, scores), strict=True):
                 windows.setdefault(example, []).append(piece)
-        values = answer_scores(self.task, self.rows, windows)
-        return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
-
-
-def answer_scores(task: Task, rows: Any, windows: dict[int, list[Piece]]) -> dict[str, float]:
-    """Return the metrics of :class:`Answers`; ``windows`` has the answers in every window, by number of the row."""
-    threshold = task.spans.null_threshold
-    questions: list[tuple[bool, dict[str, float]]] = []  # has it an answer; its scores
-    for number, pieces in windows.items():
-        row = rows[number]
-        null, spans = merge(pieces, 1)
-        truths = [text for text in row[task.label]["text"] if threshold is None or normalize(text)]
-        text = row[task.text[1]][spans[0][1] : spans[0][2]] if spans else ""
-        if threshold is not None and spans and null - spans[0][0] > threshold:
-            text = ""
-        questions.append(
-            (bool(truths), {"exact_match": exact_match(text, truths), "answer_f1": token_f1(text, truths)})
-        )
-    values = {}
-    for name in ("exact_match", "answer_f1"):
-        values[name] = _mean([scores[name] for _, scores in questions])
-        for group, wanted in (("answerable", True), ("unanswerable", False)) if threshold is not None else ():
-            values[f"{name}_{group}"] = _mean([scores[name] for has, scores in questions if has is wanted])
-    return values
+        may_be_none = self.task.spans.null_threshold is not None
+        found: dict[str, list[float]] = {}
+        for number, pieces in windows.items():
+            row = self.rows[number]
+            truths = [text for text in row[self.task.label]["text"] if not may_be_none or normalize(text)]
+            text = SpanQA().answer(self.task, row, pieces)["answer"]
+            for name, score in (("exact_match", exact_match(text, truths)), ("answer_f1", token_f1(text, truths))):
+                found.setdefault(name, []).append(score)
+                found.setdefault(f"{name}_{'answerable' if truths else 'unanswerable'}", []).append(score)
+        groups = ("", "_answerable", "_unanswerable") if may_be_none else ("",)
+        names = [f"{name}{group}" for name in ("exact_match", "answer_f1") for group in groups]
+        return {name: torch.tensor(_mean(found.get(name, [])), device=self.device) for name in names}
 
 
 def _mean(values: list[float]) -> float:

@@ -20,37 +20,23 @@ KindName = Literal[
 
 @dataclass(frozen=True)
 class Spans:
-    """How answer spans are found in contexts.
+    """How answer spans are found in contexts."""
 
-    Attributes:
-        stride: number of tokens that neighbouring windows of a context share.
-        n_best: number of best spans kept, per window and per question.
-        max_answer: largest number of tokens of an answer.
-        null_threshold: by how much the score of "no answer" must exceed the best span's score to be given; None if
-            every question has an answer.
-    """
-
-    stride: int = 128
-    n_best: int = 20
-    max_answer: int = 30
+    stride: int = 128  # tokens that neighbouring windows of a context share
+    n_best: int = 20  # best spans that are kept, per window and per question
+    max_answer: int = 30  # tokens of the longest answer
+    # how far the score of "no answer" must exceed the best span's to be given; None: every question has an answer
     null_threshold: float | None = None
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How texts are generated if the model's ``generation_config`` says nothing else.
+    """How texts are generated if the model's ``generation_config`` says nothing else."""
 
-    Attributes:
-        target_length: longest text in tokens; longer reference texts are truncated in training.
-        num_beams: number of beams in beam search.
-        length_penalty: a text's log-likelihood is divided by its length to this power.
-        asked: names of those above that options ask for, which replace the model's own.
-    """
-
-    target_length: int = 128
-    num_beams: int = 8
-    length_penalty: float = 1.0
-    asked: tuple[str, ...] = field(default=(), repr=False)
+    target_length: int = 128  # tokens of the longest text; longer reference texts are truncated in training
+    num_beams: int = 8  # of beam search
+    length_penalty: float = 1.0  # a text's log-likelihood is divided by its length to this power
+    asked: tuple[str, ...] = field(default=(), repr=False)  # names of those above that replace the model's own
 
 
 @dataclass(frozen=True)
@@ -86,46 +72,28 @@ class Custom:
 
 @dataclass(frozen=True)
 class Task:
-    """One task.
+    """One task. Fingerprints of data in checkpoints are made from its ``repr``."""
 
-    Attributes:
-        name: the name in configs, e.g. ``sst2``.
-        kind: type of the task, a key of :data:`lit_compress.tasks.KINDS`.
-        text: names of the text columns: one or two; one of lists of words; or question and context.
-        labels: class names in order of their numbers; empty where there are none.
-        metrics: names of :func:`lit_compress.evaluation.metrics.build_metrics`; the first decides which epoch is best.
-        hub: (repository, configuration) on the Hugging Face hub, configuration None if there is only one; None if the
-            package makes the data itself, or the user has it.
-        validation: names of the hub splits used for validation; the first decides which epoch is best.
-        length: median number of tokens of a validation example, at which FLOPs and latency are measured.
-        max_length: longest input in tokens; longer ones are truncated.
-        label: name of the column of the labels, or of the reference texts.
-        label_columns: names of columns that have a 0 or 1 for one label each, in place of ``label`` (multi_label).
-        spans: how answer spans are found (span_qa).
-        writing: how texts are generated (summarization).
-        pooling: how vectors are made (embedding); neither this nor the next is in ``repr``.
-        split_words: whether words are a list for the tokenizer, else joined by spaces (tagging).
-        numbered: whether labels in files may be numbers of classes. Fingerprints of data in checkpoints are made from
-            ``repr``.
-    """
-
-    name: str
-    kind: KindName
-    text: tuple[str, ...]
-    labels: tuple[str, ...]
-    metrics: tuple[str, ...]
+    name: str  # in configs, e.g. ``sst2``
+    kind: KindName  # type of the task, a key of :data:`lit_compress.tasks.KINDS`
+    text: tuple[str, ...]  # names of the text columns: one or two; one of lists of words; or question and context
+    labels: tuple[str, ...]  # names of the classes in order of their numbers; () without classes
+    metrics: tuple[str, ...]  # names for ``build_metrics``; the first decides which epoch is best
+    # (repository, configuration) on the hub, the configuration None if there is only one; None: the data is made by
+    # the package, or is the user's
     hub: tuple[str, str | None] | None
-    validation: tuple[str, ...] = ("validation",)
-    length: int = 32
-    max_length: int = 128
-    label: str = "label"
-    spans: Spans = Spans()
-    writing: Writing = Writing()
-    pooling: Pooling = field(default=Pooling(), repr=False)
-    numbered: bool = field(default=True, repr=False)
-    configuration: str | None = field(default=None, repr=False)
+    validation: tuple[str, ...] = ("validation",)  # dev splits on the hub; the first decides which epoch is best
+    length: int = 32  # median tokens of a validation example, at which FLOPs and latency are measured
+    max_length: int = 128  # tokens of the longest input; longer ones are truncated
+    label: str = "label"  # name of the column of the labels, or of the reference texts
+    spans: Spans = Spans()  # span_qa
+    writing: Writing = Writing()  # summarization
+    pooling: Pooling = field(default=Pooling(), repr=False)  # embedding
+    numbered: bool = field(default=True, repr=False)  # labels in files may be numbers of classes
+    configuration: str | None = field(default=None, repr=False)  # of the user's data set on the hub
+    # columns that have a 0 or 1 for one label each, in place of ``label`` (multi_label)
     label_columns: tuple[str, ...] = field(default=(), repr=False)
-    split_words: bool = field(default=False, repr=False)
+    split_words: bool = field(default=False, repr=False)  # words are a list for the tokenizer, else joined (tagging)
 
     @property
     def num_labels(self) -> int:

@@ -26,29 +26,16 @@ _CAN = "Pooling, Dense and Normalize, in this order, can be kept"
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a text's vector is made of the states of its tokens.
+    """How a text's vector is made of the states of its tokens."""
 
-    Attributes:
-        tokens: one of ``POOLINGS``, or several joined by ``+``, whose vectors are joined in this order.
-        normalize: whether predictions and exports divide vectors by their length; losses and metrics always do.
-        dense: folders of the Dense modules through which the pooled vector goes.
-        dim: number of first components that are kept of the finished vector; None: all.
-        prompt: is put before every text.
-        lower: whether texts are read in lower case, whatever the tokenizer does.
-        max_length: longest text in tokens that the model reads; None: nothing says it.
-        similarity: how sentence-transformers compares vectors of the model; exports keep it.
-        prompts: (name, text) of all prompts of the model; exports keep them.
-        default_prompt: name of ``prompt`` among them.
-        lengths: (key, tokens) of :data:`LENGTHS`, which cut queries and documents; exports keep them.
-    """
-
-    tokens: str = "mean"
-    normalize: bool = True
-    dense: tuple[str, ...] = ()
-    dim: int | None = None
-    prompt: str = ""
-    lower: bool = False
-    max_length: int | None = None
+    tokens: str = "mean"  # one of ``POOLINGS``, or several joined by ``+``, whose vectors are joined in this order
+    normalize: bool = True  # predictions and exports divide vectors by their length; losses and metrics always do
+    dense: tuple[str, ...] = ()  # folders of the Dense modules through which the pooled vector goes
+    dim: int | None = None  # first components that are kept of the finished vector; None: all
+    prompt: str = ""  # is put before every text
+    lower: bool = False  # texts are read in lower case, whatever the tokenizer does
+    max_length: int | None = None  # tokens of the longest text that the model reads; None: nothing says it
+    # for exports: how vectors are compared, all (name, prompt) and the name of the one above, (key, tokens) of LENGTHS
     similarity: str = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
@@ -65,17 +52,11 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Dense:
-    """A Dense module: ``activation(x @ weight.T + bias)``.
+    """A Dense module: ``activation(x @ weight.T + bias)``."""
 
-    Attributes:
-        weight: [out, in].
-        bias: [out], or None.
-        activation: full name of a class of ``torch.nn``.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: str
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+    activation: str  # full name of a class of ``torch.nn``
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the module's output [..., out] for vectors [..., in]."""
