@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 def custom_task(settings: Custom, place: Place) -> Task:
     """Return the record of the user's task.
 
-    Columns that the settings leave out are the type's usual ones, labels those of the training rows.
+    Columns that the settings leave out are the type's usual ones, and the training rows have the labels.
 
     Raises:
         UserError: there is no path, the labels are not usable, or a row has none.

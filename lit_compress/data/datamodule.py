@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.data.batching import VALIDATION_SEED, BatchOrder, PaddedBatches, ResumableLoader, drawn_order
-from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import ALL, CUSTOM, has_split, located
@@ -225,13 +224,11 @@ class DataModule(Splits):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return this process's shares of the optimizer steps, in a new order every epoch."""
-        self.setup("fit")
-        return self._loader(self._split("train"), self.batch_size, shuffle=True, accumulate=self.accumulate)
+        return self._loader(self._of_fit()["train"], self.batch_size, shuffle=True, accumulate=self.accumulate)
 
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
-        splits = self._validation()
-        return [self._loader(split, self.eval_rows, shuffle=False) for split in splits]
+        return [self._loader(split, self.eval_rows, shuffle=False) for split in self._validation()]
 
     def test_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split, which must have labels."""
@@ -251,26 +248,20 @@ class DataModule(Splits):
         They are divided among processes; rows that only fill up a batch have index -1.
 
         Args:
-            examples: number of examples to draw; None for all.
-            seed: of the draw; None for the data's own seed.
+            examples, seed: number of examples to draw, None for all, and the seed, None for the data's own.
             option: name of ``examples`` in messages.
 
         Raises:
             UserError: more are asked for than there are.
         """
-        self.setup("fit")
-        split = self._split("train")
+        split = self._of_fit()["train"]
         if examples is not None:
-            encoded = self._drawn(split.encoded, examples, option, self.seed if seed is None else seed)
-            split = replace(split, encoded=encoded)
+            split = replace(split, encoded=self._drawn(split.encoded, examples, option, seed))
         note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
         return self._loader(split, self.batch_size, shuffle=False)
 
     def with_texts(self, path: str | None = None) -> DataModule:
-        """Return the same data, with all rows of a file in place of the training rows.
-
-        Args:
-            path: of a file whose rows need no labels; None: the training rows stay.
+        """Return the same data, with all rows of a file, which need no labels, in place of the training rows.
 
         Raises:
             UserError: the file cannot be read for the task.
@@ -285,15 +276,11 @@ class DataModule(Splits):
         """Return training examples that :meth:`calibration_dataloader` leaves out; the last drawn if it leaves too few.
 
         Args:
-            examples: that the calibration draws.
+            examples, seed: of the calibration's draw.
             rows: how many are wanted; all of fewer.
-            seed: of the draw; None for the data's own seed.
         """
-        self.setup("fit")
-        split = self._split("train")
-        order = drawn_order(
-            len(split.encoded), self.seed if seed is None else seed, lists_in(self.record, split.encoded)
-        )
+        split = self._of_fit()["train"]
+        order = self._order(split.encoded, seed)
         first = max(0, min(examples, len(order) - rows))
         chosen = order[first : first + rows]
         if both := min(len(chosen), examples - first):
@@ -346,7 +333,4 @@ class DataModule(Splits):
 
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""
-        self.setup("fit")
-        splits = [self._splits[name, True] for name in self._of_fit()]
-        keys = [split.key for split in splits if split is not None]
-        return short_hash(self.record, keys, self.global_batch, self.seed)
+        return short_hash(self.record, [split.key for split in self._of_fit().values()], self.global_batch, self.seed)

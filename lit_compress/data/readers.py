@@ -315,7 +315,7 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
-    """Return one row per line, or those of a file that is one value: a list, or an object that holds one."""
+    """Return one row per line, or the rows of a file that is one value: a list, or an object that holds one."""
     _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:

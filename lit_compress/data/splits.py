@@ -124,20 +124,19 @@ class Splits(LightningDataModule):
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
-        self.setup("fit")
-        splits = {name: self._splits[name, True] for name in self._of_fit()}
-        encoded = {
-            name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
-        }
+        splits = self._of_fit().items()
+        encoded = {name: (split.rows, split.encoded, split.available) for name, split in splits}
         return data_facts(self.record, encoded, self.max_length)
 
-    def _of_fit(self) -> list[str]:
-        return ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
+    def _of_fit(self) -> dict[str, Split]:
+        """Return the splits of fit by name; a second validation split may not exist."""
+        self.setup("fit")
+        names = ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
+        return {name: split for name in names if (split := self._splits[name, True]) is not None}
 
     def train_tokens(self) -> Dataset:
         """Return the training examples as token ids."""
-        self.setup("fit")
-        return self._split("train").encoded
+        return self._of_fit()["train"].encoded
 
     def train_size(self) -> int:
         """Return the number of training examples."""
@@ -175,18 +174,21 @@ class Splits(LightningDataModule):
 
     def _limited(self, name: str, rows: Dataset) -> Dataset:
         """Return the examples of a split, drawn if the user limits their number."""
-        if name == "train" and self.train_examples is not None:
-            option, limit, seed = "data.train_examples", self.train_examples, self.seed
-        elif name in self.record.validation and self.validation_examples is not None:
+        option, limit, seed = "data.train_examples", self.train_examples, self.seed
+        if name != "train":
             option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
-        else:
+        if limit is None or name not in ("train", *self.record.validation):
             return rows
         drawn = self._drawn(rows, limit, option, seed)
         note(f"{option}: {limit} of {len(rows)} {name} rows are read")
         return drawn
 
-    def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
+    def _drawn(self, rows: Dataset, number: int, option: str, seed: int | None) -> Dataset:
         """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
-        return rows.select(sorted(drawn_order(len(rows), seed, lists_in(self.record, rows))[:number]))
+        return rows.select(sorted(self._order(rows, seed)[:number]))
+
+    def _order(self, rows: Dataset, seed: int | None) -> list[int]:
+        """Return the order in which rows are drawn; None: by the data's own seed."""
+        return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows))

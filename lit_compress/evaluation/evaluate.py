@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def outputs_of(
     net: PreTrainedModel, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, what: str
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield ``count`` batches, each with the outputs of ``net`` on the CPU; the net stays on this process's device.
+    """Yield ``count`` batches, each with the outputs of ``net`` on the CPU; the model stays on this process's device.
 
     ``what`` is the name of the progress bar.
     """
