@@ -7,6 +7,9 @@ epochs would be accidental.
 from __future__ import annotations
 
 import functools
+import re
+import string
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -16,11 +19,10 @@ from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lit_compress.evaluation.answer_scores import Answers
-from lit_compress.evaluation.intervals import Interval, bootstrap_table
-from lit_compress.evaluation.kept_rows import KeptRows, RowScores, Score
+from lit_compress.evaluation.intervals import Interval, KeptRows, RowScores, Score, bootstrap_table
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.tasks.records import Task
+from lit_compress.tasks.span_qa import Piece, SpanQA, as_pieces, n_best
 from lit_compress.tasks.tagging import entity_tags
 from lit_compress.utils.errors import UserError, nearest
 
@@ -160,7 +162,7 @@ class Entities(KeptRows):
         return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
 
 
-def _ratio(part: int, whole: int) -> float:
+def _ratio(part: float, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
@@ -226,6 +228,80 @@ class Perplexity(KeptRows):
         """Return the perplexity of all batches of all ranks."""
         loss, count = self.kept()[0].double().sum(0) if len(self.sums) else torch.zeros(2)
         return (loss / count).exp().float().to(self.device) if count else torch.tensor(torch.inf, device=self.device)
+
+
+class Answers(KeptRows):
+    """Exact match and F1 of answer spans as in SQuAD's evaluation, in [0, 1]; takes logits and windows of contexts.
+
+    Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250 (v1.1), Rajpurkar et al. 2018,
+    https://arxiv.org/abs/1806.03822 (v2.0: some questions have no answer).
+
+    If questions may have no answer, there are also both metrics for questions with and without an answer.
+
+    Attributes:
+        rows: the rows of the split, with texts and true answers; to be set before :meth:`compute`.
+    """
+
+    examples: list[Tensor]
+    places: list[Tensor]
+    scores: list[Tensor]
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+        self.rows: Any = None
+
+    def update(self, preds: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
+        """Add the n-best answers of a batch."""
+        self.keep(example, *n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores of all questions of all ranks."""
+        windows: dict[int, list[Piece]] = {}
+        if states := self.kept():
+            examples, places, scores = states
+            for example, piece in zip(examples.tolist(), as_pieces(places, scores), strict=True):
+                windows.setdefault(example, []).append(piece)
+        may_be_none = self.task.spans.null_threshold is not None
+        groups = ("", "_answerable", "_unanswerable") if may_be_none else ("",)
+        sums: dict[str, list[float]] = {f"{name}{some}": [] for name in ("exact_match", "answer_f1") for some in groups}
+        for number, pieces in windows.items():
+            row = self.rows[number]
+            truths = [text for text in row[self.task.label]["text"] if not may_be_none or normalize(text)]
+            text = SpanQA().answer(self.task, row, pieces)["answer"]
+            for some in ("", "_answerable" if truths else "_unanswerable")[: len(groups)]:
+                sums[f"exact_match{some}"].append(exact_match(text, truths))
+                sums[f"answer_f1{some}"].append(token_f1(text, truths))
+        means = {name: _ratio(sum(values), len(values)) for name, values in sums.items()}
+        return {name: torch.tensor(value, device=self.device) for name, value in means.items()}
+
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize(answer: str) -> str:
+    """Return an answer in lower case without punctuation, articles and repeated spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, truths: Sequence[str]) -> float:
+    """Return 1.0 if the normalized answer is one of the normalized ``truths`` (empty if there are none), else 0.0."""
+    given = normalize(answer)
+    return float(any(given == normalize(truth) for truth in truths or ("",)))
+
+
+def token_f1(answer: str, truths: Sequence[str]) -> float:
+    """Return the largest F1 of the answer's normalized words, over ``truths``; 1.0 if neither has any words."""
+    given = normalize(answer).split()
+    return max(_word_f1(given, normalize(truth).split()) for truth in truths or ("",))
+
+
+def _word_f1(given: list[str], true: list[str]) -> float:
+    if not given or not true:
+        return float(given == true)
+    same = sum((Counter(given) & Counter(true)).values())
+    return 2 * same / (len(given) + len(true))
 
 
 def bind(metrics: MetricCollection, rows: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall, retrieval_reciprocal_rank
 
-from lit_compress.evaluation.kept_rows import RowScores
+from lit_compress.evaluation.intervals import RowScores
 
 TOP = 10
 

@@ -1,6 +1,7 @@
 """Metrics against scipy and scikit-learn, over batches and degenerate inputs."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 from sklearn import metrics as reference
+from torchmetrics.functional.text import squad
 
-from lit_compress.evaluation.metrics import ROUGE, Perplexity, Rouge, build_metrics
+from lit_compress.evaluation.metrics import ROUGE, Perplexity, Rouge, build_metrics, exact_match, token_f1
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -122,3 +124,31 @@ def test_perplexity_weighs_tokens():
         metric.update(losses, counted)
     assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
     assert not metric.higher_is_better
+
+
+PIECES = ["the", "The", "a", "an", "cat", "Cat's", "dog", "dogs,", "dog", "10.5", "U.S.", "naïve", "  ", "-", "theatre"]
+
+
+def _texts(rng):
+    return " ".join(rng.choice(PIECES) for _ in range(rng.randint(1, 6)))
+
+
+def test_answers_are_scored_as_torchmetrics_does():
+    rng = random.Random(0)
+    answers = [_texts(rng) for _ in range(400)]
+    truths = [[_texts(rng) for _ in range(rng.randint(1, 3))] for _ in answers]
+    for answer, golds in zip(answers, truths, strict=True):
+        expected = squad(
+            [{"prediction_text": answer, "id": "0"}],
+            [{"answers": {"answer_start": [0] * len(golds), "text": golds}, "id": "0"}],
+        )
+        assert 100 * exact_match(answer, golds) == float(expected["exact_match"])
+        assert 100 * token_f1(answer, golds) == pytest.approx(float(expected["f1"]), abs=1e-4)
+    found = [sum(map(score, answers, truths)) / 400 for score in (exact_match, token_f1)]
+    assert 0 < found[0] < found[1] < 1
+
+
+def test_scores_without_an_answer():
+    assert exact_match("", []) == token_f1("", []) == 1.0
+    assert exact_match("cat", []) == token_f1("cat", []) == 0.0
+    assert exact_match("", ["cat"]) == token_f1("", ["cat"]) == 0.0
