@@ -20,8 +20,8 @@ from lit_compress.cli.words import take_apart
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.pages import layers_of
-from lit_compress.run.results import read_report, read_results
+from lit_compress.run.pages import DETAILS
+from lit_compress.run.results import read_record, read_report, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import write_manifest, write_record
 
@@ -142,9 +142,9 @@ def answers(run) -> dict[str, object]:
     record = Run(run)
     read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts()]}
     read["density"] = record.density("params=5M")
-    read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run).runs]
+    read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run)[0]]
     read["export"] = read_report(run / "export")
-    read["details"] = layers_of(run)
+    read["details"] = read_record(run / DETAILS)
     for name in record.finished():
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]

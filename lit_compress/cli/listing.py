@@ -78,14 +78,14 @@ def _runs(folder: Path) -> Lines:
     Raises:
         UserError: there is none.
     """
-    results = read_results(folder.expanduser(), "list")
+    runs, _ = read_results(folder.expanduser(), "list")
     return [
         {"run": run.name, "task": run.report and run.report["task"], "method": run.label, "budget": run.budget,
          "seed": run.seed, "status": run.status, "metric": run.report and run.report["metric"]["name"],
          "dense": run.report and run.report["dense"]["metric"], "compressed": run.metric,
          "density": run.report and run.report["compressed"]["density"], "steps": run.steps,
          "minutes": None if run.seconds is None else round(run.seconds / 60, 1)}
-        for run in results.runs
+        for run in runs
     ]  # fmt: skip
 
 

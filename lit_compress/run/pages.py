@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -30,7 +31,7 @@ from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.results import Results, RunResult, budget_order, groups, read_record, read_results
+from lit_compress.run.results import RunResult, budget_order, groups, read_record, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_text, yaml_text
 
@@ -58,45 +59,36 @@ def write(folder: Path, out: Path | None = None) -> Path:
     """
     folder = folder.expanduser().resolve()
     out = (out.expanduser() if out else folder / "report").resolve()
-    results = read_results(folder)
+    runs, about = read_results(folder)
     check_folder("--out", out)
     if out.is_dir() and any(out.iterdir()) and not (out / "index.html").is_file():
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
-    found = _studies(results.runs) if len(results.runs) > 1 else []
+    studies = _studies(runs) if len(runs) > 1 else []
+    environment = jinja2.Environment(  # every text from a file is escaped
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"number": _number, "cell": cell}
     with atomic_folder(out) as temporary:
-        for study in found:
+        for study in studies:
             done = [group for group in study["groups"] if group["n"]]
             figure = pareto_figure(done, study["dense"], study["title"], study["mode"])
             write_text(temporary / study["file"], as_svg(figure))
             study["picture"] = _image(figure)
-        page = _environment().from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-            title=_title(results), results=results, studies=found, runs=_shown(results.runs, out),
-            origins=_origins(results.runs), config=_yaml(results.config),
+        shown = [_shown(run, out, len(runs) <= SOME) for run in runs]
+        page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+            title=_title(runs), about=about, studies=studies, runs=shown, origins=_origins(runs),
+            config=yaml_text(about["config"], unicode=True) if about.get("config") else "",
         )  # fmt: skip
-        for name, text in (("index.html", page), ("results.csv", table(results.runs))):
+        for name, text in (("index.html", page), ("results.csv", table(runs))):
             (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
 
 
-def _environment() -> jinja2.Environment:
-    """Return what renders the template; every text from a file is escaped."""
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"number": _number, "cell": cell}
-    return environment
-
-
-def _title(results: Results) -> str:
-    tasks = dict.fromkeys(run.report["task"] for run in results.runs if run.report)
-    if len(results.runs) > 1:
-        return f"{len(results.runs)} runs on {', '.join(tasks) or 'nothing yet'}"
-    (run,) = results.runs
-    return f"{run.label} on {', '.join(tasks)}, {run.budget}" if tasks else f"{run.label}, {run.status}"
-
-
-def _yaml(config: dict[str, Any] | None) -> str:
-    return yaml_text(config, unicode=True) if config else ""
+def _title(runs: Sequence[RunResult]) -> str:
+    tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report))
+    if len(runs) > 1:
+        return f"{len(runs)} runs on {tasks or 'nothing yet'}"
+    return f"{runs[0].label} on {tasks}, {runs[0].budget}" if tasks else f"{runs[0].label}, {runs[0].status}"
 
 
 def _image(figure: Figure) -> str:
@@ -184,36 +176,29 @@ def _record(run: RunResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _origins(runs: Sequence[RunResult]) -> list[tuple[int, str]]:
-    """Return for every version and machine the number of its runs, and what it is, in words."""
-    counts: dict[str, int] = {}
+def _origins(runs: Sequence[RunResult]) -> Counter[str]:
+    """Return every version and machine in words, with the number of its runs."""
+    counts = Counter[str]()
     for report in (run.report for run in runs if run.report):
         known = {**(report.get("hardware") or {}), **(report.get("versions") or {}), "commit": report.get("commit")}
-        words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in known.items() if value is not None)
-        counts[words] = counts.get(words, 0) + 1
-    return [(count, words) for words, count in counts.items()]
+        counts[", ".join(f"{key.replace('_', ' ')} {value}" for key, value in known.items() if value is not None)] += 1
+    return counts
 
 
-# -------------------------------------------------------------------------------------------------------- one run
-
-
-def _shown(runs: Sequence[RunResult], out: Path) -> list[dict[str, Any]]:
-    """Return what the page shows of every run."""
-    return [_one(run, out, len(runs) <= SOME) for run in runs]
-
-
-def _one(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
-    report, layers = run.report, layers_of(run.folder) if run.folder else []
+def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
+    """Return what the page shows of a run; layers and options only for ``some``."""
+    report, folder = run.report, run.folder
+    layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
     ends = report["compressed"].get("interval") if report else None
-    places = (run.folder / "export", run.folder) if run.folder else ()
+    places = (folder / "export", folder) if folder else ()
     ship = next((place for place in places if (place / "structure.json").is_file()), None)
+    config = {key: report["config"].get(key) for key in ("model", "data", "seed_everything")} if report else {}
     return {
         "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
-        "place": run.folder and _link(run.folder, out), "table": rows(report) if report else None,
+        "place": folder and _link(folder, out), "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
-        "layers": _image(structure_figure(layers)) if some and layers else None,
-        "config": _yaml({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
-        if some and report else "",
+        "layers": _image(structure_figure(layers)) if layers else None,
+        "config": yaml_text(config, unicode=True) if some and config else "",
     }  # fmt: skip
 
 
@@ -240,8 +225,3 @@ def keep_details(run: Run, data: DataModule) -> None:
              | dict(zip(("dense", "compressed"), line["answers"], strict=True)) for line in lines)  # fmt: skip
     run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
     run.keep(DETAILS, json.dumps({"layers": site_table(small, dense)}) + "\n")
-
-
-def layers_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the layers that a run kept; [] of one that goes on, or of version 0.2."""
-    return (read_record(folder / DETAILS) or {}).get("layers", [])

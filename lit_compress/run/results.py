@@ -30,10 +30,10 @@ class RunResult:
     """A run of a page.
 
     Attributes:
-        name: of the run, different for every one.
+        name: different for every run.
         label: its name in tables, e.g. its method.
-        budget: its budget, e.g. ``density=0.25``.
-        seed: of the run; None if it is not known.
+        budget: e.g. ``density=0.25``.
+        seed: None if it is not known.
         status: ``done``, ``failed``, ``missing`` or ``running``.
         folder: of the run or export; None if there is none.
         report: None unless it is done.
@@ -78,25 +78,15 @@ class RunResult:
         return max(by_stage, default=None)
 
 
-@dataclass
-class Results:
-    """All that a page shows.
+def read_results(folder: Path, command: str = "report") -> tuple[list[RunResult], dict[str, Any]]:
+    """Return the runs of a comparison, a run, an export, or a folder that has several of them, in order.
 
-    Attributes:
-        runs: in order.
-        command: that makes a comparison again; "" outside of one.
-        config: of the comparison.
-        fairness: how its runs were made equal, one sentence or two; "" outside of one.
-    """
+    Args:
+        folder: of them.
+        command: beginning of messages.
 
-    runs: list[RunResult]
-    command: str = ""
-    config: dict[str, Any] | None = None
-    fairness: str = ""
-
-
-def read_results(folder: Path, command: str = "report") -> Results:
-    """Read a comparison, a run, an export, or a folder that has several of them; messages begin with ``command``.
+    Returns:
+        The runs; the content of ``compare.json``, {} outside of a comparison.
 
     Raises:
         UserError: there is none.
@@ -105,27 +95,22 @@ def read_results(folder: Path, command: str = "report") -> Results:
         raise UserError(f"{command}: no folder '{folder}'; give a run, an export or a folder of runs")
     if (folder / COMPARISON).is_file():
         return _comparison(folder)
-    places = [folder] if _is_run(folder) else list(_below(folder, 3))
+    places = list(_runs(folder, 3))
     if not places:
         raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
     runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
     _name_labels(runs)
-    return Results(sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)))
+    return sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)), {}
 
 
-def _is_run(folder: Path) -> bool:
-    has = {name for name in ("report.json", "config.yaml", "structure.json") if (folder / name).is_file()}
-    return "config.yaml" in has or {"report.json", "structure.json"} <= has or has == {"report.json"}
-
-
-def _below(folder: Path, depth: int) -> Iterable[Path]:
-    """Yield the runs and exports under ``folder``, not those inside of another, in the order of their names."""
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            if _is_run(path):
-                yield path
-            elif depth > 1:
-                yield from _below(path, depth - 1)
+def _runs(folder: Path, depth: int) -> Iterable[Path]:
+    """Yield ``folder`` if it is a run or an export, else those under it, in the order of their names."""
+    if any((folder / name).is_file() for name in ("report.json", "config.yaml")):
+        yield folder
+    elif depth:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _runs(path, depth - 1)
 
 
 def read_record(path: Path) -> Any:
@@ -142,16 +127,6 @@ def read_record(path: Path) -> Any:
         return None
 
 
-def _result(folder: Path, name: str) -> RunResult:
-    report, stages = read_report(folder), read_record(folder / "stages.json") or []
-    config = (report or {}).get("config") or read_record(folder / "config.yaml") or {}
-    method = (report or {}).get("method") or _init(config)[0] or "?"
-    status = "done" if report else "running"
-    return RunResult(
-        name, method, _budget(config, report), config.get("seed_everything"), status, folder, report, stages
-    )
-
-
 def read_report(folder: Path) -> dict[str, Any] | None:
     """Return the report of a run or an export, of its program of integers if it has one; None without one of ours."""
     report = read_record(folder / "report.json")
@@ -159,30 +134,53 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     return of_program(report) if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
 
 
-def _init(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a config's method and its options."""
+def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
+    comparison = read_record(folder / COMPARISON)
+    if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
+        raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
+    runs = []
+    for cell in comparison["cells"]:
+        place = folder / cell["run"] if cell.get("run") else None
+        report, stages = (read_report(place), read_record(place / "stages.json")) if place else (None, None)
+        status = cell.get("status") or "missing"
+        status = "missing" if status == "done" and report is None else status
+        runs.append(RunResult(
+            cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
+            cell.get("seed"), status, place if place and place.is_dir() else None, report if status == "done" else None,
+            stages or [], cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
+        ))  # fmt: skip
+    return runs, comparison
+
+
+def _result(folder: Path, name: str) -> RunResult:
+    report = read_report(folder)
+    config = (report or {}).get("config") or read_record(folder / "config.yaml") or {}
     model = config.get("model") or {}
-    return str(model.get("class_path", "")).rpartition(".")[2], model.get("init_args") or {}
-
-
-def _budget(config: dict[str, Any], report: dict[str, Any] | None) -> str:
-    _, init = _init(config)
-    name = next((name for name in _BUDGETS if init.get(name) is not None), None)
-    if name is None:
-        return f"density={report['compressed']['density']:.2g}" if report else ""
-    value = _short(init[name])
-    return value if name == "budget" or isinstance(init[name], str | bool) else f"{name}={value}"
+    method = (report or {}).get("method") or str(model.get("class_path", "")).rpartition(".")[2] or "?"
+    budget = f"density={report['compressed']['density']:.2g}" if report else ""
+    init = model.get("init_args") or {}
+    if (kind := next((kind for kind in _BUDGETS if init.get(kind) is not None), None)) is not None:
+        value = init[kind]
+        budget = str(value) if kind == "budget" or isinstance(value, str | bool) else f"{kind}={_short(value)}"
+    stages = read_record(folder / "stages.json") or []
+    return RunResult(
+        name, method, budget, config.get("seed_everything"), "done" if report else "running", folder, report, stages
+    )
 
 
 def _name_labels(runs: Sequence[RunResult]) -> None:
-    """Add to the labels of runs of one method the options in which they differ."""
+    """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
     for method in {run.label for run in runs}:
         some = [run for run in runs if run.label == method and run.report]
-        options = [flatten(_init(run.report["config"])[1]) for run in some if run.report]
+        options = [flatten(run.report["config"]["model"].get("init_args") or {}) for run in some if run.report]
+
+        def kinds(names: Iterable[str], options: Sequence[dict[str, Any]] = options) -> int:
+            return len({tuple(str(given.get(name)) for name in names) for given in options})
+
         names = dict.fromkeys(name for given in options for name in given if name.rpartition(".")[2] not in _OWN)
         chosen: list[str] = []
-        while len(_kinds(options, chosen)) < len(_kinds(options, [*names])):  # as few as tell them apart
-            chosen.append(max(names, key=lambda name: len(_kinds(options, [*chosen, name]))))
+        while kinds(chosen) < kinds(names):
+            chosen.append(max(names, key=lambda name: kinds([*chosen, name])))
         last = [name.rpartition(".")[2] for name in chosen]
         for name, short in zip(chosen, last, strict=True):
             for run, given in zip(some, options, strict=True):
@@ -190,36 +188,8 @@ def _name_labels(runs: Sequence[RunResult]) -> None:
                     run.label += f", {name if last.count(short) > 1 else short} {_short(given[name])}"
 
 
-def _kinds(options: Sequence[dict[str, Any]], names: Sequence[str]) -> set[tuple[str, ...]]:
-    return {tuple(str(given.get(name)) for name in names) for given in options}
-
-
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def _comparison(folder: Path) -> Results:
-    comparison = read_record(folder / COMPARISON)
-    if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
-        raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
-    runs = []
-    for cell in comparison["cells"]:
-        place = folder / cell["run"] if cell.get("run") else None
-        report = read_report(place) if place else None
-        status = cell.get("status") or "missing"
-        status = "missing" if status == "done" and report is None else status
-        runs.append(
-            RunResult(
-                cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
-                cell.get("seed"), status, place if place and place.is_dir() else None,
-                report if status == "done" else None, (read_record(place / "stages.json") if place else None) or [],
-                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
-            )
-        )  # fmt: skip
-    return Results(
-        runs, comparison.get("command") or "", comparison.get("config"),
-        str(comparison.get("fairness") or ""),
-    )  # fmt: skip
 
 
 def budget_order(budget: str) -> tuple[Any, ...]:
@@ -255,25 +225,26 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     ``chance``: none is clearly better than a constant answer.
     ``stored`` is the density if a density was asked for and the stored one is more than 1 % off, else None.
     """
-    every = [run for run in runs if run.report]
-    reports = [run.report for run in every if run.report]
-    each = dict(zip((run.name for run in every), costs_of(reports)[0], strict=True))
-    gains = dict(zip((run.name for run in every), shared_gains(reports), strict=True))
-    keys = dict.fromkeys((run.label, run.budget) for run in runs)
+    reports = {run.name: run.report for run in runs if run.report}
+    costs = dict(zip(reports, costs_of([*reports.values()])[0], strict=True))
+    gains = dict(zip(reports, shared_gains([*reports.values()]), strict=True))
+    by_key: dict[tuple[str, str], list[RunResult]] = {}
+    for run in sorted(runs, key=lambda run: (run.label, budget_order(run.budget))):
+        by_key.setdefault((run.label, run.budget), []).append(run)
     grouped = []
-    for label, budget in sorted(keys, key=lambda key: (key[0], budget_order(key[1]))):
-        some = [run for run in runs if (run.label, run.budget) == (label, budget)]
-        done = [run for run in some if run.report]
-        values = [run.report["compressed"]["metric"] for run in done if run.report]
-        entries = [run.report["compressed"] for run in done if run.report]
-        chance = [near_chance(run.report, "compressed") for run in done if run.report]
+    for (label, budget), some in by_key.items():
+        done = [run.name for run in some if run.report]
+        entries = [reports[name]["compressed"] for name in done]
+        values = [entry["metric"] for entry in entries]
+        spread = stdev(values) if len(values) > 1 else None
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
+        density = mean(entry["density"] for entry in entries) if entries else None
         grouped.append({
-            "label": label, "budget": budget, "n": len(values), "wanted": len(some),
-            "mean": mean(values) if values else None, "spread": (spread := stdev(values) if len(values) > 1 else None),
+            "label": label, "budget": budget, "n": len(values), "wanted": len(some), "runs": some,
+            "mean": mean(values) if values else None, "spread": spread,
             "bar": errors[0] if spread is None and errors else spread,
-            "density": (density := mean(e["density"] for e in entries) if entries else None),
-            "stored": other_density(budget, density), "gain": mean_gain([gains[run.name] for run in done]),
-            "costs": mean_costs([each[run.name] for run in done]), "runs": some, "chance": bool(chance) and all(chance),
+            "density": density, "stored": other_density(budget, density),
+            "gain": mean_gain([gains[name] for name in done]), "costs": mean_costs([costs[name] for name in done]),
+            "chance": bool(done) and all(near_chance(reports[name], "compressed") for name in done),
         })  # fmt: skip
     return grouped
