@@ -17,7 +17,7 @@ from lit_compress.export.card import for_repository
 from lit_compress.export.modelling import MODULE
 from lit_compress.models.own_code import brings_code
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub_errors import reason_of
+from lit_compress.utils.hub import reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
 

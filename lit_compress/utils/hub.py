@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,13 +17,21 @@ from typing import Any, Literal
 
 from lit_compress.utils.errors import SHOWN_AS, UserError
 from lit_compress.utils.files import card_fields
-from lit_compress.utils.hub_errors import refusal
 from lit_compress.utils.progress import note
 
 Kind = Literal["model", "dataset"]
+WHAT: dict[Kind, str] = {"model": "model", "dataset": "data set"}
 CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parquet files of data sets with a script
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+# class of an error of huggingface_hub -> what to do
+_ADVICE = {
+    "GatedRepoError": "it is gated; ask for access on its page, then log in with `hf auth login`",
+    "RepositoryNotFoundError": "there is no folder and no {what} of this name, or {log_in}",
+    "RevisionNotFoundError": "it has no such revision; give a branch, a tag or a commit of it",
+    "HFValidationError": "it is no folder, and no name on the hub; give a folder, or OWNER/NAME",
+    "LocalTokenNotFoundError": "there is no token; log in with `hf auth login`, or set HF_TOKEN",
+}
 # configurations, tokenizers, code, which runs only if it is trusted, the card
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
@@ -43,7 +51,7 @@ class Snapshot:
         return f"{self.name}@{self.commit}"
 
 
-_resolved: dict[tuple[str, ...], Snapshot] = {}
+_resolved: dict[tuple[str | None, ...], Snapshot] = {}
 
 
 def is_name(text: str) -> bool:
@@ -74,24 +82,22 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
     Raises:
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
     """
-    repository = _Repository(option, "model", text, revision)
-    if (known := _resolved.get(repository.key)) is not None:
-        return known
-    repository.resolve()
-    folder = repository.files(_TEXTS, _ELSEWHERE)
-    names = repository.names(folder)
-    weights = weights_among(names)
-    if "structure.json" in names:  # of this package
-        repository.files(None, (".git*",))
-    elif "adapter_config.json" not in names and not ("config.json" in names and weights):
-        lacks = "weights for PyTorch" if "config.json" in names else "config.json"
-        there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
-        raise UserError(
-            f"{option}: '{repository.name}' has no {lacks} on the hub ({there}); give a model with safetensors"
-        )
-    elif weights:
-        repository.files(map(glob.escape, weights))
-    return repository.snapshot(folder)
+    name, revision = split_name(option, text, revision)
+    with _asking(option, name, "model", revision):
+        if (known := _resolved.get(("model", name, revision))) is not None:
+            return known
+        commit = _resolve(name, "model", revision)
+        folder, names = _download(name, "model", commit, _TEXTS, _ELSEWHERE)
+        weights = weights_among(names)
+        if "structure.json" in names:  # of this package
+            _download(name, "model", commit, None, (".git*",))
+        elif weights and "adapter_config.json" not in names and "config.json" in names:
+            _download(name, "model", commit, [*map(glob.escape, weights)])
+        elif "adapter_config.json" not in names:
+            lacks = "weights for PyTorch" if "config.json" in names else "config.json"
+            there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
+            raise UserError(f"{option}: '{name}' has no {lacks} on the hub ({there}); give a model with safetensors")
+        return _keep(name, commit, folder, "model", revision)
 
 
 def weights_among(names: Iterable[str]) -> list[str]:
@@ -123,21 +129,22 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
     """
-    repository = _Repository(option, "dataset", text, revision, str(configuration))
-    if (known := _resolved.get(repository.key)) is not None:
-        return known
-    where = f"{option}: '{repository.name}'"
-    while True:
-        repository.resolve()
-        folder = repository.files(("README.md", "dataset_infos.json"))
-        names, listed = repository.names(folder), card_configurations(folder)
-        if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
-            return repository.snapshot(repository.files(map(glob.escape, tables)))
-        if repository.revision is not None or not any(name.endswith(".py") for name in names):
-            break
-        note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
-        repository.revision = CONVERTED
-    raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
+    name, revision = split_name(option, text, revision)
+    where = f"{option}: '{name}'"
+    with _asking(option, name, "dataset", revision):
+        if (known := _resolved.get(("dataset", name, revision, configuration))) is not None:
+            return known
+        for branch in (revision, CONVERTED):
+            commit = _resolve(name, "dataset", branch)
+            folder, names = _download(name, "dataset", commit, ("README.md", "dataset_infos.json"))
+            listed = card_configurations(folder)
+            if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
+                folder, _ = _download(name, "dataset", commit, [*map(glob.escape, tables)])
+                return _keep(name, commit, folder, "dataset", revision, configuration)
+            if branch is not None or not any(file.endswith(".py") for file in names):
+                break
+            note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
+        raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
 
 
 def card_configurations(folder: Path) -> dict[str, Any]:
@@ -201,55 +208,74 @@ def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: 
     return own or tables
 
 
-class _Repository:
-    """A repository of the hub at a revision, named ``NAME[@REVISION]``; ``more``: which part of it is read."""
+def _resolve(name: str, kind: Kind, revision: str | None) -> Any:
+    """Return the commit of a revision; a commit is not asked for, and without an answer it is the newest one seen."""
+    from huggingface_hub import HfApi
 
-    def __init__(self, option: str, kind: Kind, text: str, revision: str | None, *more: str) -> None:
-        self.option, self.kind = option, kind
-        self.name, self.revision = split_name(option, text, revision)
-        self.key: tuple[str, ...] = (kind, self.name, str(self.revision), *more)
-        self.commit: Any = None  # of huggingface_hub: a text that also knows its revision
+    return HfApi().resolve_revision(name, repo_type=kind, revision=revision)
 
-    def resolve(self) -> None:
-        """Find the commit; a commit is not asked for, and without an answer it is the newest one that was seen."""
-        from huggingface_hub import HfApi
 
-        with self._asking():
-            self.commit = HfApi().resolve_revision(self.name, repo_type=self.kind, revision=self.revision)
+def _download(
+    name: str, kind: Kind, commit: Any, allow: Sequence[str] | None, ignore: Sequence[str] = ()
+) -> tuple[Path, list[str]]:
+    """Return the folder of a snapshot, with the files that fit, and the names of all files of the repository."""
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-    def names(self, folder: Path) -> list[str]:
-        """Return the names of all files; those that are in the folder if the cache has no list."""
-        from huggingface_hub import get_cached_repo_tree
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+    patterns = {"allow_patterns": None if allow is None else [*allow], "ignore_patterns": [*ignore]}
+    folder = Path(snapshot_download(name, repo_type=kind, revision=commit, **patterns))
+    try:
+        return folder, [file.path for file in get_cached_repo_tree(name, repo_type=kind, revision=commit.resolved)]
+    except CachedRepoTreeNotFoundError:  # the cache has no list
+        return folder, sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
-        try:
-            return [f.path for f in get_cached_repo_tree(self.name, repo_type=self.kind, revision=self.commit.resolved)]
-        except CachedRepoTreeNotFoundError:
-            return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
-    def files(self, allow: Iterable[str] | None, ignore: tuple[str, ...] = ()) -> Path:
-        """Return the folder of the snapshot, with the files that fit; those that are there are not asked for."""
-        from huggingface_hub import snapshot_download
+def _keep(name: str, commit: Any, folder: Path, kind: Kind, revision: str | None, *more: str | None) -> Snapshot:
+    """Remember a snapshot for this process, by its revision and by its commit."""
+    SHOWN_AS[str(folder)] = name
+    made = _resolved.setdefault((kind, name, commit.resolved, *more), Snapshot(name, commit.resolved, folder))
+    return _resolved.setdefault((kind, name, revision, *more), made)
 
-        with self._asking():
-            return Path(
-                snapshot_download(
-                    self.name, repo_type=self.kind, revision=self.commit, ignore_patterns=list(ignore),
-                    allow_patterns=None if allow is None else list(allow),
-                )
-            )  # fmt: skip
 
-    def snapshot(self, folder: Path) -> Snapshot:
-        """Return the folder with its commit, and remember it for this process."""
-        SHOWN_AS[str(folder)] = self.name
-        made = Snapshot(self.name, self.commit.resolved, folder)
-        kind, name, _, *more = self.key
-        return _resolved.setdefault(self.key, _resolved.setdefault((kind, name, made.commit, *more), made))
+@contextmanager
+def _asking(option: str, name: str, kind: Kind, revision: str | None) -> Iterator[None]:
+    """Turn the library's errors into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the library raises dozens of classes
+        text = f"{name}@{revision}" if revision else name
+        why = reason_of(error, kind)
+        raise UserError(f"{option}: cannot load the {WHAT[kind]} '{text}' from the hub: {why}") from error
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn the library's errors into one line."""
-        try:
-            yield
-        except Exception as error:  # the library raises dozens of classes
-            raise UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}") from error
+
+def reason_of(error: BaseException, kind: Kind | None = None) -> str:
+    """Return in one line why the hub refused or did not answer: advice, or its own words.
+
+    Args:
+        error: of the library ``huggingface_hub``; one about the cache stands for its cause.
+        kind: of the repository that is read; None if one is written.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.constants import is_offline_mode
+
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    classes = [base.__name__ for one in chain for base in type(one).__mro__]
+    if advice := next((advice for name, advice in _ADVICE.items() if name in classes), None):
+        log_in = "your token may not read it" if get_token() else "it is private: log in with `hf auth login`"
+        return advice.format(what=WHAT[kind or "model"], log_in=log_in)
+    error = next((one for one in chain if hasattr(one, "server_message")), chain[-1])
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    said = (getattr(error, "server_message", None) or " ".join(str(error).split()))[:200]
+    if status == 401:
+        return "the token is invalid or has expired; `hf auth login` takes a new one, and HF_TOKEN goes before it"
+    if status == 403:
+        return f"your token may not do this ({said})"
+    offline = is_offline_mode() and not status
+    reason = "HF_HUB_OFFLINE is set, and the cache does not have all of it" if offline else said
+    reason = f"status {status}: {said}" if status else reason
+    files = {"model": "the folder of a downloaded model", "dataset": "files with --data.path"}
+    return f"{reason}; without network give {files[kind]}" if kind else reason

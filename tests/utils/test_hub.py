@@ -100,7 +100,7 @@ def test_what_is_half_there_is_asked_for_again(hub):
         ("me/private", "hf_other", "no folder and no model of this name, or your token may not read it"),
         ("corp/gated", None, "it is gated; ask for access on its page"),
         ("me/net", "hf_wrong", "the token is invalid or has expired"),
-        ("me/net@v9", None, "it has no revision 'v9'"),
+        ("me/net@v9", None, "'me/net@v9' from the hub: it has no such revision"),
         ("me/gguf", None, r"has no config.json on the hub \(model.gguf\)"),
         ("me/tf", None, r"has no weights for PyTorch on the hub \(config.json, tf_model.h5\)"),
     ],
