@@ -16,7 +16,7 @@ from lit_compress.export.report import of_program
 from lit_compress.models.budget import parse_budget
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, yaml_of
+from lit_compress.utils.files import json_of, read_yaml
 from lit_compress.utils.manifest import check_manifest
 
 COMPARISON = "compare.json"  # the results of a comparison, in its folder
@@ -122,8 +122,8 @@ def read_record(path: Path) -> Any:
     if path.is_file():
         check_manifest(f"'{path.parent}'", path.parent, path.name)
     try:
-        return (yaml_of if path.suffix == ".yaml" else json_of)(path)
-    except (OSError, ValueError):
+        return read_yaml("config", path) if path.suffix == ".yaml" else json_of(path)
+    except (OSError, ValueError, UserError):
         return None
 
 
@@ -169,23 +169,18 @@ def _result(folder: Path, name: str) -> RunResult:
 
 
 def _name_labels(runs: Sequence[RunResult]) -> None:
-    """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
-    for method in {run.label for run in runs}:
-        some = [run for run in runs if run.label == method and run.report]
-        options = [flatten(run.report["config"]["model"].get("init_args") or {}) for run in some if run.report]
-
-        def kinds(names: Iterable[str], options: Sequence[dict[str, Any]] = options) -> int:
-            return len({tuple(str(given.get(name)) for name in names) for given in options})
-
-        names = dict.fromkeys(name for given in options for name in given if name.rpartition(".")[2] not in _OWN)
-        chosen: list[str] = []
-        while kinds(chosen) < kinds(names):
-            chosen.append(max(names, key=lambda name: kinds([*chosen, name])))
-        last = [name.rpartition(".")[2] for name in chosen]
-        for name, short in zip(chosen, last, strict=True):
-            for run, given in zip(some, options, strict=True):
-                if name in given:
-                    run.label += f", {name if last.count(short) > 1 else short} {_short(given[name])}"
+    """Add to the labels of runs of one method the options in which they differ."""
+    by_method: dict[str, dict[str, dict[str, Any]]] = {}  # method -> name of a run -> its options
+    for run in runs:
+        if run.report:
+            init = flatten(run.report["config"]["model"].get("init_args") or {})
+            options = {name: value for name, value in init.items() if name.rpartition(".")[2] not in _OWN}
+            by_method.setdefault(run.label, {})[run.name] = options
+    for run in runs:
+        others = by_method.get(run.label, {})
+        for name, value in others.get(run.name, {}).items():
+            if len({str(options.get(name)) for options in others.values()}) > 1:
+                run.label += f", {name} {_short(value)}"
 
 
 def _short(value: Any) -> str:

@@ -62,7 +62,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        _as_umask(temporary)
+        mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666  # of a new file; safetensors are their owner's alone
+        for path in temporary.rglob("*"):
+            if path.is_file() and not path.is_symlink():  # its file may be elsewhere
+                path.chmod(mode)
         if folder.exists() and not _exchange(temporary, folder):
             remove(folder)
         if not folder.exists():
@@ -87,17 +90,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _as_umask(folder: Path) -> None:
-    """Give all files in ``folder`` the permissions of a new file; safetensors are written for their owner alone."""
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        probe = Path(work) / "probe"
-        probe.touch()
-        mode = stat.S_IMODE(probe.stat().st_mode)
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():  # its file may be elsewhere
-            path.chmod(mode)
 
 
 @contextmanager
@@ -196,20 +188,6 @@ def json_of(path: Path) -> Any:
         raise ValueError("too deep") from error
 
 
-def yaml_of(path: Path) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not YAML.
-    """
-    try:
-        with path.open(encoding="utf-8") as stream:
-            return yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # C is ten times as fast
-    except (yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
-        raise ValueError(str(error)) from error
-
-
 def read_yaml(option: str, path: Path) -> Any:
     """Return the content of a YAML file.
 
@@ -221,8 +199,9 @@ def read_yaml(option: str, path: Path) -> Any:
         UserError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml_of(path)
-    except (OSError, ValueError) as error:
+        with path.open(encoding="utf-8") as stream:
+            return yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # C is ten times as fast
+    except (OSError, ValueError, yaml.YAMLError, RecursionError, TypeError) as error:  # also of a key that is a list
         raise UserError(f"{option}: '{path}' is not readable YAML: {error}") from error
 
 

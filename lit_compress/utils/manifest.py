@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,8 +21,7 @@ PROSE = ("README.md",)  # not listed
 BROKEN = f"its {MANIFEST} is broken"
 _FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a file that is not of this form
 _OURS = ("structure.json", "config.yaml")  # in the folder of a model, of a run
-_LARGE = 2**20  # bytes of a file that is read once per process, while its size and time stay the same
-_hashes: dict[tuple[str, int, int, int], str] = {}
+_LARGE = 2**20  # bytes
 
 Entry = dict[str, Any]
 
@@ -121,13 +121,13 @@ def _entry(path: Path) -> Entry:
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal; a large one is read once, while its size and time stay the same."""
     stat = path.stat()
-    key = (str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if key not in _hashes:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if stat.st_size < _LARGE:
-            return found
-        _hashes[key] = found
-    return _hashes[key]
+    read = _digest if stat.st_size >= _LARGE else _digest.__wrapped__
+    return read(str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _digest(path: str, *stamp: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,10 +53,8 @@ def freed_memory_returned() -> Iterator[None]:
 
 def _mallopt(option: str, value: int) -> None:
     """Set an option of glibc, unless the user has set it."""
-    if sys.platform.startswith("linux") and option not in os.environ:
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            libc.mallopt(_OPTIONS[option], value)
+    if option not in os.environ and (mallopt := _glibc("mallopt")):
+        mallopt(_OPTIONS[option], value)
 
 
 def trim() -> None:
@@ -64,10 +62,12 @@ def trim() -> None:
 
     Call it between two large phases: the next phase cannot use gaps between small objects that live on.
     """
-    if sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
+    if malloc_trim := _glibc("malloc_trim"):
+        malloc_trim(0)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
 
 
 def free_memory(root: Path = Path("/")) -> int | None:

@@ -209,7 +209,7 @@ def test_labels_of_a_folder_of_runs_are_told_apart(tmp_path, no_pictures):
     page = pages.write(tmp_path)
     runs = [*csv.DictReader((page.parent / "results.csv").open())]
     assert [(run["label"], run["status"]) for run in runs] == [
-        ("LPAF, power 0.5", "done"), ("LPAF, power 1", "done"), ("SVD", "running"),
+        ("LPAF, retrain.power 0.5", "done"), ("LPAF, retrain.power 1", "done"), ("SVD", "running"),
     ]  # fmt: skip
 
 

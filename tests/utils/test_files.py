@@ -16,8 +16,8 @@ from lit_compress.utils.files import (
     card_fields,
     check_folder,
     read_json,
+    read_yaml,
     write_text,
-    yaml_of,
     yaml_text,
 )
 
@@ -70,14 +70,14 @@ def test_names_like_numbers_stay_text_for_every_reader():
 def test_yaml_with_aliases_is_read(tmp_path):
     text = "row: &row {a: 1}\nother: {<<: *row, b: 2}\nsame: [*row, *row]"
     (path := tmp_path / "a.yaml").write_text(text)
-    assert yaml_of(path) == {"row": {"a": 1}, "other": {"a": 1, "b": 2}, "same": [{"a": 1}, {"a": 1}]}
+    assert read_yaml("config", path) == {"row": {"a": 1}, "other": {"a": 1, "b": 2}, "same": [{"a": 1}, {"a": 1}]}
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "? [a]\n: b", "*a", "a: \0"])
-def test_broken_yaml_is_a_value_error(text, tmp_path):
+def test_broken_yaml_is_one_line(text, tmp_path):
     (path := tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ValueError):
-        yaml_of(path)
+    with pytest.raises(UserError, match=r"^config: '.*a.yaml' is not readable YAML"):
+        read_yaml("config", path)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
