@@ -49,7 +49,7 @@ class Checkpoints(Callback):
         return {"best": self.best, "untrained": self._untrained, "saved": self._saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set what :meth:`state_dict` returned; version 0.2 did not keep the model before training."""
+        """Set the values of :meth:`state_dict`; version 0.2 did not keep the model before training."""
         self.best, self._saved = state_dict["best"], state_dict["saved"]
         self._untrained = state_dict.get("untrained", False)
 

@@ -140,10 +140,11 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     for name in ("methods", "budgets"):
         if not values.get(name):
             raise UserError(f"config: '{path}' names no {name}")
-    made = Comparison(**{key: value for key, value in values.items() if value is not None})
+    given = {key: value for key, value in values.items() if value is not None}
     for name, (fits, advice) in _RULES.items():
-        if not fits(value := getattr(made, name)):
-            raise UserError(f"config: {name}: {value!r}; give {advice}")
+        if name in given and not fits(given[name]):
+            raise UserError(f"config: {name}: {given[name]!r}; give {advice}")
+    made = Comparison(**{k: list(dict.fromkeys(v)) if isinstance(v, list | tuple) else v for k, v in given.items()})
     labels = [entry.label for entry in made.entries()]
     if len(set(map(slug, labels))) < len(labels):
         raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
@@ -160,28 +161,23 @@ def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
             raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
 
 
-def _several(values: Any, fits: Callable[[Any], bool] = lambda value: True) -> bool:
-    """Return whether ``values`` are a list of one or more, each once."""
-    return isinstance(values, list | tuple) and 0 < len(values) == len(set(map(str, values))) and all(map(fits, values))
+def _list(value: Any, *kinds: type) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(one, kinds) for one in value)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-# key -> whether a value can be used, and advice; YAML reads 1e-4 as text
+# key -> whether a value can be used, and advice
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "methods": (lambda value: isinstance(value, dict), "one key per method"),
     **dict.fromkeys(("options", "taught"), (lambda value: isinstance(value, dict), "OPTION: VALUE")),
-    "budgets": (_several, "a list of one or more, each once, e.g. [0.25]"),
-    "seeds": (lambda values: _several(values, _whole), "a list of one or more whole numbers, each once, e.g. [1]"),
-    "learning_rates": (
-        lambda values: _several(values, lambda rate: isinstance(rate, int | float) and rate > 0),
-        "a list of one or more numbers above 0, each once, with a point, e.g. [1.0e-4]",
+    "budgets": (lambda value: _list(value, object), "a list, e.g. [0.25]"),
+    "seeds": (lambda value: _list(value, int), "a list of whole numbers, e.g. [1]"),
+    "learning_rates": (  # YAML reads 1e-4 as text
+        lambda value: _list(value, int, float) and min(value) > 0,
+        "a list of numbers above 0, with a point, e.g. [1.0e-4]",
     ),
     **dict.fromkeys(
         ("updates", "hold_out", "epochs"),
-        (lambda value: value is None or (_whole(value) and value >= 1), "a whole number from 1 on"),
+        (lambda value: isinstance(value, int) and value >= 1, "a whole number from 1 on"),
     ),
 }
 

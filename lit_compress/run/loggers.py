@@ -37,13 +37,9 @@ class Curves(TensorBoardLogger):
 
 
 def stage_loggers(given: Any, run: Run, stage: str, first: int | None) -> Any:
-    """Return the loggers of one stage.
+    """Return the loggers of one stage: the user's, or TensorBoard's if ``given`` is None or True.
 
-    Args:
-        given: the user's choice for the Trainer: a logger, several, True or None for TensorBoard, False for none.
-        run: the run.
-        stage: its name.
-        first: step of the run from which a stage that continues logs again; None if it starts.
+    ``first`` is the step of the run from which a stage that continues logs again; None if it starts.
     """
     return Curves(run, stage, first) if given in (None, True) else given
 
@@ -51,15 +47,9 @@ def stage_loggers(given: Any, run: Run, stage: str, first: int | None) -> Any:
 def log_stage(
     loggers: Iterable[Logger], net: PreTrainedModel, stage: str, steps: int, scores: dict[str, float], best: int
 ) -> None:
-    """Log a finished stage: the figure of its model for TensorBoard, and its dev metrics.
+    """Log the finished ``stage``: the figure of its model for TensorBoard, and its dev metrics.
 
-    Args:
-        loggers: of the stage.
-        net: of the finished stage.
-        stage: its name.
-        steps: of the run.
-        scores: dev metrics by name.
-        best: step of the run that they are of.
+    The figure is of the run's step ``steps``, the metrics are of its step ``best``.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -70,15 +60,8 @@ def log_stage(
 
 @rank_zero_only
 def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
-    """Log the final table, and the settings of the run next to its results, to the loggers of the run; end them.
-
-    Args:
-        run: a finished run.
-        report: its report.
-        given: the user's choice for the Trainer; see :func:`stage_loggers`.
-    """
+    """Log the table of a finished run, and its settings next to its results, to its loggers; end them."""
     steps = sum(record["steps"] for record in run.finished().values())
-    own = given in (None, True, False)
     settings = flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
     results = {
         f"result/{report['metric']['name']}": report["compressed"]["metric"],
@@ -87,7 +70,8 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
     }
     # the tab HPARAMS sorts and plots numbers
     values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
-    for logger in [Curves(run, "report")] if own else given if isinstance(given, list | tuple) else [given]:
+    loggers = [Curves(run, "report")] if given in (None, True, False) else given
+    for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(values, results, steps)
             logger.experiment.add_text("report", markdown(report), steps)

@@ -101,7 +101,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def cell(group: dict[str, Any] | None, density: bool = True) -> str:
-    """Return mean, spread and number of runs of a group; it says what is missing, at chance or of another density."""
+    """Return mean, spread and number of runs of a group, and whether it is missing, at chance or of another density."""
     if group is None or group["mean"] is None:
         return "-" if group is None else ", ".join(dict.fromkeys(run.status for run in group["runs"]))
     text = f"{group['mean']:.4f}" + (f" ± {group['spread']:.4f}" if group["spread"] is not None else "")
@@ -115,7 +115,7 @@ def cell(group: dict[str, Any] | None, density: bool = True) -> str:
 
 
 def _studies(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return for every task and metric what the tables and the picture of its runs show."""
+    """Return the content of tables and picture for every task and metric."""
     by_task: dict[tuple[str, str], list[RunResult]] = {}
     for run in runs:
         if run.report:
@@ -186,7 +186,7 @@ def _origins(runs: Sequence[RunResult]) -> Counter[str]:
 
 
 def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
-    """Return what the page shows of a run; layers and options only for ``some``."""
+    """Return the content of a run on the page; layers and options only for ``some``."""
     report, folder = run.report, run.folder
     layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
     ends = report["compressed"].get("interval") if report else None

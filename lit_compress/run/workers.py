@@ -150,7 +150,7 @@ class Job:
         )
 
     def clear(self) -> None:
-        """Remove what was killed before it was a run, which ``fit`` would refuse, or failed with other options."""
+        """Remove a folder that was killed before it was a run, which ``fit`` refuses, or failed with other options."""
         begun = (self.folder / "config.yaml").is_file() and self.state.get("words") in (None, self._words)
         if self.folder.is_dir() and not begun:
             shutil.rmtree(self.folder)

@@ -32,7 +32,11 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
         UserError: the cache cannot be written.
     """
-    if _is_whole(folder):
+
+    def whole() -> bool:
+        return (folder / MANIFEST).is_file() and difference(folder) is None
+
+    if whole():
         return folder
     locks = folder.parent / ".locks"
     try:
@@ -43,7 +47,7 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
             f"LIT_COMPRESS_CACHE: cannot write to '{folder.parent}' ({error.strerror}); give a folder you own"
         ) from error
     with held:
-        if _is_whole(folder):
+        if whole():
             return folder
         if (folder / MANIFEST).is_file():  # else an earlier version wrote it
             note(f"the cache entry '{folder}' is broken; it is made again")
@@ -51,11 +55,6 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
             fill(temporary)
             write_manifest(temporary)
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    """Return whether the files of an entry are those that were written."""
-    return (folder / MANIFEST).is_file() and difference(folder) is None
 
 
 def short_hash(*parts: object) -> str:

@@ -17,12 +17,7 @@ _asked = ("auto", "trainer.accelerator")  # name and option
 
 
 def use_device(name: str, option: str = "trainer.accelerator") -> None:
-    """Make the device of ``name`` the one of this process; :func:`current_device` checks it.
-
-    Args:
-        name: as users type it: ``auto``, ``cpu``, ``gpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ...
-        option: that it was given to.
-    """
+    """Make the device of ``name``, which ``option`` was given, the one of this process, without a check."""
     global _asked
     _asked = (name, option)
 
@@ -37,10 +32,11 @@ def current_device() -> torch.device:
 
 
 def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
-    """Return the device of a name; ``auto`` is the accelerator, or the CPU without one, ``gpu`` the accelerator.
+    """Return the device of a name.
 
     Args:
-        name: as for :func:`use_device`.
+        name: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ...; ``gpu`` is the accelerator, ``auto`` the
+            accelerator or, without one, the CPU.
         option: that it was given to.
 
     Raises:

@@ -24,15 +24,10 @@ T = TypeVar("T")
 
 
 def check_folder(option: str, path: Path, file: bool = False) -> None:
-    """Refuse a folder that cannot be written, before the work whose result it is for.
-
-    Args:
-        option: the user's option; the message begins with it.
-        path: need not exist.
-        file: the path is to be a file, in a folder that can be written.
+    """Refuse a folder that cannot be written, or a ``file``, before the work whose result it is for.
 
     Raises:
-        UserError: it is the other of both, lies under a file, or where nothing can be written.
+        UserError: it is the other of both, lies under a file, or where nothing can be written; begins with ``option``.
     """
     folder = path.parent if file else path
     mend = "is a folder; give a file" if file else "is a file; give a new or empty folder"
@@ -154,15 +149,10 @@ def yaml_text(value: Any, unicode: bool = False) -> str:
 
 
 def read_json(option: str, path: Path, kind: type[T]) -> T:
-    """Return the content of a JSON file.
-
-    Args:
-        option: the user's option for the file or its folder; the message begins with it.
-        path: of the file.
-        kind: ``dict`` or ``list``, the expected type.
+    """Return the content of a JSON file, which is a ``kind``: ``dict`` or ``list``.
 
     Raises:
-        UserError: it cannot be read, is not JSON, or holds something else.
+        UserError: it cannot be read, is not JSON, or holds something else; begins with ``option``.
     """
     try:
         value = json_of(path)
@@ -191,12 +181,8 @@ def json_of(path: Path) -> Any:
 def read_yaml(option: str, path: Path) -> Any:
     """Return the content of a YAML file.
 
-    Args:
-        option: the user's option for the file or its folder; the message begins with it.
-        path: of the file.
-
     Raises:
-        UserError: it cannot be read, or is not YAML.
+        UserError: it cannot be read, or is not YAML; begins with ``option``.
     """
     try:
         with path.open(encoding="utf-8") as stream:

@@ -75,7 +75,7 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
     """Return a model of the hub as a folder: configuration, tokenizer, card and weights, or all files of an export.
 
     Args:
-        option: which option names it; the start of an error message.
+        option: start of an error message.
         text: ``NAME`` or ``NAME@REVISION``.
         revision: a branch, a tag or a commit; None: the newest commit of ``main``.
 
@@ -120,11 +120,7 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
 
     No script is run: if a repository has one in place of files, the hub's parquet files of it are taken.
 
-    Args:
-        option: which option names it; the start of an error message.
-        text: ``NAME`` or ``NAME@REVISION``.
-        revision: a branch, a tag or a commit; None: the newest commit of ``main``.
-        configuration: its name; None if there is only one.
+    Arguments as :func:`model_snapshot`; ``configuration`` is None if there is only one.
 
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
@@ -168,15 +164,12 @@ _NOT_HERE = re.compile(r"[/\\~]|.*::|\w[\w+.-]*:")  # an absolute path, a chain 
 
 
 def choose_configuration(where: str, known: Collection[str], wanted: str | None) -> str | None:
-    """Return the configuration that is read: the one that is wanted, else the only one, else ``default``.
+    """Return which of the ``known`` configurations is read: the ``wanted`` one, else the only one, else ``default``.
 
-    Args:
-        where: the start of an error message.
-        known: names of all; if there are none, ``wanted`` is taken.
-        wanted: a configuration, or None.
+    If none is known, ``wanted`` is taken.
 
     Raises:
-        UserError: there are several, and none is wanted or called ``default``.
+        UserError: there are several, and none is wanted or called ``default``; begins with ``where``.
     """
     if wanted in known or not known:
         return wanted

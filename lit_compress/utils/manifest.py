@@ -51,9 +51,7 @@ def write_record(path: Path, text: str) -> None:
 def difference(folder: Path, name: str | None = None) -> str | None:
     """Return in words how a folder differs from its manifest; None if it does not, or has none.
 
-    Args:
-        folder: of the manifest.
-        name: the only file to compare; None for all. Sizes are compared before contents.
+    ``name`` is the only file to compare; None for all. Sizes are compared before contents.
     """
     try:
         listed = _read(folder / MANIFEST)
@@ -79,15 +77,12 @@ def difference(folder: Path, name: str | None = None) -> str | None:
 
 
 def check_manifest(what: str, folder: Path, name: str | None = None) -> None:
-    """Refuse a folder whose files are not as they were written; one without a manifest passes.
+    """Refuse a folder of a model or a run whose files are not as they were written; without a manifest it passes.
 
-    Args:
-        what: option and value, the start of the message.
-        folder: of a model, or of a run.
-        name: the only file to compare; None for all.
+    ``name`` is the only file to compare; None for all.
 
     Raises:
-        UserError: a listed file is missing or differs, or the manifest is broken.
+        UserError: a listed file is missing or differs, or the manifest is broken; ``what`` is its start.
     """
     # a record of a run may be replaced between the two readings, of the manifest and of the record
     found = difference(folder, name) and difference(folder, name)
@@ -121,7 +116,7 @@ def _entry(path: Path) -> Entry:
 
 
 def _sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; a large one is read once, while its size and time stay the same."""
+    """Return the SHA-256 of a file in hexadecimal; a large one is read once, until its size or time changes."""
     stat = path.stat()
     read = _digest if stat.st_size >= _LARGE else _digest.__wrapped__
     return read(str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns)

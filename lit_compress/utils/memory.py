@@ -41,7 +41,7 @@ def freed_memory_returned() -> Iterator[None]:
 
     For a phase with matrices of many sizes before a training. Gaps that the phase leaves in the heap stay with the
     process, and tensors of the training fall into them. In the training itself, a call to the system for every tensor
-    would cost time; there glibc keeps what it would after a tensor of 32 MiB was freed.
+    would cost time; there glibc keeps as much as after a tensor of 32 MiB was freed.
     """
     return_freed_memory()
     try:

@@ -97,11 +97,9 @@ def from_first(make: Callable[[], T]) -> T:
 
 @torch.no_grad()
 def send_from_first(net: nn.Module, device: torch.device) -> None:
-    """Copy the model of rank 0 to all ranks, because factors of the same matrix may differ between machines.
+    """Copy the model of rank 0, on the CPU and not wrapped, to all ranks: factors may differ between machines.
 
-    Args:
-        net: on the CPU, not wrapped.
-        device: device of the tensors that the process group sends.
+    ``device`` is of the tensors that the process group sends.
     """
     for tensor in (*net.parameters(), *net.buffers()):
         sent = tensor.to(device, copy=True, memory_format=torch.contiguous_format)

@@ -40,6 +40,7 @@ def options(job):
 def test_every_method_budget_and_seed_is_a_cell_and_trained_ones_try_the_same_rates():
     found = plan()
     assert Counter(Counter(job.cell for job in found).values()) == {2: 8, 1: 4}
+    assert [job.name for job in plan(seeds=[1, 2, 1])] == [job.name for job in found]
     assert [job.name for job in found[:2]] == [f"lpaf-density=0.25-seed=1-rate={rate}" for rate in ("0.0001", "0.0003")]
     assert {job.teacher.name for job in found} == {"seed=1", "seed=2"}
     for job in found:
@@ -111,9 +112,9 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
             "each in methods.SVD: this key was removed in version 0.3; give",
         ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
-        ({"learning_rates": ["1e-4"]}, "each once, with a point, e.g. [1.0e-4]"),
+        ({"learning_rates": ["1e-4"]}, "give a list of numbers above 0, with a point, e.g. [1.0e-4]"),
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
-        ({"seeds": [1, 1]}, "seeds: [1, 1]; give a list of one or more whole numbers, each once"),
+        ({"seeds": [0.5]}, "seeds: [0.5]; give a list of whole numbers, e.g. [1]"),
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
         ({"epochs": 0}, "epochs: 0; give a whole number from 1 on"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
