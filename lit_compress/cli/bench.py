@@ -1,4 +1,4 @@
-"""The command bench: its options, the models it compares, and its output."""
+"""The command bench: its options, the models it compares, and its tables."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_compress.analysis.speed import BUSY, alternatives_table, far_line, is_busy, programs_table, times_table
+from lit_compress.analysis.costs import front
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
-from lit_compress.export.table import of_all
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print, show
+from lit_compress.utils.tables import print, screen_table, show
+from lit_compress.utils.timing import STEADY, Speedup
 
 if TYPE_CHECKING:
     from lit_compress.cli.words import Line
     from lit_compress.data.datamodule import DataModule
 
 ON_ACCELERATORS = ("eager", "graphs", "compiled")
+Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
 def bench(
@@ -42,8 +43,7 @@ def bench(
         against: other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all,
             in one table; the data is the run's or of --data.path.
         batch: texts in a batch (default 1 8 32 128).
-        length: tokens of a text (default 32 128 384, and the median and the longest of the task; with options of the
-            data, e.g. --data.path FILE, of its texts).
+        length: tokens of a text (default 32 128 384).
         runtimes: which are used (default: on an accelerator eager, graphs and compiled, on the CPU all but graphs).
         threads: of every runtime; more than there are free cores give noise.
         rounds: forwards of every model at every shape, in turns.
@@ -70,57 +70,48 @@ def bench(
         raise UserError(f"--device: '{place}' names one of several; bench measures on the first: '{place.type}'")
     target, trusted = find_target(out, "bench"), line.last("trust_remote_code") == "true"
     trust_code(trusted)
-    nets = {**_named(against or []), "compressed": _loadable(target.folder, out)}
-    if dense := _baseline(baseline, target, out):
-        nets = {"dense": dense, **nets}
+    nets = _nets(target, out, baseline, against or [])
     folder = Path(output or target.place).expanduser()
     check_folder("--output", folder)
-    others = [name for name in line.names if name != "trust_remote_code"]
     settings = Settings(
-        tuple(batch or BATCHES), tuple(length or LENGTHS), () if length and not others else _own_lengths(target, line),
-        tuple(dict.fromkeys(runtimes or usual)), threads, rounds, seconds, place.type, trusted,
-        dtype or ("float32" if place.type == "cpu" else "bfloat16"),
+        tuple(batch or BATCHES), tuple(length or LENGTHS), tuple(dict.fromkeys(runtimes or usual)), threads, rounds,
+        seconds, place.type, trusted, dtype or ("float32" if place.type == "cpu" else "bfloat16"),
     )  # fmt: skip
+
+    def data() -> DataModule:
+        return target.parse(line).build().data
+
+    known: dict[str, Any] = {"command": shlex.join(["lit_compress", "bench", *line.args]), "metric": None}
+    task = data().record if against or set(line.names) - {"trust_remote_code"} else None  # also checks its options
+    if against and task:
+        known["metric"] = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
     folder.mkdir(parents=True, exist_ok=True)
-    result = _measured(nets, settings, target, folder, bool(against), line)
+    result = known | measure(
+        nets, settings, lambda result: write_json(folder / FILE, known | result), data, compared=bool(against)
+    )
     _show(result, folder)
     if result["stopped"]:
         raise KeyboardInterrupt
 
 
-def _measured(
-    nets: dict[str, Path], settings: Settings, target: Target, output: Path, compared: bool, line: Line
-) -> dict[str, Any]:
-    """Measure the models, and write the results so far after every shape; ``compared``: all have a dev metric."""
-
-    def data() -> DataModule:
-        return target.parse(line).build().data
-
-    metric = None
-    if compared:
-        task = data().record
-        metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
-    command = shlex.join(["lit_compress", "bench", *line.args])
-
-    def keep(results: dict[str, Any]) -> None:
-        write_json(output / FILE, {"command": command, "metric": metric, **results})
-
-    return {"metric": metric, **measure(nets, settings, keep, data, compared)}
-
-
-def _named(models: list[str]) -> dict[str, Path]:
-    """Return the folders of other models, by the last part of their names.
+def _nets(target: Target, out: str, baseline: str | None, against: list[str]) -> dict[str, Path]:
+    """Return the folders by label: the dense model, which is named or the run's, others by their names, OUT.
 
     Raises:
-        UserError: two have the same, or one cannot be used.
+        UserError: two have the same label, or one cannot be used.
     """
-    named: dict[str, Path] = {}
-    for name in models:
-        label = Path(name).name
-        if label in (*named, "dense", "compressed"):
+    nets, dense = {}, target.folder.resolve().parent / "dense" / "net"
+    if baseline is not None:
+        nets["dense"] = _loadable(find_target(baseline, "--baseline").folder, baseline)
+    elif target.folder.name == "export" and (dense / "config.json").is_file():
+        nets["dense"] = dense
+    else:
+        note(f"bench: '{out}' is compared with nothing; name its dense model with --baseline DENSE")
+    for name in against:
+        if (label := Path(name).name) in (*nets, "dense", "compressed"):
             raise UserError(f"--against: '{name}': another model has the label '{label}'; rename the folder")
-        named[label] = _loadable(find_target(name, "--against").folder, name)
-    return named
+        nets[label] = _loadable(find_target(name, "--against").folder, name)
+    return nets | {"compressed": _loadable(target.folder, out)}
 
 
 def _loadable(folder: Path, name: str) -> Path:
@@ -135,35 +126,7 @@ def _loadable(folder: Path, name: str) -> Path:
     return folder
 
 
-def _baseline(given: str | None, target: Target, out: str) -> Path | None:
-    """Return the folder of the model to compare with: the one that is named, else the dense model of the run."""
-    if given is not None:
-        return _loadable(find_target(given, "--baseline").folder, given)
-    dense = target.folder.resolve().parent / "dense" / "net"
-    if target.folder.name != "export" or not (dense / "config.json").is_file():
-        note(f"bench: '{out}' is compared with nothing; name its dense model with --baseline DENSE")
-        return None
-    return dense
-
-
-def _own_lengths(target: Target, line: Line) -> tuple[tuple[str, int], ...]:
-    """Return median and longest length of the task: of the data that options name, else those in the report.
-
-    Raises:
-        UserError: an option is unknown, or the data cannot be read.
-    """
-    if any(name != "trust_remote_code" for name in line.names):
-        data = target.parse(line).build().data
-        data.backbone = str(target.folder)  # the tokenizer that belongs to the model
-        inputs = data.predict_dataloader().dataset
-        lengths, rows = sorted(inputs.encoded["length"]), of_all(len(inputs.rows), inputs.available)
-        note(f"bench: the median and the longest length are from {rows} rows of split {data.predicted}")
-        return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
-    path = target.folder / "report.json"
-    report = read_json("bench", path, dict) if path.is_file() else {}
-    known = [("median", report["dense"]["latency_ms"]["length"])] if "dense" in report else []
-    splits = (report.get("data") or {}).get("splits") or []
-    return *known, *(("longest", split["longest"]) for split in splits[1:2])
+# ------------------------------------------------------------------------------------------------- tables
 
 
 def _show(result: dict[str, Any], output: Path) -> None:
@@ -171,21 +134,94 @@ def _show(result: dict[str, Any], output: Path) -> None:
     hardware, threads = result["hardware"], result["threads"]
     machine = hardware["accelerator"] if result["device"] != "cpu" else hardware["cpu"]
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
-    if result["programs"]:
-        show(programs_table(result))
-        for entry in result["programs"]:
-            if entry["far"]:
-                print(far_line(entry, result["programs"]))
-    if result["shapes"]:
-        show(times_table(result))
+    shapes = result["shapes"]
+    _print_table(programs_table(result))
+    if any(entry["far"] for entry in result["programs"]):
+        print("!: its integers change the results by more than is usual; --against shows the dev metric")
+    if shapes:
+        _print_table(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
-        if is_busy(result):
-            print(BUSY)
-    if result["shapes"] and result["metric"]:
-        show(alternatives_table(result))
+    if not all(entry["steady"] for shape in shapes for entry in shape["times"]):
+        print(f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough")
+    if shapes and result["metric"]:
+        _print_table(alternatives_table(result))
         print("front: no other is better in both the metric and ms, or MB")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     if result["stopped"]:
-        print(f"stopped: {len(result['shapes'])} of {result['asked']} shapes are measured")
+        print(f"stopped: {len(shapes)} of {result['asked']} shapes are measured")
     print(f"numbers: {output / FILE}")
+
+
+def _print_table(table: Table) -> None:
+    show(screen_table(*table, left=2, whole=2))
+
+
+def programs_table(result: dict[str, Any]) -> Table:
+    """Return the table of the programs: difference from PyTorch's results, and megabytes of the file."""
+    body = [
+        [p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in result["programs"]
+    ]
+    return ["runtime", "model", "difference", "MB"], body
+
+
+def times_table(result: dict[str, Any]) -> Table:
+    """Return the table of times: median, p10 and p90 at every shape in every runtime, and the speed-ups."""
+    nets = list(result["nets"])
+    entries = [entry for shape in result["shapes"] for entry in shape["times"] if entry["net"] == nets[-1]]
+    gains = {"over_dense": "speed-up", "over_eager": "over eager"}
+    gains = {name: title for name, title in gains.items() if any(name in entry for entry in entries)}
+    body = []
+    for shape in result["shapes"]:
+        label = f"{shape['batch']} x {shape['length']}"
+        times = {(entry["net"], entry["runtime"]): entry for entry in shape["times"]}
+        for runtime in dict.fromkeys(runtime for _, runtime in times):
+            here = times.get((nets[-1], runtime), {})
+            body.append([label, runtime, *(_time(times.get((net, runtime))) for net in nets),
+                         *(str(Speedup.of(here[name])) if name in here else "" for name in gains)])  # fmt: skip
+            label = ""
+    return ["batch x length", "runtime", *(f"{net} ms" for net in nets), *gains.values()], body
+
+
+def alternatives_table(result: dict[str, Any]) -> Table:
+    """Return the table of ``bench --against``: metric, megabytes, time and throughput of every model and runtime.
+
+    Times are of the smallest and the largest batch, at the shortest length. Rows without a time are left out. ``front``
+    names the costs at which no other row is better in both.
+    """
+    least = min(shape["length"] for shape in result["shapes"])
+    shapes = sorted((s for s in result["shapes"] if s["length"] == least), key=lambda shape: shape["batch"])
+    first, last = shapes[0], shapes[-1]
+    one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
+    known = [p for p in result["programs"] if (p["net"], p["runtime"]) in one.keys() & many.keys()]
+    costs = [{"ms": one[p["net"], p["runtime"]]["median"], "MB": p["bytes"]} for p in known]
+    fronts = {
+        name: front([(c[name], p["metric"]) for c, p in zip(costs, known, strict=True) if c[name] is not None],
+                    result["metric"]["mode"]) for name in ("ms", "MB")
+    }  # fmt: skip
+    body = []
+    for entry, cost in zip(known, costs, strict=True):
+        key = entry["net"], entry["runtime"]
+        error = "" if entry["interval"] is None else f" ± {(entry['interval'][1] - entry['interval'][0]) / 2:.4f}"
+        noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
+        best = ", ".join(name for name in fronts if (cost[name], entry["metric"]) in fronts[name])
+        body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}", _megabytes(entry),
+                     f"{cost['ms']:.2f}{noisy}", f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}",
+                     best])  # fmt: skip
+    times = f"ms, {first['batch']} x {least}", f"texts/s, {last['batch']} x {least}"
+    return ["model", "runtime", result["metric"]["name"], "MB", *times, "front"], body
+
+
+def _megabytes(program: dict[str, Any]) -> str:
+    return "" if program["bytes"] is None else f"{program['bytes'] / 1e6:.1f}"
+
+
+def _time(entry: dict[str, Any] | None) -> str:
+    """Return a time with three digits: four columns with more would not fit the screen."""
+    if entry is None:
+        return ""
+    middle, low, high = (
+        f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+        for value in (entry["median"], entry["p10"], entry["p90"])
+    )
+    return f"{middle} ({low}-{high})" + "?" * (not entry["steady"])

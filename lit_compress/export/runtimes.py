@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +68,10 @@ class Runtime:
     def dtype(self) -> Dtype:
         """Of the products; of PyTorch the setting has it."""
         return self.forms[0][1]
+
+    def missing(self) -> list[str]:
+        """Return the packages that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
 
     @property
     def runs_programs(self) -> bool:

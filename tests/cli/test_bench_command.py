@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from mistakes import fails
 
 from lit_compress.__main__ import main
+from lit_compress.cli.bench import _show, alternatives_table, times_table
 from lit_compress.export import bench as module
 from lit_compress.export.runtimes import RUNTIMES, Runtime
 
@@ -35,26 +37,14 @@ def test_a_run_is_compared_with_its_dense_net(run, tmp_path, capsys):
         assert (text or f"{gain['median']:.2f}x (") in said.out
 
 
-def test_lengths_are_those_of_the_task(run, tmp_path, capsys):
-    """From the report, or from data: then beside given ones, too."""
+def test_lengths_that_the_model_does_not_read(run, tmp_path, capsys):
     shutil.copytree(run / "export", tmp_path / "export")
-    report = json.loads((run / "export" / "report.json").read_text())
     main(["bench", str(tmp_path / "export"), *FEW])
-    result = found(tmp_path / "export")
-    longest = report["data"]["splits"][1]["longest"]
-    assert result["own_lengths"] == {"median": report["dense"]["latency_ms"]["length"], "longest": longest}
-    assert {s["length"] for s in result["shapes"]} == {32, *result["own_lengths"].values()}
+    result, said = found(tmp_path / "export"), capsys.readouterr()
+    assert {s["length"] for s in result["shapes"]} == {32}
     assert [left["what"] for left in result["left_out"]] == ["length 128", "length 384"]  # of 64 positions
-    said = capsys.readouterr()
     assert "left out: length 384: the model reads 64 tokens" in said.out
     assert "is compared with nothing; name its dense model with --baseline DENSE" in said.err
-    rows = [{"sentence": " ".join(["film"] * n)} for n in (1, 2, 3, 4, 17)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main(["bench", str(tmp_path / "export"), *FEW, "--length", "8", "--data.path", str(tmp_path / "texts.jsonl")])
-    assert "longest length are from 5 of 5 rows of split all" in capsys.readouterr().err
-    result = found(tmp_path / "export")
-    assert result["own_lengths"] == {"median": 5, "longest": 19}  # with [CLS] and [SEP]
-    assert [s["length"] for s in result["shapes"]] == [5, 8, 19]
 
 
 def test_any_model_and_any_baseline(tiny_backbone, run, tmp_path, capsys):
@@ -121,3 +111,74 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
     ]:
         assert text in fails(capsys, "bench", *words), words
     assert not (run / "export" / "bench.json").exists()
+
+
+NAMED = {"median": 2.11, "low": 1.94, "high": 2.3, "verdict": "faster"}
+NOISE = {"median": 1.1, "low": 0.9, "high": 1.2, "verdict": "noise"}
+
+
+def times(net, runtime, median, steady=True, **gains):
+    return {"net": net, "runtime": runtime, "median": median, "p10": 0.9 * median, "p90": 1.2 * median,
+            "steady": steady, **gains}  # fmt: skip
+
+
+def result(dense=True, steady=True):
+    shapes = []
+    for batch, length in ((1, 23), (1, 128), (32, 23), (32, 128)):
+        size = batch * length / 100
+        entries = [times("dense", "eager", 100 * size), times("dense", "onnx", 80 * size)] if dense else []
+        gain = {"over_dense": NAMED if length == 128 else NOISE} if dense else {}
+        entries += [times("compressed", "eager", 50 * size, steady, **gain),
+                    times("compressed", "onnx", 40 * size, **gain, over_eager=NAMED)]  # fmt: skip
+        shapes.append({"batch": batch, "length": length, "rounds": 30, "times": entries})
+    program = {"runtime": "eager", "net": "compressed", "bytes": 4_400_000, "difference": 0.4, "far": True}
+    return {
+        "nets": {"dense": "a", "compressed": "b"} if dense else {"compressed": "b"},
+        "shapes": shapes, "programs": [program, {**program, "bytes": None}], "threads": 2,
+        "device": "cpu", "hardware": {"cpu": "A processor", "accelerator": None, "cores": 2},
+    }  # fmt: skip
+
+
+def test_a_row_for_every_shape_and_runtime():
+    header, body = times_table(result(steady=False))
+    assert header == ["batch x length", "runtime", "dense ms", "compressed ms", "speed-up", "over eager"]
+    assert body[:3] == [
+        ["1 x 23", "eager", "23.0 (20.7-27.6)", "11.5 (10.3-13.8)?", "within the noise", ""],
+        ["", "onnx", "18.4 (16.6-22.1)", "9.20 (8.28-11.0)", "within the noise", "2.11x (1.94-2.30)"],
+        ["1 x 128", "eager", "128 (115-154)", "64.0 (57.6-76.8)?", "2.11x (1.94-2.30)", ""],
+    ]
+    assert len(body) == 8
+
+
+def test_one_net_is_compared_with_nothing():
+    header, body = times_table(result(dense=False))
+    assert header == ["batch x length", "runtime", "compressed ms", "over eager"] and len(body[0]) == 4
+
+
+def test_tables_are_printed(capsys):
+    _show(result(steady=False) | {"rounds": 30, "left_out": [], "stopped": False, "metric": None}, Path("out"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 110 and any("4e-01! " in line and "4.4" in line for line in lines)
+    assert lines[-2].startswith("?: the machine was busy") and any(line.startswith("!: its integers") for line in lines)
+
+
+def test_a_row_of_alternatives_has_what_was_measured():
+    """``front`` marks all that no other is better than in both."""
+
+    def program(net, runtime, metric, megabytes, **more):
+        return {"net": net, "runtime": runtime, "metric": metric, "bytes": megabytes and int(1e6 * megabytes),
+                "interval": [metric - 0.02, metric + 0.02], "far": False} | more  # fmt: skip
+
+    made = result()
+    made["metric"] = {"name": "accuracy", "mode": "max"}
+    made["programs"] = [
+        program("dense", "eager", 0.9, 91.2), program("compressed", "eager", 0.9, 12.3, far=True),
+        program("dense", "onnx", 0.8, None, interval=None),
+    ]  # fmt: skip
+    header, rows = alternatives_table(made)
+    assert header[3:] == ["MB", "ms, 1 x 23", "texts/s, 32 x 23", "front"]
+    assert rows == [
+        ["dense", "eager", "0.9000 ± 0.0200", "91.2", "23.00", "43", ""],
+        ["compressed", "eager", "0.9000 ± 0.0200!", "12.3", "11.50", "87", "ms, MB"],
+        ["dense", "onnx", "0.8000", "", "18.40", "54", ""],
+    ]
