@@ -1,12 +1,10 @@
-"""The runtimes that can run an export or any other model folder: PyTorch, ONNX Runtime, OpenVINO.
-
-A runtime loads a folder or a program and returns a function from arrays to results, as a user's own code would do it.
-"""
+"""The runtimes that can run an export or any other model folder: PyTorch, ONNX Runtime, OpenVINO."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -32,9 +30,8 @@ class Setting:
         auto_class: the class of transformers that loads it.
         results: names of its outputs.
         threads: of the runtime.
-        device: ``cpu``, ``cuda``, or another type of PyTorch's.
+        device, dtype: of PyTorch; ``cpu``, ``cuda``, ...
         trust: whether the code of the folder is run.
-        dtype: of the weights and products in PyTorch.
     """
 
     auto_class: str
@@ -52,10 +49,9 @@ class Runtime:
     Attributes:
         name: as users type it.
         packages: that must be installed.
-        load: makes a function of the loaded files; raises LookupError where the runtime does not run on the device.
-        forms: format and dtype of what it loads, a folder (``hf``) or a program; the first is the one that is written.
-        tolerance: by how much its results may differ from PyTorch's, relative above 1. A program of integers that
-            differs by more is marked, one of float32 is left out.
+        load: makes a function of the loaded files; raises LookupError if the runtime does not run on the device.
+        forms: format and dtype of its input, a folder (``hf``) or a program; the first is the one that is written.
+        tolerance: by how much its results usually differ from PyTorch's, relative above 1.
     """
 
     name: str
@@ -126,12 +122,7 @@ def _blocks(net: Any) -> list[Any]:
 
 
 class _Graphs:
-    """A model whose calls are replayed as CUDA graphs: for each shape of the inputs, its operations as one launch.
-
-    Args:
-        net: the model.
-        results: names of the outputs that are kept.
-    """
+    """A model whose calls are replayed as CUDA graphs of its ``results``: one launch for all operations of a shape."""
 
     kept = 8  # shapes, the last ones; a graph holds its results
 
@@ -165,19 +156,14 @@ class _Graphs:
         return graph, given, {name: output[name] for name in self._results}
 
 
-def _torch(way: str) -> Callable[[Path, Setting], Runner]:
-    """Return the function that loads a folder in PyTorch."""
+def _torch(folder: Path, setting: Setting, way: str = "eager") -> Runner:
+    import transformers
 
-    def load(folder: Path, setting: Setting) -> Runner:
-        import transformers
-
-        transformers.utils.logging.disable_progress_bar()
-        torch.set_num_threads(setting.threads)
-        kind = getattr(transformers, setting.auto_class)
-        net = kind.from_pretrained(folder, dtype=getattr(torch, setting.dtype), trust_remote_code=setting.trust)
-        return torch_runner(net.requires_grad_(False), setting, way)
-
-    return load
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(setting.threads)
+    kind = getattr(transformers, setting.auto_class)
+    net = kind.from_pretrained(folder, dtype=getattr(torch, setting.dtype), trust_remote_code=setting.trust)
+    return torch_runner(net.requires_grad_(False), setting, way)
 
 
 def _onnx(file: Path, setting: Setting) -> Runner:
@@ -226,9 +212,9 @@ def placed(inputs: Inputs, device: str) -> Inputs:
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime("eager", ("torch", "transformers"), _torch("eager")),
-        Runtime("compiled", ("torch", "transformers"), _torch("compiled")),
-        Runtime("graphs", ("torch", "transformers"), _torch("graphs")),
+        Runtime("eager", ("torch", "transformers"), _torch),
+        Runtime("compiled", ("torch", "transformers"), partial(_torch, way="compiled")),
+        Runtime("graphs", ("torch", "transformers"), partial(_torch, way="graphs")),
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "float32"),)),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino,
                 (("onnx", "float32"), ("openvino", "float32")), tolerance=1e-3),

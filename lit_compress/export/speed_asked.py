@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 32)  # texts of which a speed-up is if the budget names no shape
 ORDER = ("openvino-int8", "onnx-int8", "openvino", "onnx", "eager")  # the fastest first
-ACCELERATORS = ("cuda", "xpu", "mps")
+ACCELERATORS = ("cuda", "xpu", "mps", "graphs")
 ROUNDS, SECONDS, WARM_UP = 15, 20.0, 2  # of a shape, as utils/timing.py counts them
 LEAST, FEW = 7, 3  # rounds in any case, of an export and while a density is searched
 
@@ -93,12 +92,9 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
     if (longest := max(tokens for _, tokens in shapes)) > (limit := usable_positions(net.config) or longest):
         raise _refused(budget, f"has texts of {longest} tokens, more than the model reads; the largest is {limit}")
     choices.check()
-    given = f"--format {choices.format} --dtype {choices.dtype}"
-    if device := _accelerator(budget):
-        if choices.format != "hf":
-            nearest_here = "nearest: --format hf --dtype bfloat16"
-            raise _refused(budget, f"is of PyTorch in bfloat16, and {given} is not; {nearest_here}")
-        return Place("graphs" if device == "cuda" else "eager", shapes, choices, device)
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if budget.runtime and (budget.runtime in ACCELERATORS or (here and budget.runtime == here.type)):
+        return _on_accelerator(budget, choices, shapes, here.type if here else "none")
     errors = []
     for name in [budget.runtime] if budget.runtime else ORDER:
         try:
@@ -112,26 +108,23 @@ def _refused(budget: Budget, why: str) -> UserError:
     return UserError(f"model.budget: '{budget.asked}' {why}")
 
 
-def _accelerator(budget: Budget) -> str | None:
-    """Return the type of the accelerator that a budget names, which this machine has; None for a runtime."""
-    if (name := budget.runtime) is None:
-        return None
-    here = torch.accelerator.current_accelerator(check_available=True)
-    if here is not None and name == here.type:
-        return here.type
-    if name in ACCELERATORS or name == "graphs":
-        there, near = ("none", "eager") if here is None else (here.type, here.type)
-        why = f"is measured on an accelerator '{name}', and this machine has {there}"
-        raise _refused(budget, f"{why}; nearest here: {near}")
-    return None
+def _on_accelerator(budget: Budget, choices: Choices, shapes: tuple[tuple[int, int], ...], here: str) -> Place:
+    if (name := budget.runtime) != here:
+        why = f"is measured on an accelerator '{name}', and this machine has {here}"
+        raise _refused(budget, f"{why}; nearest here: {'eager' if here == 'none' else here}")
+    if choices.format != "hf":
+        given = f"--format {choices.format} --dtype {choices.dtype}"
+        why = f"is of PyTorch in bfloat16, and {given} is not; nearest: --format hf --dtype bfloat16"
+        raise _refused(budget, why)
+    return Place("graphs" if here == "cuda" else "eager", shapes, choices, here)
 
 
 def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
     """Return the choices with the format and the dtype of the program that a runtime runs."""
     if name not in RUNTIMES:
         raise _refused(budget, f"has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
-    if missing := [package for package in RUNTIMES[name].packages if find_spec(package) is None]:
-        there = next(other for other in ORDER if all(map(find_spec, RUNTIMES[other].packages)))
+    if missing := RUNTIMES[name].missing():
+        there = next(other for other in ORDER if not RUNTIMES[other].missing())
         how = f"pip install {' '.join(missing)}, or nearest here: {there}"
         raise _refused(budget, f"is for {name}, which is not installed; {how}")
     given, (form, dtype) = (choices.format, choices.dtype), RUNTIMES[name].forms[0]
@@ -160,8 +153,7 @@ class Programs:
 
     def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place) -> None:
         self.place, self._tokenizer = place, tokenizer
-        net = with_random_values(dense)
-        dtype = "float32" if place.device == "cpu" else "bfloat16"
+        net, dtype = with_random_values(dense), "float32" if place.device == "cpu" else "bfloat16"
         self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
         self._inputs: list[Inputs] = []
         for shape in place.shapes:
@@ -170,40 +162,35 @@ class Programs:
         self._dense = self._runner(net)
 
     def gains(self, net: PreTrainedModel) -> list[dict[str, Any]]:
-        """Return :meth:`gains_of` the program of ``net``, which is as exported, with or without values; few rounds."""
-        return self.gains_of(self._runner(with_random_values(net)), SECONDS / 4, FEW)
+        """Return the speed-ups of a model's program, as :meth:`gains_of_export`, in few rounds.
+
+        ``net`` is as exported, with or without values.
+        """
+        return self._gains_of(self._runner(with_random_values(net)), SECONDS / 4, FEW)
 
     def gains_of_export(self, net: PreTrainedModel, program: Path | None) -> list[dict[str, Any]]:
-        """Return :meth:`gains_of` an export: of the ``program`` in its folder, if its runtime reads one."""
-        if program is None or self.place.choices.format == "hf":
-            return self.gains_of(self._runner(net))
-        return self.gains_of(RUNTIMES[self.place.runtime].load(program, self._setting))
-
-    def gains_of(self, run: Runner, seconds: float = SECONDS, least: int = LEAST) -> list[dict[str, Any]]:
-        """Time a program in turns with the dense model's.
-
-        Args:
-            run: the program.
-            seconds: no further round of a shape begins after these.
-            least: rounds in any case.
+        """Time an export in turns with the dense model: the ``program`` in its folder, if its runtime reads one.
 
         Returns:
             For every shape ``batch``, ``length``, ``rounds``, ``median``, ``low``, ``high`` and ``verdict`` of the
             speed-up, and the milliseconds of both, ``dense_ms`` and ``ms``.
         """
-        entries = []
+        if program is None or self.place.choices.format == "hf":
+            return self._gains_of(self._runner(net), SECONDS, LEAST)
+        return self._gains_of(RUNTIMES[self.place.runtime].load(program, self._setting), SECONDS, LEAST)
+
+    def _gains_of(self, run: Runner, seconds: float, least: int) -> list[dict[str, Any]]:
+        place, entries = self.place, []
+        clock = time.process_time if place.device == "cpu" else time.perf_counter
+        shapes = list(zip(place.shapes, self._inputs, strict=True))
         with pinned(1):
-            for (batch, length), inputs in track(
-                list(zip(self.place.shapes, self._inputs, strict=True)), f"time {self.place.runtime}", len(self._inputs)
-            ):
+            for (batch, length), inputs in track(shapes, f"time {place.runtime}", len(shapes)):
                 slow, fast = in_turns(
                     [partial(self._dense, inputs), partial(run, inputs)], ROUNDS, warm_up=WARM_UP, seconds=seconds,
-                    least=least, device=self.place.device,
-                    clock=time.process_time if self.place.device == "cpu" else time.perf_counter,
+                    least=least, clock=clock, device=place.device,
                 )  # fmt: skip
-                gain = speedup(slow, fast)
                 entries.append({
-                    "batch": batch, "length": length, "rounds": len(slow), **gain.entry(),
+                    "batch": batch, "length": length, "rounds": len(slow), **speedup(slow, fast).entry(),
                     "dense_ms": summary(slow)["median"], "ms": summary(fast)["median"],
                 })  # fmt: skip
         return entries
@@ -215,16 +202,12 @@ class Programs:
             own = net if self.place.device == "cpu" else copy.deepcopy(net)  # which is moved
             return torch_runner(own, self._setting, self.place.runtime)
         with tempfile.TemporaryDirectory() as folder:  # a runner holds what it read
-            program = write_shapes(net, self._tokenizer, Path(folder), choices)
+            program = _write_shapes(net, self._tokenizer, Path(folder), choices)
             return RUNTIMES[self.place.runtime].load(program, self._setting)
 
 
-def write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Choices) -> Path:
-    """Write the program of a model with any values into ``folder``; return its file.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+def _write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Choices) -> Path:
+    """Write the program of a model with any values into ``folder``; return its file."""
     path = folder / write_program(net, tokenizer, folder, choices.format)["file"]  # type: ignore[arg-type]
     if integers := choices.integers:
         texts = [example_inputs(net, tokenizer, 8, 32) for _ in range(2)]
@@ -237,10 +220,10 @@ def bytes_of_shapes(net: PreTrainedModel, tokenizer: Any, choices: Choices) -> i
     """Return the size of the program of ``net``, as exported, without values.
 
     Raises:
-        UserError: as :func:`write_shapes`.
+        UserError: it cannot be written.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return program_bytes(write_shapes(with_random_values(net), tokenizer, Path(folder), choices))
+        return program_bytes(_write_shapes(with_random_values(net), tokenizer, Path(folder), choices))
 
 
 def slowest(gains: Sequence[dict[str, Any]]) -> float:

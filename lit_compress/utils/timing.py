@@ -1,7 +1,4 @@
-"""Timing of functions that take turns, and the claims that the spread of their times allows.
-
-Every time that this package reports is measured here: on the models of a run, on exports, on single matrices.
-"""
+"""Timing of functions that take turns, and the claims that the spread of their times allows."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ from lit_compress.utils.devices import synchronize
 
 STEADY = 1.5  # p90 / p10 above which a machine was too busy for its times to be trusted
 WARM_UP = 5  # first rounds, which fill caches and are not counted
-
-TimingVerdict = Literal["faster", "slower", "noise", "unsteady"]
 
 
 def processor() -> str:
@@ -60,11 +55,10 @@ def in_turns(
 
     Args:
         variants: the functions.
-        rounds: how many rounds are counted.
-        warm_up: rounds before them that are not.
-        seconds: no further round begins when this much time is over; ``least`` rounds are made in any case. Warming up
-            has as much time for itself.
-        least: the fewest rounds.
+        rounds: that count, after ``warm_up`` others.
+        warm_up: rounds that fill caches.
+        seconds: no further round begins after these; warming up has as much time for itself.
+        least: rounds in any case.
         clock: returns seconds.
         device: where the functions leave work; on CUDA its own events measure it, on others it is waited for.
     """
@@ -79,17 +73,16 @@ def in_turns(
         if over and -warm_up < round_ < 0:
             continue  # one round is enough to warm up what is that slow
         for variant, record in zip(variants, times, strict=True):
-            taken = _on_cuda(variant) if device == "cuda" else _waited_for(variant, clock, torch.device(device))
+            if device == "cuda":
+                taken = _on_cuda(variant)
+            else:
+                start = clock()
+                variant()
+                synchronize(torch.device(device))
+                taken = 1000 * (clock() - start)
             if round_ >= 0:
                 record.append(taken)
     return times
-
-
-def _waited_for(variant: Callable[[], object], clock: Callable[[], float], device: torch.device) -> float:
-    start = clock()
-    variant()
-    synchronize(device)
-    return 1000 * (clock() - start)
 
 
 def _on_cuda(variant: Callable[[], object]) -> float:
@@ -144,7 +137,7 @@ class Speedup:
         return {**asdict(self), "verdict": self.verdict}
 
     @property
-    def verdict(self) -> TimingVerdict:
+    def verdict(self) -> Literal["faster", "slower", "noise", "unsteady"]:
         """The allowed claim: none if the rounds disagree which is faster, or by how much (:data:`STEADY`)."""
         if self.low <= 1 <= self.high:
             return "noise"

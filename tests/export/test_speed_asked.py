@@ -25,12 +25,12 @@ def dense():
 
 @pytest.fixture
 def all_installed(monkeypatch):
-    monkeypatch.setattr(speed, "find_spec", lambda name: True)
+    monkeypatch.setattr("lit_compress.export.runtimes.find_spec", lambda name: True)
     monkeypatch.setattr("lit_compress.export.program.find_spec", lambda name: True)
 
 
 def missing(monkeypatch, *packages):
-    monkeypatch.setattr(speed, "find_spec", lambda name: None if name in packages else True)
+    monkeypatch.setattr("lit_compress.export.runtimes.find_spec", lambda name: None if name in packages else True)
 
 
 def place(asked, net, choices=AS_IS, **more):
