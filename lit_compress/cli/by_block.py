@@ -70,11 +70,9 @@ def factorize_by_block(
     return_freed_memory()
     method, data, choices = job.method, job.data, job.choices
     for name in ("format", "vocabulary", "embeddings"):
-        if getattr(choices, name) != getattr(Choices(), name):
-            raise UserError(
-                f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "
-                "'export' where the model fits"
-            )
+        if (value := getattr(choices, name)) != getattr(Choices(), name):
+            hint = "leave it out, or pass it to 'export' where the model fits"
+            raise UserError(f"--by_block: --{name} {value} needs the whole model; {hint}")
     if recovery.distil is not None:
         raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")
     dense, compression = _read_shapes(method), stage.compression
@@ -136,6 +134,7 @@ class _Work:
         self.dev = [batch for loader in data.val_dataloader() for batch in loader]
         self.before = Walk(self.net, self.kind, self.dev, folder / "dense")
         asked, self.collector = self.compression.calibration(dense, data), None
+        self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": 0}
         names = [site.name for site in find_sites(dense)]
         if asked is not None:
             assert isinstance(asked.statistic, Statistic), "of the whole model"
@@ -143,9 +142,8 @@ class _Work:
             walk = Walk(self.net, self.kind, parts, folder / "calibration")
             self.collector = BlockStatistics(walk, dense, asked.statistic)
             names = [name for sites in self.collector.sites for name in sites]
+            self.memory["statistics"] = self.collector.bytes()
         self.sites = [[name for name in names if name.startswith(f"{block}.")] for block in self.net.names]
-        sums = 0 if self.collector is None else self.collector.bytes()
-        self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}
         self.refinement: Refinement | None = None
         if refine is not None:
             parts = calibration_parts(self.kind, stage.texts(data), None)

@@ -110,7 +110,7 @@ def run_factorize(
     Args:
         model: folder or name.
         out: folder to write.
-        line: options of the model, the data and the export.
+        line: further options.
         recovery: how the compressed model is trained.
         by_block: precision of the states on disk; None: the whole model is in memory.
 
@@ -164,35 +164,24 @@ def usual_losses(line: Line) -> dict[str, Any]:
 
 
 def load_model(name: str, method: Method) -> PreTrainedModel:
-    """Load a model that was fine-tuned on the method's task.
-
-    Raises:
-        UserError: ``name`` is a run, or the model is compressed already or not fine-tuned on the task.
-    """
+    """Load a model that was fine-tuned on the method's task; refuse a run, and a compressed model."""
     return load_finetuned(name, method.task, "model", method.sites)
 
 
 def one_shot_stage(method: Method) -> CompressedStage:
-    """Return the stage of a method that compresses in one shot.
-
-    Raises:
-        UserError: the method has none, or a size of it is wrong.
-    """
+    """Return the stage of a method that compresses in one shot; refuse one that has to train, and wrong sizes."""
     check_sizes(method)
     stage = method.stages()[-1]
     if not isinstance(stage, CompressedStage) or not stage.shrinks_first:
-        raise UserError(
-            f"factorize: {type(method).__name__} has to train: fit --model {type(method).__name__}; nearest here: "
-            "SecondOrder"
-        )
+        name = type(method).__name__
+        raise UserError(f"factorize: {name} has to train: fit --model {name}; nearest here: SecondOrder")
     return stage
 
 
 def _sized(cli: CommandLine, job: Job, run: Run | None) -> tuple[Job, dict[str, Any], Programs | None]:
     """Settle the size of the export and the kind of removal; the first process decides, or finished work has.
 
-    Returns:
-        The job; ``density``, ``removes`` and the field ``tried`` of the report; the programs that were timed, if any.
+    Returns the job, the decision (``density``, ``removes``, the field ``tried``), and the programs that were timed.
     """
     budget, decided = job.method.budget, list[tuple[Job, Programs | None]]()
     later = job.method.kinds and budget is not None and budget.kind == "speedup"

@@ -71,15 +71,10 @@ class DistilStage(CompressedStage):
 
 
 class Distilling:
-    """The stage ``distil``. Texts of a language model go through it in micro-batches of at most 512 tokens.
-
-    Args:
-        job: with the Trainer's arguments.
-        recovery: steps, texts and learning rate.
-        run: the run folder.
+    """The stage ``distil`` of a run. Texts of a language model are in micro-batches of at most 512 tokens.
 
     Attributes:
-        texts: the same data with these texts as training rows.
+        texts: the data of the job with the texts of the recovery as training rows.
 
     Raises:
         UserError: the Trainer's arguments or the texts cannot be used.
@@ -102,14 +97,11 @@ class Distilling:
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
     def fit(self, dense: PreTrainedModel, model: Path) -> None:
-        """Run or continue the stage.
+        """Run or continue the stage, as :func:`run_stage`.
 
         Args:
             dense: the teacher, on the CPU, before and afterwards.
             model: folder of the compressed model.
-
-        Raises:
-            UserError: gradients are not finite, or a checkpoint is of other data.
         """
         self.run.dense = dense
         run_stage(self.made, self.run, "", model)

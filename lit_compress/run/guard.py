@@ -85,13 +85,7 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
 
 
 def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> None:
-    """Check the memory of ``factorize``; raises as :func:`check_memory`.
-
-    Args:
-        job: of the command.
-        stage: of its method, which is done without training.
-        distils: whether the compressed model is trained afterwards (run/distilling.py).
-    """
+    """Check the memory of ``factorize``, which may train afterwards (``distils``); raises as :func:`check_memory`."""
     dense, data = job.dense, job.data
     forwards = [_forward(dense, data.val_dataloader())]
     _, length = data.train_dataloader().largest
@@ -101,7 +95,7 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
     if distils:
         texts = texts if job.method.kind.over_vocabulary else data.batch_size
         forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
-    size = max(forwards) + TRAINED * _bytes(dense) + distils * _bytes(dense)
+    size = max(forwards) + (TRAINED + distils) * _bytes(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
     check_memory("factorize", size, f"{fewer}--by_block has one block in memory", current_device())
 

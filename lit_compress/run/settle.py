@@ -29,11 +29,7 @@ _COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")
 
 
 def check_sizes(method: Method) -> None:
-    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
-
-    Raises:
-        UserError: see above, and of :func:`check_effects`.
-    """
+    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise."""
     check_effects(method)
     name, step = type(method).__name__, method.round_to
     if step is not None and step < 1:

@@ -75,10 +75,9 @@ class MappedDistillation(Distillation):
             raise UserError("distillation.relative: True is not for layers that a learned map compares; False is valid")
         require(self, "distillation.alpha_labels", low=0)
         if not self.on and not self.alpha_labels:
-            usual = type(self)
+            usual = f"{type(self).alpha}, {type(self).alpha_layers}, 0"
             raise UserError(
-                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: "
-                f"{usual.alpha}, {usual.alpha_layers}, 0"
+                f"distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: {usual}"
             )
 
     @property

@@ -39,19 +39,18 @@ def activations(
     """Return the bytes of activations that a forward of ``stage`` keeps, and whether its blocks recompute them.
 
     Args:
-        stage: that trains the model.
+        stage: that trains the model; some stages cannot recompute.
         net: in any form, also without values.
         shape: texts and tokens of the largest batch.
         half: whether it runs under autocast to 16 bits.
-        asked: whether to recompute; None: if they are more than ``most``.
-        most: bytes.
+        asked: whether to recompute; None: if they are more than ``most`` bytes.
 
     Returns:
-        Bytes, None if the model's code looks at values; and the decision, which is no for stages that cannot.
+        Bytes, None if the model's code looks at values; and the decision.
     """
     kept: float | None = forward_bytes(net, *shape, "parameters", half)
-    can = stage.repeatable and net.supports_gradient_checkpointing
-    again = can and (asked if asked is not None else kept is not None and kept > most)
+    again = (kept is not None and kept > most) if asked is None else asked
+    again = again and stage.repeatable and net.supports_gradient_checkpointing
     if again and kept is not None:
         count = sum(1 for _ in blocks(net))
         kept = kept / count + 4 * count * shape[0] * shape[1] * net.config.hidden_size  # and a state for each block
