@@ -8,7 +8,7 @@ https://github.com/microsoft/TransformerCompression.
                   multiplied by Q^T, its readers by Q; LayerNorm first becomes R, gamma and beta in the weights
                   around it and an rms norm (section 3.1, 3.2)                          models/projected/insert.py
     axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x the input of norm l after the
-                  slices before it; float64, without padding (section 3.3)          calibration/sliced_stream.py
+                  slices before it; float64, without padding (section 3.3)                       :class:`Axes`
     slices        the first k columns of every Q_l; on the residual path Q_l[:, :k]^T Q_l+1[:, :k], a k x k matrix;
                   the norm divides by the original width (section 3.4)                    models/projected/fold.py
 
@@ -25,7 +25,7 @@ Deviations, and where paper and program differ:
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
-    - The hidden states before a block are on disk, and forwards are of that block (calibration/sliced_stream.py).
+    - The hidden states before a block are on disk, and forwards are of that block (calibration/walk.py).
       With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d). That is 0.84 at a
       slice of 25 %, and more than all at slices below 13 %.
@@ -33,28 +33,41 @@ Deviations, and where paper and program differ:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import floor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.sliced_stream import Axes
+from lit_compress.calibration.moments import Gram
+from lit_compress.calibration.statistics import OfModel, Reduce
+from lit_compress.calibration.uses import Batch, Stop, frozen, hooked, real_rows, token_places, tokens_at
+from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.block_net import one_by_one
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size, outline_projected
 from lit_compress.models.projected.insert import identity_bases, insert_projections
-from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.models.surgery import link
+from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import note
+from lit_compress.utils.progress import note, track
+from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,6 +75,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.base import TaskType
 
+Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
 SLICED = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alone, one for every sub-layer
 
 
@@ -215,3 +229,124 @@ def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) ->
     z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]
     GateSlots(net, SLICED).set({"hidden": z.to(net.dtype)})
     return link(fold_projections(net))  # as a checkpoint rebuilds it
+
+
+@dataclass(frozen=True)
+class Axes(OfModel):
+    """The axes U [d, d] of every site, by falling energy behind the slices before; by number, float64, on the CPU.
+
+    With the first k axes of a site kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x: its norms,
+    and with norms before the sub-layers also the residual path. In these coordinates, the dense model's, a slice is a
+    hook, and nothing is turned before all axes are known.
+
+    Attributes:
+        widths: number of directions k that every site keeps.
+    """
+
+    widths: Sequence[int]
+
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the axes; a model with norms before the sub-layers is on the CPU afterwards.
+
+        Raises:
+            UserError: there are no examples, or a hidden state is inf or NaN.
+        """
+        stream, device = residual_stream(net), net.device
+        find = principal_axes if get_architecture(net).rms else centred_axes  # other norms subtract a mean
+        axes: list[Tensor] = []
+        with ExitStack() as undo, torch.no_grad(), torch.autocast(device.type, enabled=False):
+            undo.enter_context(frozen(net))
+            passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, kind)
+            blocks: dict[str, nn.Module] = {}
+            if stream.pre_norm:
+                walk = undo.enter_context(_walk(net, batches, kind))
+                blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
+                passes = partial(_of_block, walk, stream)
+                for block in blocks.values():
+                    undo.callback(setattr, block, "__class__", type(block))
+                    StreamBlock.adopt(block)
+            modules = dict(net.named_modules()) | {
+                f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
+            }
+            for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
+                names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+                own = {name: modules[name] for name in names}
+                ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
+                gram = _gram(own, net.config.hidden_size, device, passes(i), not ends, reduce)
+                axes.append(from_first(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
+                if self.widths[i] < len(axes[i]):
+                    kept = axes[i][:, : self.widths[i]]
+                    part = partial(torch.matmul, other=(kept @ kept.mT).to(device, net.dtype))
+                    for name in site.norms:
+                        hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
+                        undo.callback(modules[name].register_forward_pre_hook(hook).remove)
+                    for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
+                        turn = sublayer.junction.removeprefix(f"{sublayer.host}.")
+                        setattr(blocks[sublayer.host], turn, part)
+                        undo.callback(delattr, blocks[sublayer.host], turn)
+        return dict(enumerate(axes))
+
+
+def _of_model(
+    net: PreTrainedModel, stream: ResidualStream, batches: Iterable[Batch], task: TaskType, site: int
+) -> Passes:
+    """Yield the forwards of the whole model."""
+    stack = list(dict.fromkeys(place.stack for place in stream.sites)).index(stream.sites[site].stack)
+    for batch in batches:
+        rows = real_rows(task, batch, net.device, None)
+        if len(rows["index"]):
+            yield token_places(task.masks(rows)[stack]), partial(task.run, net, rows)
+
+
+def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
+    """Yield the forwards of the block of a site, behind the slices before it."""
+    number = walk.net.names.index(stream.sublayers[site].host)
+    walk.reach(number)
+    with walk.net.block(number):
+        for rows, hidden in zip(walk.rows(), walk.states(number), strict=True):
+            yield token_places(walk.task.masks(rows)[0]), partial(walk.step, number, rows, hidden)
+
+
+@contextmanager
+def _walk(net: PreTrainedModel, batches: Iterable[Batch], task: TaskType) -> Iterator[Walk]:
+    """Yield the examples before the first block of a model in memory, with a folder for their states."""
+    rows = (real_rows(task, batch, torch.device("cpu"), None) for batch in batches)
+    parts = [part for part in rows if len(part["index"])]
+    with one_by_one(net, net.device) as blocks, tempfile.TemporaryDirectory() as folder:
+        walk = Walk(blocks, task, parts, Path(folder))
+        check_disk(Path(folder), 2 * walk.bytes(), "SliceGPT")
+        yield walk
+
+
+def _gram(
+    norms: Mapping[str, nn.Module], size: int, device: torch.device, passes: Passes, stop: bool, reduce: Reduce
+) -> Gram:
+    """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
+
+    ``norms`` are in the order of a forward, which stops at the last one if ``stop``; else its output is also read.
+    """
+    gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
+    places, last = torch.zeros(0), next(reversed([*norms]), "")
+
+    def read(name: str, x: Tensor, _: Tensor | None = None) -> None:
+        taken = double(tokens_at(x, places))
+        gram.add(taken)
+        count.add_(len(taken))
+        if stop and name == last:
+            raise Stop
+
+    with hooked(norms, read):
+        for where, forward in passes:
+            places = where
+            with suppress(Stop):
+                read("", forward())
+    for total in (gram.flat, count) if reduce is not None else ():
+        reduce(total)  # type: ignore[misc]
+    if not count:
+        raise UserError("calibration: there are no examples; give at least 1")
+    if count < size:
+        note(
+            f"calibration: {int(count)} tokens are fewer than the {size} dimensions of hidden states; the axes of "
+            "those without any are chosen at random"
+        )
+    return gram

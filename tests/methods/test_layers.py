@@ -9,12 +9,10 @@ from helpers import logits
 from tiny import ALL, make_batch, make_net
 from transformers import AutoConfig
 
-from lit_compress.calibration import block_losses
-from lit_compress.calibration.block_losses import BlockLosses, divergences
 from lit_compress.export.modelling import ordinary_net
 from lit_compress.methods import Layers
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.layers import KeptBlocks, evenly_spaced
+from lit_compress.methods.layers import BlockLosses, KeptBlocks, divergences, evenly_spaced
 from lit_compress.models.shorten import holds_first, stack_lengths
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.tasks import task_type
@@ -63,9 +61,11 @@ def test_the_greedy_choice_removes_the_block_that_is_missed_the_least(monkeypatc
         return sum(cost[block] for block in gone) + sum(cost_of_pair.get(pair, 0.0) for pair in pairs)
 
     def chosen(a, b, first=False):
-        monkeypatch.setattr(block_losses, "stack_lengths", lambda _: {"a": (None, 3), "b": (None, 2)})
-        monkeypatch.setattr(block_losses, "holds_first", lambda _: first)
-        monkeypatch.setattr(block_losses, "divergences", lambda _, choices, *__: [loss(kept) for kept in choices])
+        monkeypatch.setattr("lit_compress.methods.layers.stack_lengths", lambda _: {"a": (None, 3), "b": (None, 2)})
+        monkeypatch.setattr("lit_compress.methods.layers.holds_first", lambda _: first)
+        monkeypatch.setattr(
+            "lit_compress.methods.layers.divergences", lambda _, choices, *__: [loss(kept) for kept in choices]
+        )
         return least_missed(None, {"a": a, "b": b}, None, None)
 
     assert chosen(2, 1) == ({"a": [0, 2], "b": [0]}, 4.0)

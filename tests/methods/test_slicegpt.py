@@ -7,9 +7,8 @@ import torch
 from helpers import logits, net_of
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.sliced_stream import Axes
 from lit_compress.methods import SliceGPT
-from lit_compress.methods.slicegpt import SLICED, slice_stream
+from lit_compress.methods.slicegpt import SLICED, Axes, slice_stream
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.projected.insert import identity_bases, insert_projections
 from lit_compress.models.residual_stream import residual_stream
