@@ -18,8 +18,7 @@ from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, fi
 from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops
 from lit_compress.models.budget import Budget, shown
-from lit_compress.models.outline import estimated_bytes, file_bytes, weight_bytes
-from lit_compress.models.sites import embedding_params
+from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.numerics.search import HALVINGS, within_limit
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -236,17 +235,14 @@ def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
 
     ``made`` is the smallest outline, with ``more`` bytes that are not estimated; ``before`` is the dense model's cost.
     """
-    budget, choices, name = job.method.budget, made.choices, type(job.method).__name__
+    budget, name = job.method.budget, type(job.method).__name__
     assert budget is not None
     kind = budget.kind
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
-    text = f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}"
-    if kind == "flops":
-        return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
-    tables, bits = embedding_params(made.net), max(8, choices.bits)
-    if kind == "size" and choices.format != "hf":
-        size = sum(weight_bytes(table, bits) for table in tables)
-    else:
-        size = sum(table.numel() * (table.element_size() if kind == "size" else 1) for table in tables)
-    advice = "--model SecondOrder --model.scope all, --export.vocabulary data and 16 bits a value make them smaller"
-    return UserError(f"{text}, {shown(kind, size)} of them embeddings; nearest: a larger one; {advice}")
+    what = " of the FLOPs" if kind == "flops" else ""
+    near = {"flops": f"{1.005 * least:.3g}", "params": f"{1.005 * least:.0f}", "size": f"{1.005 * least / 1e6:.4g}MB"}
+    advice = "; --model SecondOrder --model.scope all, --export.vocabulary data and 16 bits a value need less"
+    return UserError(
+        f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}{what}; "
+        f"nearest: {kind}={near[kind]}{'' if what else advice}"
+    )
