@@ -95,13 +95,14 @@ def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> 
 
     These are numbers among the heads that it had before.
     """
-    architecture, attention = get_architecture(net), net.get_submodule(name)
+    architecture = get_architecture(net)
     if layer := architecture.shares_bias:
+        attention: Any = net.get_submodule(name)
         before = attention.heads if isinstance(attention, SomeHeads) else range(net.config.num_attention_heads)
         if len(left) < len(before):
             layer.adopt(attention, [before[head] for head in left])
     elif architecture.head_attributes:
-        set_attributes(attention, architecture.head_attributes(width, len(left)))
+        set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
 
 
 def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:
