@@ -204,9 +204,6 @@ def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
     return {"density": left, "params": asdict(_params(net, counted)), "flops": forward}
 
 
-# --------------------------------------------------------------------------------------------------- memory
-
-
 class _Live(TorchDispatchMode):
     """Counts the bytes of tensors that are alive, without those that are ``known``."""
 

@@ -54,11 +54,10 @@ def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
     whole = copy.deepcopy(net).to_empty(device="cpu")
-    with no_init_weights():
+    with torch.no_grad(), no_init_weights():
         fresh = dict(type(net)(net.config).named_buffers())
-    with torch.no_grad():
-        for parameter in whole.parameters():
-            parameter.zero_()
+        for value in whole.parameters():
+            value.zero_()
         for name, buffer in whole.named_buffers():
             buffer.copy_(fresh[name]) if name in fresh else buffer.zero_()
     return whole
@@ -66,11 +65,10 @@ def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
 
 def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
     """Return ``net``, or, if it has no values, a copy on the CPU whose parameters are small random numbers."""
-    if all(not parameter.is_meta for parameter in net.parameters()):
+    if not any(parameter.is_meta for parameter in net.parameters()):
         return net
     whole, generator = with_zeros(net).eval(), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in whole.parameters():
-            if parameter.is_floating_point():
-                parameter.normal_(0.0, 0.02, generator=generator)
+    for parameter in whole.parameters():
+        if parameter.is_floating_point():
+            parameter.data.normal_(0.0, 0.02, generator=generator)
     return whole

@@ -90,9 +90,6 @@ class SubLayer:
         return self.sites["o" if self.kind == "attention" else "down"]
 
 
-# ------------------------------------------------------------------------------------------------ modules by name
-
-
 def module_at(net: nn.Module, name: str, kind: type[Module]) -> Module:
     """Return the module ``name`` of ``net``, which is a ``kind``."""
     module = net.get_submodule(name)
@@ -122,9 +119,6 @@ def _is_there(module: Any, path: str) -> bool | None:
         if isinstance(module := getattr(module, part, None), Removed):
             return None
     return isinstance(module, nn.Module)
-
-
-# ------------------------------------------------------------------------------------------------ blocks and sites
 
 
 def base_prefix(net: PreTrainedModel) -> str:
@@ -226,9 +220,6 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
 
 
-# ------------------------------------------------------------------------------------------------ sub-layers
-
-
 def get_removable(net: PreTrainedModel) -> Architecture:
     """Return the record of ``net`` if its sub-layers can be removed.
 
@@ -311,9 +302,6 @@ def held_part(parts: list[SubLayer]) -> SubLayer | None:
 def of_kind(parts: list[SubLayer], kind: str) -> list[SubLayer]:
     """Return the attentions or the feed-forward networks, in order; a gate has a group for each."""
     return [part for part in parts if part.kind == kind]
-
-
-# ------------------------------------------------------------------------------------------------ sites by a pattern
 
 
 def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:

@@ -111,9 +111,6 @@ def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> f
     return max(float((f - e).abs().max() / e.abs().max().clamp_min(1)) for e, f in pairs)
 
 
-# -------------------------------------------------------------------------------------- rows of 8-bit integers
-
-
 def token_table(net: PreTrainedModel) -> str | None:
     """Return the name of the table of token embeddings; None if it is no plain one or its tensor has other uses."""
     table = net.get_input_embeddings()

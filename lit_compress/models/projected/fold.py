@@ -104,9 +104,6 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
     return move(net, dtype)
 
 
-# ------------------------------------------------------------------------------------------------ stream
-
-
 def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site]) -> None:
     """Fold norms, residual matrices W_R, embeddings, and the layer that reads the last hidden states."""
     written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
@@ -153,9 +150,6 @@ def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
 def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> NarrowLinear:
     """Return a folded Linear that writes to ``site``."""
     return _narrow(site.write @ weight, None if bias is None else site.write @ bias, **places)
-
-
-# ------------------------------------------------------------------------------------------------ sub-layers
 
 
 def _gate(values: Tensor | None, size: int) -> Tensor:
