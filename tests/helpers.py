@@ -11,9 +11,8 @@ from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, Proj
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import close_empty_sublayers, cut_closed
-from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
-from lit_compress.models.projected.insert import Bases, insert_projections
+from lit_compress.models.projected.projections import Bases, fold_projections, insert_projections
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
 

@@ -10,7 +10,7 @@ from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
 from lit_compress.models.projected.gates import GATES, ProjectionSpec
-from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.projections import insert_projections
 from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net, tied

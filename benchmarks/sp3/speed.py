@@ -54,9 +54,8 @@ def calibration(examples: int, length: int) -> dict[str, Any]:
 def narrow_bert(net: Any, density: float) -> Any:
     """Return ``net`` as SP3 leaves it at a density, the same fraction of every dimension, heads and layers whole."""
     from lit_compress.export.fuse import fuse
-    from lit_compress.models.projected.fold import fold_projections
     from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes, gated_size
-    from lit_compress.models.projected.insert import identity_bases, insert_projections
+    from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
 
     form = ProjectionSpec(DIMENSIONS)
     insert_projections(net, identity_bases(net), form)
@@ -95,7 +94,7 @@ def step(rounds: int) -> dict[str, Any]:
     """Time a step with gates, projections and matched hidden states against a dense distillation step, interleaved."""
     from lit_compress.layers import HardConcrete
     from lit_compress.models.projected.gates import GateSlots, gate_shapes, gated_size
-    from lit_compress.models.projected.insert import identity_bases, insert_projections
+    from lit_compress.models.projected.projections import identity_bases, insert_projections
     from lit_compress.numerics.losses import distillation_loss, lagrangian, layer_distillation_loss, matched_layers_loss
 
     teacher, dense, gated = (timing.random_bert(timing.MINILM).eval() for _ in range(3))

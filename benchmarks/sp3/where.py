@@ -28,9 +28,8 @@ HIDDEN, HEADS, NEURONS = 312, (4, 0, 3, 3, 0, 0), (0, 160, 0, 0, 100, 120)  # of
 def sp3_nets() -> dict[str, Any]:
     """Return the model with the widths of :data:`WIDTHS`, with room for the next hidden states and as exported."""
     from lit_compress.export.fuse import fuse
-    from lit_compress.models.projected.fold import fold_projections
     from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes
-    from lit_compress.models.projected.insert import identity_bases, insert_projections
+    from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
 
     table = json.loads((common.results("sp3") / f"{WIDTHS}.json").read_text())["widths"]
     net, form = timing.random_bert(timing.MINILM).eval(), ProjectionSpec()

@@ -6,11 +6,11 @@ https://github.com/microsoft/TransformerCompression.
 
     invariance    rms(Q^T x) = Q^T rms(x) for every orthogonal Q, so the stream may have any basis: its writers are
                   multiplied by Q^T, its readers by Q; LayerNorm first becomes R, gamma and beta in the weights
-                  around it and an rms norm (section 3.1, 3.2)                          models/projected/insert.py
+                  around it and an rms norm (section 3.1, 3.2)                          models/projected/
     axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x the input of norm l after the
                   slices before it; float64, without padding (section 3.3)                       :class:`Axes`
     slices        the first k columns of every Q_l; on the residual path Q_l[:, :k]^T Q_l+1[:, :k], a k x k matrix;
-                  the norm divides by the original width (section 3.4)                    models/projected/fold.py
+                  the norm divides by the original width (section 3.4)                    models/projected/
 
 The stages are dense -> prune; ``prune.epochs`` 0, the default, is the paper's. More train the rest, as its recovery
 fine-tuning does.
@@ -53,9 +53,8 @@ from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.block_net import one_by_one
-from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size, outline_projected
-from lit_compress.models.projected.insert import identity_bases, insert_projections
+from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
 from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.models.surgery import link
 from lit_compress.numerics.pca import centred_axes, principal_axes

@@ -10,7 +10,7 @@ from tiny import make_batch, make_net
 from lit_compress.methods import SliceGPT
 from lit_compress.methods.slicegpt import SLICED, Axes, slice_stream
 from lit_compress.models.accounting import count_params, stored_density
-from lit_compress.models.projected.insert import identity_bases, insert_projections
+from lit_compress.models.projected.projections import identity_bases, insert_projections
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe, rebuild

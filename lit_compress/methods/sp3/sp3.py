@@ -8,7 +8,7 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
     Eqs. 13-14  z on directions of hidden states, Q/K, V/O, FFN; on heads and layers  layers/training/projected.py
     Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  stages/gated.py
     Eq. 30      s, the expected density, with W_R                                     models/projected/gates.py
-    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  models/projected/fold.py
+    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  models/projected/
     section 3.5 pre-norm: groups of sub-layers share a basis of the residual stream   models/residual_stream.py
     phases      teacher only; then gates of dimensions, target falls; then of heads and layers  stage.py
 

@@ -19,7 +19,6 @@ from lit_compress.calibration.second_moments import Grams, collect_grams
 from lit_compress.layers import HardConcrete
 from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import (
     DIMENSIONS,
     GATES,
@@ -30,7 +29,7 @@ from lit_compress.models.projected.gates import (
     gated_size,
     outline_projected,
 )
-from lit_compress.models.projected.insert import Bases, identity_bases, insert_projections
+from lit_compress.models.projected.projections import Bases, fold_projections, identity_bases, insert_projections
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
