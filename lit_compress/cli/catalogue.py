@@ -107,6 +107,10 @@ class _Class:
                     settings = find(kind.module, default.func.id) or find(self.module, default.func.id)
                     for option in settings.options(f"{group}{name}.").values() if settings else ():
                         chosen[option.name] = replace(option, default=changed.get(option.name, option.default))
+        if of_method:
+            attributes = (pair for kind in self.lineage() for pair in kind._attributes())
+            usual = next(default for name, (_, default) in attributes if name == "usual_density")
+            chosen[f"{group}density"] = replace(chosen[f"{group}density"], default=self.value(usual))
         return chosen
 
     def value(self, node: ast.expr) -> str:

@@ -61,7 +61,7 @@ class Method(MicroBatches, Fields):
         revision: branch, tag or commit of a hub name; without it main. A run keeps the commit.
         sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
             expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x (or
             speedup=3x@openvino-int8,32x128: in this runtime, for 32 texts of 128 tokens) or density=0.25.
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
@@ -367,6 +367,25 @@ class Method(MicroBatches, Fields):
         self.log("val/score", score if at_budget else -inf, logger=False)  # a metric again
         if loss is not None:
             self.log("val/loss", loss)
+
+
+class Ranked(Method):
+    """A method whose last stage has factors.
+
+    Args:
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
+            rank and rank_ratio.
+        rank: the same rank for every matrix.
+        rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
+        allocation: ``uniform`` applies the same rule to every matrix; ``global`` keeps the same number of parameters in
+            all, where the squared singular values of the (weighted) matrices per parameter are largest.
+        retrain: training of the factors, and the weighting of the factorization, if there is one.
+    """
+
+    rule: RankRule
+    rank: int | None = None
+    rank_ratio: float | None = None
+    allocation: Allocation = "uniform"
 
 
 class Untaught(Method):

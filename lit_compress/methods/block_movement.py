@@ -318,7 +318,6 @@ class BlockMovement(Method):
     Args:
         prune: schedule and masks of the pruning, and its training.
         retrain: training of the filled model.
-        distillation: weights of the loss terms with the dense model as teacher.
     """
 
     prune: BlockMovementSettings = BlockMovementSettings()

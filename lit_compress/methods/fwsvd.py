@@ -25,35 +25,24 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Distillation, Ranked
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import Removes, Weighted
 
 PAPER_RANK_RATIO = 0.33
 
 
-class FWSVD(Method):
+class FWSVD(Ranked):
     """Factorize a fine-tuned model by SVD weighted with Fisher information, then fine-tune the factors.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
-            rank and rank_ratio; without any, rank_ratio is the paper's 0.33.
-        rank: the same rank for every matrix.
-        rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
-        allocation: ``uniform`` applies the same rule to every matrix; ``global`` keeps the same number of parameters in
-            all, where the squared singular values of the weighted matrices per parameter are largest.
-        retrain: the weighting, and fine-tuning of the factors.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
+        rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)); the paper's 0.33 if
+            neither it nor a rank nor a density is given.
     """
 
     usual_density = None  # the rank ratio decides
-    rule: RankRule
-    rank: int | None = None
-    rank_ratio: float | None = None
-    allocation: Allocation = "uniform"
     dense = Training(warmup=0.0)
     retrain: Weighted = Weighted(warmup=0.0)
     matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}

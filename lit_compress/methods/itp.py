@@ -24,7 +24,7 @@ class ITP(Untaught):
     """Iterative structured pruning: the rows of every matrix, ranked together by sensitivity.
 
     Args:
-        density: stored / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
+        density: stored / original parameters of the transformer blocks' matrices, in (0, 1].
         prune: schedule and score of the pruning, and its training.
     """
 

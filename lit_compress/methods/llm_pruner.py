@@ -146,9 +146,7 @@ class LLMPruner(OneShot):
     """Prune the least important heads and neurons at once, by first-order scores on a few examples, then retrain.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.8.
         prune: the scores, the blocks that stay whole, and training afterwards.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     usual_density = 0.8

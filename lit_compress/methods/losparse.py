@@ -67,7 +67,6 @@ class LoSparse(Untaught):
     """Approximate matrices by factors, which stay, plus a sparse matrix whose rows are pruned by sensitivity.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: the decomposition, the schedule of the pruning, and its training.
     """
 
@@ -95,7 +94,6 @@ class LowRankI(Untaught):
     """LoSparse without its sparse part: fine-tune the factors of the backbone.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         retrain: fine-tuning of the factors.
     """
 
@@ -118,8 +116,6 @@ class LowRankII(Untaught):
     """LoSparse whose sparse matrix is pruned until only the factors are left.
 
     Args:
-        density: parameters of the factors / original parameters of the transformer blocks' matrices, in (0, 1]; default
-            0.2.
         prune: schedule and score of the pruning, and its training.
     """
 

@@ -219,8 +219,6 @@ class LPAF(Method):
     """Low-rank prune-and-factorize: prune by first-order scores, factorize, retrain with mixed ranks.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; without it and
-            without a rank 0.25.
         rank: the same rank k for every matrix.
         prune: step 1.
         retrain: steps 2 and 3.

@@ -83,7 +83,7 @@ class Movement(Untaught):
     """Prune neurons by scores that are trained with the weights.
 
     Args:
-        density: stored fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
+        density: stored fraction of the weights of the transformer blocks' matrices, in (0, 1].
         prune: schedule and masks of the pruning, and its training.
     """
 

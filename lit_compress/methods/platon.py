@@ -103,7 +103,6 @@ class PLATON(Untaught):
     """Prune single weights by an upper confidence bound of their sensitivity.
 
     Args:
-        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
     """
 

@@ -43,10 +43,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.base import Distillation, Ranked
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.rank_rule import Allocation, RankRule, Scope
+from lit_compress.stages.rank_rule import Scope
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 
@@ -69,26 +69,15 @@ class KroneckerWeighted(Weighted):
     weighting: Weighting = "kfac"
 
 
-class SecondOrder(Method):
+class SecondOrder(Ranked):
     """Factorize a fine-tuned model under the Kronecker-factored Fisher information, then train the factors.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
-            rank and rank_ratio; without any, the density is 0.25.
-        rank: the same rank for every matrix.
-        rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
-        allocation: ``global``: the number of parameters of that rule, spent where the estimated loss per parameter is
-            largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
             model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-        retrain: the weighting, and training of the factors.
-        distillation: weights of the loss terms with the dense model as teacher.
     """
 
-    rule: RankRule
-    rank: int | None = None
-    rank_ratio: float | None = None
-    allocation: Allocation = "global"
+    allocation = "global"
     scope: Scope = "blocks"
     retrain: KroneckerWeighted = KroneckerWeighted()
     matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}

@@ -100,11 +100,10 @@ class SliceGPT(OneShot):
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
-            residual path count as remaining. Default 0.75.
+            residual path count as remaining.
         slicing: fraction of the dimensions of hidden states that goes, in [0, 1), in place of ``density``; the paper's
             are 0.2, 0.25 and 0.3.
         prune: calibration, and training afterwards.
-        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     name = "axes"

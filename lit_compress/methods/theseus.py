@@ -206,7 +206,7 @@ class Theseus(Untaught):
     """Replace modules of several blocks by one block each, at random; the export is an ordinary model of fewer blocks.
 
     Args:
-        density: fraction of the blocks that is left: their number must divide the number of all; default 0.5.
+        density: fraction of the blocks that is left: their number must divide the number of all.
         replace: the schedule of the replacing, and the training of the successors.
     """
 

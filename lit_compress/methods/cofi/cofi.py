@@ -272,7 +272,6 @@ class CoFi(Method):
     """Prune layers, heads, neurons and hidden dimensions together; the export is a smaller dense model.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         distil: training of the backbone with the dense model as teacher, before it is pruned.
         prune: training of weights and gates.
         retrain: training of the pruned model.

@@ -288,8 +288,6 @@ class CoFiLoSparse(CoFi):
     """Prune layers and heads by gates, and rows of the remaining matrices by sensitivity.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1], after gates and
-            rows; default 0.1.
         prune: training of weights and gates, with pruning of rows.
     """
 

@@ -84,7 +84,7 @@ class SP3(Method):
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
-            residual path (W_R) count as remaining. Default 0.06.
+            residual path (W_R) count as remaining.
         params: number of weights that remain, e.g. 5M, instead of ``density``.
         prune: calibration, gates, and their training.
         distillation: weights of the labels, the teacher's logits and its hidden states.
