@@ -171,13 +171,32 @@ def whole(
     assert net.dtype in (torch.float32, torch.float64), net.dtype
     task, names = task_type(kind), statistic.names(net) if names is None else names
     sums = statistic.collector(net, names, device or net.device)
-    walk = _Whole(net, statistic, task, sums, {site.name: site for site in find_sites(net) if site.name in names})
+    sites = {site.name: site for site in find_sites(net) if site.name in names}
+    loose: Uses | None = None if sums.by_token else {}
     gradients = statistic.labels is not None
+
+    def once(rows: Batch, names: Sequence[str]) -> set[str]:
+        """Show the uses of ``names``, at whose outputs the graph begins; return those that need single examples."""
+        with watched(net, sums, sites, task.masks(rows), len(rows["index"]), names, loose):
+            output = task.run(net, rows)
+            losses = statistic.losses(task, task.logits(output, rows), rows) if gradients else []
+            for i, loss in enumerate(losses):
+                if loss.requires_grad:
+                    loss.backward(retain_graph=i + 1 < len(losses))
+        return sums.end()
+
     with frozen(net), torch.set_grad_enabled(gradients), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
             rows = real_rows(task, batch, net.device, statistic.labels)
             for part in statistic.parts(task, rows) if len(rows["index"]) else ():
-                walk.add(part, names)
+                examples = len(part["index"])
+                sums.examples += examples
+                loose = loose_uses(net, task, part, sites) if loose is None else loose
+                # relative positions of DeBERTa belong to no example: their sites see the examples one by one
+                single = {name for name in names if examples > 1 and loose.get(name)}
+                single |= once(part, [name for name in names if name not in single])
+                for row in row_parts(task, part, 1) if single else ():
+                    once(row, [name for name in names if name in single])
     if reduce is not None:
         sums.reduce(reduce, net.device)
     if not sums.examples:
@@ -213,45 +232,3 @@ def watched(
 
     with hooked(modules, on_forward):
         yield
-
-
-@dataclass
-class _Whole:
-    """Puts examples through a model and back.
-
-    A site may also read something that belongs to no example: DeBERTa projects its relative positions once for the
-    whole batch. Such sites see the examples one by one.
-    """
-
-    net: PreTrainedModel
-    statistic: Statistic
-    task: TaskType
-    sums: Collector
-    sites: dict[str, Site]
-    loose: Uses | None = None
-
-    def add(self, rows: Batch, names: Sequence[str]) -> None:
-        """Add a part of the examples."""
-        task, sums, examples = self.task, self.sums, len(rows["index"])
-        sums.examples += examples
-        if self.loose is None:
-            self.loose = loose_uses(self.net, task, rows, self.sites) if sums.by_token else {}
-        single = {name for name in names if examples > 1 and self.loose.get(name)}
-        single |= self._pass(rows, [name for name in names if name not in single])
-        for row in row_parts(task, rows, 1) if single else ():
-            self._pass(row, [name for name in names if name in single])
-
-    def _pass(self, rows: Batch, names: Sequence[str]) -> set[str]:
-        """Show the uses of the modules ``names`` to the collector; return those that it must see by single examples.
-
-        The graph begins at the outputs of the first of them.
-        """
-        task, examples = self.task, len(rows["index"])
-        with watched(self.net, self.sums, self.sites, task.masks(rows), examples, names, self.loose or {}):
-            output = task.run(self.net, rows)
-            if self.statistic.labels is not None:
-                losses = self.statistic.losses(task, task.logits(output, rows), rows)
-                for i, loss in enumerate(losses):
-                    if loss.requires_grad:
-                        loss.backward(retain_graph=i + 1 < len(losses))
-        return self.sums.end()

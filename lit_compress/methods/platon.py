@@ -6,7 +6,7 @@ ICML 2022, https://arxiv.org/abs/2206.12562. Element-wise, with w after an optim
     sensitivity    I = |w g|, averaged over a window of ``interval`` steps
     smoothed       Ibar = beta1 Ibar + (1 - beta1) I
     uncertainty    U = |I - Ibar|, with the new Ibar;    Ubar = beta2 Ubar + (1 - beta2) U
-    score          S = Ibar Ubar;    beta2 = 1: S = Ibar
+    score          S = Ibar Ubar
     schedule       kept fraction cubic from 1 to the density; global top-v; the others are set to zero
 
 As in the authors' program, gradients are clipped (the configs clip to norm 1) and w is read before it is zeroed: a
@@ -33,13 +33,15 @@ from lit_compress.stages.unstructured import Reduce, Score, Unstructured, Unstru
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import local
 
+KINDS = ("mean", "average", "uncertainty")  # of a score's buffers
+
 
 class UpperConfidenceScore(Score):
     """Smoothed sensitivity times smoothed uncertainty (PLATON).
 
     Args:
         beta1: weight of the old value in the moving average of the sensitivity.
-        beta2: weight of the old value in the uncertainty's average; 1 leaves it out.
+        beta2: weight of the old value in the uncertainty's average.
         window: optimizer steps whose sensitivity is averaged before it enters the moving average.
     """
 
@@ -49,18 +51,17 @@ class UpperConfidenceScore(Score):
         super().__init__()
         self.beta1, self.beta2, self.window = beta1, beta2, window
         self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
-        self._kinds = ("mean", "average") if beta2 == 1 else ("mean", "average", "uncertainty")
 
     def attach(self, weights: Sequence[Tensor]) -> None:
-        """Make the buffers: two float32 numbers per weight, or three with uncertainty."""
+        """Make the buffers: three float32 numbers per weight."""
         self._count = len(weights)
-        for kind in self._kinds:
+        for kind in KINDS:
             for i, weight in enumerate(weights):
                 zeros = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
                 self.register_buffer(f"{kind}_{i}", zeros)
 
     def _all(self, kind: str) -> list[Tensor]:
-        return [self.get_buffer(f"{kind}_{i}") for i in range(self._count)] if kind in self._kinds else []
+        return [self.get_buffer(f"{kind}_{i}") for i in range(self._count)]
 
     def check(self, start: int) -> None:
         """Refuse a first ranking before the first window is complete: until then every score is 0."""
@@ -72,7 +73,7 @@ class UpperConfidenceScore(Score):
 
     def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
         """Add the step's sensitivity to the window; when the window is complete, update the scores."""
-        mean, average, uncertainty = (self._all(kind) for kind in ("mean", "average", "uncertainty"))
+        mean, average, uncertainty = (self._all(kind) for kind in KINDS)
         if any(weight.grad is not None for weight in weights):  # else the step is left out
             accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights], reduce)
         if step % self.window == 0:
@@ -87,7 +88,7 @@ class ConfidenceSettings(Unstructured):
 
     Args:
         beta1: weight of the old value in the moving average of the sensitivity, in [0, 1).
-        beta2: weight of the old value in the uncertainty's average, in [0, 1]; 1 leaves the uncertainty out.
+        beta2: weight of the old value in the uncertainty's average, in [0, 1).
     """
 
     beta1: float = 0.85
@@ -96,7 +97,7 @@ class ConfidenceSettings(Unstructured):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.beta1", low=0, below=1)
-        require(self, "prune.beta2", low=0, high=1)
+        require(self, "prune.beta2", low=0, below=1)
 
 
 class PLATON(Untaught):

@@ -104,28 +104,25 @@ def fold_sensitivity_(
     """End a window: update both moving averages with its mean, and begin the next, in place; return scores (PLATON).
 
     In this order: Ibar = beta1 Ibar + (1 - beta1) I, then U = |I - Ibar| with the new Ibar, then
-    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing. The scores are Ibar * Ubar, or
-    Ibar if ``beta2`` is 1: local shards, never negative.
+    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing. The scores are Ibar * Ubar:
+    local shards, never negative.
 
     Args:
         averages: Ibar, float32.
-        uncertainties: Ubar, same shapes; empty if ``beta2`` is 1, which turns the uncertainty off.
+        uncertainties: Ubar, same shapes.
         means: I, the mean over the window, of :func:`accumulate_sensitivity_`; set to 0.
         steps: int64 [1], number of steps in the means; set to 0.
         beta1: weight of the old value in Ibar, in [0, 1).
-        beta2: weight of the old value in Ubar, in [0, 1].
+        beta2: weight of the old value in Ubar, in [0, 1).
     """
-    assert bool(uncertainties) == (beta2 < 1)
     seen = (steps > 0).float()
     for average, mean in zip(averages, means, strict=True):
         local(average).lerp_(local(mean), (1 - beta1) * seen)
-    for average, uncertainty, mean in zip(averages, uncertainties, means, strict=False):
+    for average, uncertainty, mean in zip(averages, uncertainties, means, strict=True):
         local(uncertainty).lerp_((local(mean) - local(average)).abs_(), (1 - beta2) * seen)
     for mean in means:
         local(mean).zero_()
     steps.zero_()
-    if not uncertainties:
-        return [local(average).clone() for average in averages]
     return [local(i) * local(u) for i, u in zip(averages, uncertainties, strict=True)]
 
 

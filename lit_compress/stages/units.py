@@ -81,8 +81,8 @@ def least_density(net: PreTrainedModel) -> float:
     return least / sum(price.whole for price in prices.values())
 
 
-def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> tuple[dict[str, Tensor], float]:
-    """Choose the units to remove, in order of the cost per saved parameter.
+def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> dict[str, Tensor]:
+    """Return the units to remove by last matrix, int64 [units], in order of the cost per saved parameter.
 
     The last step of the queue saves more than is left to save: a head, or many neurons. So the most expensive removed
     units come back, as far as the saving allows; a sub-layer that is gone stays gone.
@@ -91,9 +91,6 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
         units: as :meth:`UnitRemoval.units` returns them.
         saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
-
-    Returns:
-        The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
 
     Raises:
         UserError: so much cannot be saved, or no head and no neuron would be left.
@@ -107,9 +104,7 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
     _give_back(units, steps, numbers, saving, round_to)
-    removed = {name: units[name].path.first(number) for name, number in numbers.items()}
-    losses = [units[name].path.loss(torch.tensor([number])) for name, number in numbers.items() if number]
-    return removed, sum(float(loss) for loss in losses) / 2
+    return {name: units[name].path.first(number) for name, number in numbers.items()}
 
 
 def _give_back(
@@ -129,8 +124,8 @@ def _give_back(
 
 def choose_uniform(
     net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int = 1
-) -> tuple[dict[str, Tensor], float]:
-    """Choose as many units to remove in every layer of the dense ``net``: the numbers of the smallest estimated loss.
+) -> dict[str, Tensor]:
+    """Return as many units to remove in every layer of the dense ``net``: the numbers of the smallest estimated loss.
 
     Arguments and result as of :func:`choose_units`; only shapes of the model are read.
 
@@ -150,8 +145,7 @@ def choose_uniform(
     if options is None:
         raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
     left = kept_by_part(groups, options)
-    removed = {name: unit.path.first(unit.count - left[name]) for name, unit in units.items()}
-    return removed, sum(float(loss[option]) for loss, option in zip(losses, options, strict=True)) / 2
+    return {name: unit.path.first(unit.count - left[name]) for name, unit in units.items()}
 
 
 @torch.no_grad()
@@ -254,7 +248,10 @@ class UnitRemoval(UnderWeighting):
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
         """Return the removed units by last matrix; without costs the same share everywhere."""
         if measured is not None:
-            return self._chosen(net, measured)[0]
+            units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
+            if self.rule.uniform:
+                return choose_uniform(net, units, saving, self.rule.round_to)
+            return choose_units(units, saving, self.rule.round_to)
         if self.rule.uniform:
             left = even_counts(net, self.rule.density, self.rule.round_to)
         else:
@@ -264,7 +261,9 @@ class UnitRemoval(UnderWeighting):
 
     def loss(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured) -> float:
         """Return the estimate of the costs of the removed units."""
-        return self._chosen(net, measured)[1]
+        units = self.units(net, measured)
+        losses = [units[name].path.loss(torch.tensor([len(gone)])) for name, gone in plan.items() if len(gone)]
+        return sum(float(loss) for loss in losses) / 2
 
     def units(self, net: PreTrainedModel, measured: Measured) -> dict[str, Units]:
         """Return the measured units by last matrix."""
@@ -275,13 +274,6 @@ class UnitRemoval(UnderWeighting):
                 path, price = RemovalPath(order.split(sizes.tolist()), costs), unit_price(net, part)
                 units[part.last] = Units(part, path, price.weights, price.count)
         return units
-
-    def _chosen(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
-        """Return the removed units by last matrix, and the estimated addition to an example's loss."""
-        units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
-        if self.rule.uniform:
-            return choose_uniform(net, units, saving, self.rule.round_to)
-        return choose_units(units, saving, self.rule.round_to)
 
     def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
         """Remove heads and neurons, and the sub-layers that have none left."""
