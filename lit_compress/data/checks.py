@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     if table.names is not None:
         need_columns(task, source.where, table.names)
     classes = table.classes if set(table.classes or ()) == set(task.labels) else None
-    rows = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
+    rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise no_rows(source.where, table.names)
@@ -128,18 +129,18 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
         fields.append((KEPT, pa.string()))
     schema = pa.schema([*fields, (task.label, _arrow(kind.stored))] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
+
+    def made(number: int, row: Row) -> Row:
+        where = f"{source.where} row {number}"
+        found = _row(task, where, row, has_labels, labelled)
+        if has_ids:
+            found["id"] = _id(where, row.get("id"), ids, number)
+        return found | {KEPT: _kept(task, row, found)} if keeps else found
+
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        while number:
-            chunk: list[dict[str, Any]] = []
-            while number and len(chunk) < CHUNK:
-                where = f"{source.where} row {number}"
-                chunk.append(_row(task, where, row, has_labels, labelled))
-                if has_ids:
-                    chunk[-1]["id"] = _id(where, row.get("id"), ids, number)
-                if keeps:
-                    chunk[-1][KEPT] = _kept(task, row, chunk[-1])
-                number, row = next(rows, (0, {}))
-            stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
+        rows = chain([(number, row)], rows)
+        while chunk := list(islice(rows, CHUNK)):
+            stream.write_table(pa.Table.from_pylist([made(*numbered) for numbered in chunk], schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names)}))
 
 

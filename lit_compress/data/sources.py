@@ -24,13 +24,7 @@ from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import POINTER, is_pointer
-from lit_compress.utils.hub import (
-    Snapshot,
-    card_configurations,
-    choose_configuration,
-    dataset_snapshot,
-    is_name,
-)
+from lit_compress.utils.hub import Snapshot, card_configurations, choose_configuration, dataset_snapshot, is_name
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -120,24 +114,20 @@ def sources_at(task: Task, place: Place, wanted: Iterable[str]) -> Sources:
     return sources
 
 
-# splits without a file -> the part of the training file that each split gets
-_PARTS = {
-    ("validation", "test"): {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)},
-    ("validation",): {"train": (0.0, 0.9), "validation": (0.9, 1.0)},
-}
-
-
 def _with_parts(task: Task, place: Place, sources: Sources) -> Sources:
     """Return the splits of the user's own data; those that are missing are parts of the training rows."""
     if not sources:
         raise UserError(f"{place.where} has no file for train, validation or test; {_there(place.folder)}")
     first = task.validation[0]
-    missing = tuple(s for s, name in (("validation", first), ("test", "test")) if name not in sources)
-    if missing in _PARTS and (rows := sources.get("train")):
-        parts = {split: replace(rows, part=part, seed=place.seed, split=split)
-                 for split, part in _PARTS[missing].items()}  # fmt: skip
-        sources = sources | {first if split == "validation" else split: part for split, part in parts.items()}
-    return sources
+    if first in sources or "train" not in sources:
+        return sources
+    parts = {"train": (0.0, 0.9), first: (0.9, 1.0)}
+    if "test" not in sources:
+        parts = {"train": (0.0, 0.8), first: (0.8, 0.9), "test": (0.9, 1.0)}
+    of_train = partial(replace, sources["train"], seed=place.seed)
+    return sources | {
+        name: of_train(part=part, split="validation" if name == first else name) for name, part in parts.items()
+    }
 
 
 def _missing(task: Task, place: Place, split: str, sources: Collection[str]) -> UserError:
@@ -303,10 +293,11 @@ def _tables(task: Task, where: str, splits: Mapping[Any, Dataset]) -> Sources:
 
 def _as_named(task: Task, sources: Sources) -> Sources:
     """Return splits by the task's names: MNLI's test split is ``test_matched``, its first dev split may be plain."""
-    own, first = _first_test(task), task.validation[0]
     sources = {DEV.get(split, split): source for split, source in sources.items()}
-    sources = {"test": sources[own], **sources} if own in sources and own != "test" else sources
-    return {first: sources["validation"], **sources} if "validation" in sources and first not in sources else sources
+    for name, other in (("test", _first_test(task)), (task.validation[0], "validation")):
+        if other in sources and other != name:
+            sources = {name: sources[other]} | sources
+    return sources
 
 
 def _first_test(task: Task) -> str:

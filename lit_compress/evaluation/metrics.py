@@ -264,18 +264,21 @@ class Answers(KeptRows):
                 windows.setdefault(example, []).append(piece)
         may_be_none = self.task.spans.null_threshold is not None
         groups = ("", "_answerable", "_unanswerable") if may_be_none else ("",)
-        sums: dict[str, list[float]] = {f"{name}{some}": [] for name in ("exact_match", "answer_f1") for some in groups}
+        scored: dict[str, list[float]] = {
+            f"{name}{some}": [] for name in ("exact_match", "answer_f1") for some in groups
+        }
         for number, pieces in windows.items():
             row = self.rows[number]
             truths = [text for text in row[self.task.label]["text"] if not may_be_none or normalize(text)]
             text = SpanQA().answer(self.task, row, pieces)["answer"]
             for some in ("", "_answerable" if truths else "_unanswerable")[: len(groups)]:
-                sums[f"exact_match{some}"].append(exact_match(text, truths))
-                sums[f"answer_f1{some}"].append(token_f1(text, truths))
-        means = {name: _ratio(sum(values), len(values)) for name, values in sums.items()}
+                scored[f"exact_match{some}"].append(exact_match(text, truths))
+                scored[f"answer_f1{some}"].append(token_f1(text, truths))
+        means = {name: _ratio(sum(values), len(values)) for name, values in scored.items()}
         return {name: torch.tensor(value, device=self.device) for name, value in means.items()}
 
 
+_OF_ANSWERS = ("exact_match", "answer_f1")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -319,7 +322,7 @@ METRICS: dict[str, Callable[[Task], Score]] = {
         ("ndcg_at_10", "recall_at_10", "mrr_at_10"),
         lambda task: Ranking() if "mrr_at_10" in task.metrics else Retrieval(),
     ),
-    **dict.fromkeys(("answer_f1", "exact_match"), Answers),
+    **dict.fromkeys(_OF_ANSWERS, Answers),
     "micro_f1": lambda task: LabelScores(),
     "rougeL": lambda task: Rouge(),
     "rougeLsum": lambda task: Rouge(),
