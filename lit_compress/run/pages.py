@@ -33,7 +33,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.results import RunResult, budget_order, groups, read_record, read_results
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, write_text, yaml_text
+from lit_compress.utils.files import atomic_folder, check_folder, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DETAILS, ANSWERS = "details.json", "answers.jsonl"
-SOME = 60  # runs, of which layers and options are shown
+SOME = 60  # runs, of which layers are shown
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -76,9 +76,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
             study["picture"] = _image(figure)
         shown = [_shown(run, out, len(runs) <= SOME) for run in runs]
         page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-            title=_title(runs), about=about, studies=studies, runs=shown, origins=_origins(runs),
-            config=yaml_text(about["config"], unicode=True) if about.get("config") else "",
-        )  # fmt: skip
+            title=_title(runs), about=about, studies=studies, runs=shown, origins=_origins(runs)
+        )
         for name, text in (("index.html", page), ("results.csv", table(runs))):
             (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
@@ -186,19 +185,17 @@ def _origins(runs: Sequence[RunResult]) -> Counter[str]:
 
 
 def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
-    """Return the content of a run on the page; layers and options only for ``some``."""
+    """Return the content of a run on the page; layers only for ``some``."""
     report, folder = run.report, run.folder
     layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
     ends = report["compressed"].get("interval") if report else None
     places = (folder / "export", folder) if folder else ()
     ship = next((place for place in places if (place / "structure.json").is_file()), None)
-    config = {key: report["config"].get(key) for key in ("model", "data", "seed_everything")} if report else {}
     return {
         "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
         "place": folder and _link(folder, out), "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
         "layers": _image(structure_figure(layers)) if layers else None,
-        "config": yaml_text(config, unicode=True) if some and config else "",
     }  # fmt: skip
 
 

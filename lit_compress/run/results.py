@@ -40,7 +40,6 @@ class RunResult:
         stages: records of its finished stages.
         error: why it failed, one line.
         learning_rate: that was chosen; None if none was.
-        tried: learning rates that were tried, with their metric on held-out training data.
     """
 
     name: str
@@ -53,7 +52,6 @@ class RunResult:
     stages: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
     learning_rate: float | None = None
-    tried: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def metric(self) -> float | None:
@@ -147,7 +145,7 @@ def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
         runs.append(RunResult(
             cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
             cell.get("seed"), status, place if place and place.is_dir() else None, report if status == "done" else None,
-            stages or [], cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
+            stages or [], cell.get("error"), cell.get("learning_rate"),
         ))  # fmt: skip
     return runs, comparison
 

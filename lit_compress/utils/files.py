@@ -129,8 +129,8 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
 
 
-def yaml_text(value: Any, unicode: bool = False) -> str:
-    """Return plain values as YAML that every reader takes for the same values; ``unicode``: not only of ASCII.
+def yaml_text(value: Any) -> str:
+    """Return plain values as YAML that every reader takes for the same values.
 
     Texts that begin like a number are quoted: ``1e5`` is one in YAML 1.2, by which options are read, and none in 1.1.
 
@@ -145,7 +145,7 @@ def yaml_text(value: Any, unicode: bool = False) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", words, "'" if re.match(r"[-+.\d]", words) else None)
 
     Dumper.add_representer(str, text)
-    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=unicode))
+    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False))
 
 
 def read_json(option: str, path: Path, kind: type[T]) -> T:

@@ -100,7 +100,7 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
                 (run / "stages.json").write_text(json.dumps([{"name": "retrain", "steps": 1200, "seconds": 90.0}]))
                 (run / DETAILS).write_text(json.dumps(detail))
                 cells.append({"name": run.name, "method": "LPAF", "label": f"method {label}", "budget": budget,
-                              "seed": seed, "learning_rate": 3e-4, "tried": [], "status": "done", "error": None,
+                              "seed": seed, "learning_rate": 3e-4, "status": "done", "error": None,
                               "run": f"runs/{run.name}"})  # fmt: skip
     made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "command": "compare --config a.yaml",
             "fairness": "Every method makes 1,200 updates."}  # fmt: skip
@@ -121,7 +121,7 @@ def hostile(tmp_path):
     detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
     folder = comparison(tmp_path / "a b", 1, 2, detail, command=HOSTILE, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
-    found["cells"][0] |= {"label": HOSTILE, "tried": [{"learning_rate": HOSTILE, "held_out": None, "run": HOSTILE}]}
+    found["cells"][0] |= {"label": HOSTILE, "learning_rate": HOSTILE}
     for number, status in ((1, "failed"), (2, "missing"), (3, "running")):
         found["cells"][number] |= {"status": status, "run": None, "error": HOSTILE if number == 1 else None}
     (folder / "compare.json").write_text(json.dumps(found))
