@@ -103,9 +103,9 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
     epochs, length = 0, 1
     if trained := [entry.shares() for entry in entries if entry.train]:
-        epochs, length = divide(made.updates, made.epochs, trained, parts.data.steps_per_epoch())
+        epochs, length = divide(made.updates, trained, parts.data.steps_per_epoch())
     return Plan(
-        replace(made, epochs=epochs or None), place, jobs_of(made, entries, place, epochs, length), task.name,
+        made, place, jobs_of(made, entries, place, epochs, length), task.name,
         shlex.join([*COMMAND, "compare", *words]), frozenset(map(str, own.get("methods", made.methods))),
     )  # fmt: skip
 

@@ -25,10 +25,11 @@ FORMAT = 1  # of compare.json
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
 )  # fmt: skip
-MOST_PIECES = 1000  # epochs into which the steps are divided, if the user does not set a number
+MOST_PIECES = 1000  # epochs into which the steps are divided
 _REMOVED = {
     "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
     "each": "give every value a method of its own",
+    "epochs": "leave it out, updates and the data decide",
 }  # keys of version 0.2
 
 
@@ -85,8 +86,6 @@ class Comparison:
         seeds: of teachers and runs.
         learning_rates: tried for every method that is trained.
         updates: training steps after the teacher, over all stages.
-        epochs: parts of them, after each of which the model is validated; without it the smallest number that the data
-            allow.
         hold_out: training rows that choose learning rates and epochs.
         options: of ``fit``, by name, for all runs, the teacher's too.
         taught: options for all runs but the teacher's, e.g. of distillation.
@@ -98,7 +97,6 @@ class Comparison:
     seeds: Sequence[int] = (1,)
     learning_rates: Sequence[float] = (1e-4, 3e-4)
     updates: int = 1000
-    epochs: int | None = None
     hold_out: int = 1000
     options: Mapping[str, Any] = field(default_factory=dict)
     taught: Mapping[str, Any] = field(default_factory=dict)
@@ -176,7 +174,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a list of numbers above 0, with a point, e.g. [1.0e-4]",
     ),
     **dict.fromkeys(
-        ("updates", "hold_out", "epochs"),
+        ("updates", "hold_out"),
         (lambda value: isinstance(value, int) and value >= 1, "a whole number from 1 on"),
     ),
 }
@@ -209,14 +207,13 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, int]], batches: int) -> tuple[int, int]:
-    """Return the number of epochs over all stages after the teacher, and the training steps of each.
+def divide(updates: int, splits: Sequence[Mapping[str, int]], batches: int) -> tuple[int, int]:
+    """Return the fewest epochs over all stages after the teacher, and the training steps of each.
 
     Every method has the same number of epochs, all of the same length, so a stage's share must be whole epochs.
 
     Args:
         updates: training steps over all stages.
-        epochs: as asked for; None: the fewest that fit.
         splits: shares of the stages of all methods that are trained.
         batches: of one epoch of the training data.
 
@@ -224,22 +221,14 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, int]]
         UserError: it cannot be done; the message has the nearest number that can.
     """
     step = lcm(1, *(sum(split.values()) for split in splits if any(split.values())))
-    fits = [n for n in range(step, MOST_PIECES * step + 1, step) if updates % n == 0 and updates // n <= batches]
-    if epochs is None:
-        if not fits:
-            parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
-            near = parts * max(1, min(batches, round(updates / parts)))
-            raise UserError(
-                f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a "
-                f"multiple of {step} in number; nearest: updates {near}"
-            )
-        return fits[0], updates // fits[0]
-    if epochs in fits:
-        return epochs, updates // epochs
-    hint = f"nearest: epochs {min(fits, key=lambda n: abs(n - epochs))}" if fits else "change updates"
+    for epochs in range(step, MOST_PIECES * step + 1, step):
+        if updates % epochs == 0 and updates // epochs <= batches:
+            return epochs, updates // epochs
+    parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
+    near = parts * max(1, min(batches, round(updates / parts)))
     raise UserError(
-        f"config: epochs: {epochs} with updates {updates}: epochs must divide the steps into parts of at most "
-        f"{batches} (one pass over the data), and be a multiple of {step} for the stages' shares; {hint}"
+        f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a multiple of "
+        f"{step} in number; nearest: updates {near}"
     )
 
 

@@ -30,7 +30,7 @@ def plan(**changes):
     made = read_comparison(BASE | changes, "c.yaml")
     methods = [replace(e, stages=STAGES[e.method], words=(f"--model={e.method}",)) for e in made.entries()]
     splits = [entry.shares() for entry in methods]
-    return [job for job in jobs_of(made, methods, OUT, *divide(made.updates, made.epochs, splits, 5)) if job.label]
+    return [job for job in jobs_of(made, methods, OUT, *divide(made.updates, splits, 5)) if job.label]
 
 
 def options(job):
@@ -91,14 +91,11 @@ def test_an_epoch_is_limited_to_its_steps():
 
 def test_updates_are_divided_into_whole_epochs_that_the_data_has():
     halves, thirds, none = {"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 0}
-    assert divide(1000, None, [halves, none], 250) == (4, 250)
-    assert divide(1000, None, [{"a": 1}], 2000) == (1, 1000)
-    assert divide(12, None, [halves, thirds], 5) == (6, 2)
-    assert divide(1000, 8, [halves], 250) == (8, 125)
-    with pytest.raises(UserError, match="nearest: epochs 4"):
-        divide(1000, 3, [halves], 250)
+    assert divide(1000, [halves, none], 250) == (4, 250)
+    assert divide(1000, [{"a": 1}], 2000) == (1, 1000)
+    assert divide(12, [halves, thirds], 5) == (6, 2)
     with pytest.raises(UserError, match=r"updates: 1009 cannot be divided .* nearest: updates 1010"):
-        divide(1009, None, [{"a": 1}], 250)
+        divide(1009, [{"a": 1}], 250)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
         ({"seeds": [0.5]}, "seeds: [0.5]; give a list of whole numbers, e.g. [1]"),
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
-        ({"epochs": 0}, "epochs: 0; give a whole number from 1 on"),
+        ({"epochs": 4}, "epochs in 'c.yaml': this key was removed in version 0.3; leave it out"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
         ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
         ({"budgets": ["much"]}, "'much' is no density"),
