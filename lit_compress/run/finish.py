@@ -14,7 +14,6 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.models.backbones import resolve
-from lit_compress.models.budget import shown
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
 from lit_compress.models.shards import net_bytes
@@ -22,7 +21,6 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,14 +67,12 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
         UserError: a stage is not finished; ``out`` has other files; a check fails.
     """
     done, stages = (run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")])
-    missing = [name for name in stages if name not in done]
-    if missing:
+    if missing := next((name for name in stages if name not in done), None):
         raise UserError(
-            f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
+            f"export: stage {missing} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
         )
     key = f"val/{data.record.metrics[0]}"
-    of_files = done["dense"].get("dtype", "float32")
-    dtype = getattr(torch, of_files)
+    dtype = getattr(torch, done["dense"].get("dtype", "float32"))  # of the teacher's own files
 
     def measured(name: str) -> Measured:
         net, entry = run.dense if name == "dense" else load_net(run.net(name)), done[name]
@@ -84,17 +80,10 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
         return Measured(net, size, entry["metric"][key], entry["initial"].get(key))
 
     *before, last = map(measured, stages)
-    if dtype != torch.float32:
-        stored = shown("size", net_bytes(run.net("dense")))
-        note(
-            f"MB on disk: the dense model counts as {of_files}, as its files are; {run.net('dense')} is float32, "
-            f"{stored}"
-        )
     nets = dict(zip(stages, before, strict=False))
-    more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
-    known = {"data": run.facts(), "license": done["dense"].get("license")}
-    known["tried"] = (run.removal() or {}).get("tried")
-    more |= {name: value for name, value in known.items() if value}
+    known = {"calibration": done[stages[-1]].get("calibration"), "data": run.facts()}
+    known |= {"license": done["dense"].get("license"), "tried": (run.removal() or {}).get("tried")}
+    more = {name: value for name, value in known.items() if value}
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     config = run.config() | {"trust_remote_code": trusts_code()}
     source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)

@@ -25,9 +25,7 @@ from lit_compress.utils.memory import trim
 if TYPE_CHECKING:
     from lit_compress.methods.base import Method
 
-_MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
-    "16": "16-mixed", "bf16": "bf16-mixed", "16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed",
-}  # fmt: skip
+_MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {"16": "16-mixed", "bf16": "bf16-mixed"}
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
 
 
@@ -146,7 +144,7 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
         device = torch.device(device.type, torch.accelerator.current_device_index())
     strategy = SingleDeviceStrategy(device=device, accelerator=OtherAccelerator())
     placed = {"accelerator": "auto", "devices": "auto", "strategy": strategy}
-    precision = _MIXED.get(str(arguments.get("precision")))
+    precision = _MIXED.get(str(arguments.get("precision")).removesuffix("-mixed"))
     if precision is None:
         return placed
     plugins = [*arguments["plugins"], MixedPrecision(precision, device.type)]  # Lightning's own is for CUDA

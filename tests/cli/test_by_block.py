@@ -182,10 +182,3 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
         assert blocks["calibration"]["measured_loss"] == pytest.approx(whole["calibration"]["measured_loss"], rel=1e-4)
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         assert (tmp_path / "blocks" / name).read_text() == (tmp_path / "whole" / name).read_text()
-
-
-def test_a_model_that_knows_nothing_is_warned_of(tiny_backbone, tiny_data, tmp_path):
-    words = ["factorize", str(tiny_backbone), str(tmp_path / "out"), "--data.task", "sst2", "--data.path"]
-    with pytest.warns(UserWarning, match="the dense model has hardly learned anything"):
-        main([*words, str(tiny_data), "--density", "0.5", "--weighting", "none", "--by_block"])
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["constant"] == 0.5
