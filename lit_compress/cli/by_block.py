@@ -147,8 +147,8 @@ class _Work:
         self.refinement: Refinement | None = None
         if refine is not None:
             parts = calibration_parts(self.kind, stage.texts(data), None)
-            walks = (Walk(self.net, self.kind, parts, folder / name) for name in ("refined-dense", "refined"))
-            self.refinement = Refinement(*walks, refine)
+            own = Walk(self.net, self.kind, parts, folder / "refined")
+            self.refinement = Refinement(Walk(self.net, self.kind, parts, folder / "refined-dense"), own, refine)
             self.memory["training"] = OF_TRAINING * self.memory["block"]
 
     def bound(self) -> int:

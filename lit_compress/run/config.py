@@ -25,6 +25,7 @@ def checked_config(what: str, stored: Any) -> dict[str, Any]:
 
 
 _CLASS = {"class_path", "init_args", "dict_kwargs"}  # how the parser knows a class
+_ALONE = ("seed_everything", "checkpoint_every", "max_skipped")  # in no group
 _TRAINING = ("optimizer", "lr_scheduler")  # classes that train a stage
 
 
@@ -34,7 +35,7 @@ def plain_config(what: str, config: dict[str, Any], strict: bool = False) -> dic
     Optimizers and schedules are left out: what reads a stored config trains nothing. A class among the options of the
     data or the export is refused, with ``strict`` also one among the method's.
     """
-    kept = {name: config[name] for name in ("seed_everything", "checkpoint_every", "max_skipped") if name in config}
+    kept: dict[str, Any] = {name: config[name] for name in _ALONE if name in config}
     init = _plain(config["model"]["init_args"], f"{what}: model" if strict else None)
     kept |= {name: _plain(config.get(name, {}), f"{what}: {name}") for name in ("data", "export")}
     trainer = _plain(config.get("trainer", {}), None)

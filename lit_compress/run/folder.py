@@ -114,7 +114,7 @@ class Run:
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
         path, records = self.folder / "stages.json", self._read("stages.json", list) or []
-        names = [record.get("name") if isinstance(record, dict) else None for record in records]
+        names: list[Any] = [record.get("name") if isinstance(record, dict) else None for record in records]
         if not all(isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name) for name in names):  # of their folders
             raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
         return dict(zip(names, records, strict=True))

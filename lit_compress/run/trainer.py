@@ -50,7 +50,7 @@ StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all pr
 class OtherAccelerator(Accelerator):
     """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: its current device."""
 
-    parse_devices = auto_device_count = staticmethod(lambda *_: 1)
+    parse_devices = auto_device_count = staticmethod(lambda devices=None: 1)
     is_available = staticmethod(lambda: True)  # PyTorch has said so
     name = staticmethod(lambda: "other")  # which no option needs
 

@@ -147,7 +147,7 @@ def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
 
 def _first(values: Sequence[T], make: Callable[[T], U]) -> tuple[T, U, UserError | None]:
     """Return the first value for which ``make`` raises no UserError, its result, and the first error before it."""
-    errors = []
+    errors = list[UserError]()
     for value in values:
         try:
             return value, make(value), errors[0] if errors else None
