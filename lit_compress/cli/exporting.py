@@ -1,4 +1,4 @@
-"""What `fit`, `export` and `factorize` print of a report."""
+"""The output of `fit`, `export` and `factorize`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.99  # of a metric without a standard error, below which it count
 
 
 def print_report(report: dict[str, Any], lines: Iterable[str] = ()) -> None:
-    """Print a report as a table, further lines, and what was chosen; warn of what was missed."""
+    """Print a report as a table, further lines, and choices; warn of a missed budget."""
     print_table(report)
     for line in lines:
         print(line)

@@ -245,7 +245,7 @@ def _distilled(
     job: Job, run: Run, dense: PreTrainedModel, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
     make: Callable[[], Made], work: ExitStack,
 ) -> Made | None:  # fmt: skip
-    """Train what ``make`` returns, whose files are the first stage of ``run``; None on all processes but the first."""
+    """Train the result of ``make``, the first stage of ``run``; return None on all processes but the first."""
     distilling = Distilling(job, recovery, run)
     settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
 

@@ -241,7 +241,7 @@ def divergences(
     """Return for each choice of kept blocks the mean over examples of KL(model || model of these blocks).
 
     For regression and vectors, half the squared difference of the outputs. A choice runs only the blocks behind the
-    first one in which it differs from ``base``: the outputs of the others are kept, of one batch at a time.
+    first one in which it differs from ``base``. The outputs of the others are kept, of one batch at a time.
 
     Args:
         net: with its task's head; it is not changed.

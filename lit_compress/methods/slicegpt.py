@@ -18,14 +18,14 @@ fine-tuning does.
 Deviations, and where paper and program differ:
     - The paper takes the second moments of the norms' outputs, the program of their inputs. Here: inputs.
     - The program adds 1 % of the mean of C's diagonal to it. That raises all e alike and turns no axis; it is left out.
-    - The last feed-forward network writes to the basis that it reads, which is also the last norm's: its axes are of
+    - The last feed-forward network writes to the basis that it reads, which is also the last norm's. Its axes are of
       both norms' inputs, and the output layer is sliced with it. The program leaves the output layer whole.
     - ``density`` decides on k: it counts the matrices on the residual path, which the paper's "slicing" does not. Where
       it is given, the first sites keep one direction more, as far as it allows. ``slicing`` is the paper's number.
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
-    - The hidden states before a block are on disk, and forwards are of that block (calibration/walk.py).
+    - The hidden states before a block are on disk. Forwards are of that block.
       With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d). That is 0.84 at a
       slice of 25 %, and more than all at slices below 13 %.
@@ -233,9 +233,9 @@ def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) ->
 class Axes(OfModel):
     """The axes U [d, d] of every site, by falling energy behind the slices before; by number, float64, on the CPU.
 
-    With the first k axes of a site kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x: its norms,
-    and with norms before the sub-layers also the residual path. In these coordinates, the dense model's, a slice is a
-    hook, and nothing is turned before all axes are known.
+    A site keeps its first k axes, Q = U[:, :k]. Every reader gets Q Q^T x in place of x. The readers are its norms; with
+    norms before the sub-layers the residual path is one more. A slice is a hook in the dense model's coordinates, where
+    nothing is turned before all axes are known.
 
     Attributes:
         widths: number of directions k that every site keeps.
@@ -321,7 +321,7 @@ def _gram(
 ) -> Gram:
     """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 
-    ``norms`` are in the order of a forward, which stops at the last one if ``stop``; else its output is also read.
+    ``norms`` are in the order of a forward. It stops at the last one if ``stop``; else its output is also read.
     """
     gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
     places, last = torch.zeros(0), next(reversed([*norms]), "")
