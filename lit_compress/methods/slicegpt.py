@@ -233,9 +233,9 @@ def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) ->
 class Axes(OfModel):
     """The axes U [d, d] of every site, by falling energy behind the slices before; by number, float64, on the CPU.
 
-    A site keeps its first k axes, Q = U[:, :k]. Every reader gets Q Q^T x in place of x. The readers are its norms; with
-    norms before the sub-layers the residual path is one more. A slice is a hook in the dense model's coordinates, where
-    nothing is turned before all axes are known.
+    A site keeps its first k axes, Q = U[:, :k]. Every reader gets Q Q^T x in place of x: its norms, and with norms
+    before the sub-layers the residual path. A slice is a hook in the coordinates of the dense model, where nothing is
+    turned before all axes are known.
 
     Attributes:
         widths: number of directions k that every site keeps.
