@@ -19,7 +19,7 @@ import torch
 
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import bind, build_metrics
-from lit_compress.export.quantize import silent
+from lit_compress.export.integers import silent
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
