@@ -18,12 +18,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times faster than the dense model.
-
-    Attributes:
-        times: dense time / own time.
-        steady: False if the runs' own verdict is that their times carry no such number.
-    """
+    """How many ``times`` faster than the dense model; not ``steady`` if its runs say that their times are too noisy."""
 
     times: float
     steady: bool = True
@@ -44,28 +39,24 @@ def shared_gains(reports: Sequence[dict[str, Any]]) -> list[Gain | None]:
     that was not timed in turns with its dense one. Reports of earlier versions have no verdict; they count as steady.
     """
     by_shapes: dict[Any, list[Gain]] = {}
-    keys = [_shapes(report, place) for place, report in enumerate(reports)]
-    for key, report in zip(keys, reports, strict=True):
+    keys = []
+    for place, report in enumerate(reports):
+        compressed, timing = report["compressed"], report.get("timing") or {}
+        key: Any = place
+        if "params" in compressed and "flops" in compressed:
+            processor, params = (report.get("hardware") or {}).get("cpu"), tuple(sorted(compressed["params"].items()))
+            key = report.get("task"), processor, params, compressed["flops"]
         if (times := report["ratios"].get("speedup")) is not None:
-            timing = report.get("timing") or {}
             verdict = (timing.get("speedup") or {}).get("verdict", "faster")
             steady = verdict in ("faster", "slower") and timing.get("steady", True)
             by_shapes.setdefault(key, []).append(Gain(times, steady))
-    timed = [report["ratios"].get("speedup") is not None for report in reports]
-    return [_middle(by_shapes[key]) if known else None for key, known in zip(keys, timed, strict=True)]
-
-
-def _shapes(report: dict[str, Any], place: int) -> Any:
-    compressed = report["compressed"]
-    if "params" not in compressed or "flops" not in compressed:
-        return place
-    params = tuple(sorted(compressed["params"].items()))
-    return report.get("task"), (report.get("hardware") or {}).get("cpu"), params, compressed["flops"]
+        keys.append(None if times is None else key)
+    return [None if key is None else _middle(by_shapes[key]) for key in keys]
 
 
 def _middle(gains: list[Gain]) -> Gain:
     named = [gain.times for gain in gains if gain.steady]
-    return Gain(median(named)) if named else Gain(median(gain.times for gain in gains), steady=False)
+    return Gain(median(named or [gain.times for gain in gains]), bool(named))
 
 
 def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,39 +48,24 @@ def as_svg(figure: Figure) -> str:
     return file.getvalue()
 
 
-# ------------------------------------------------------------------------------------------------- structure
-
-
 def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> list[dict[str, Any]]:
     """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
 
-    A site of a removed sub-layer has rank None and density 0.
-
-    Args:
-        net: compressed.
-        before: the dense model; without it, the sizes in the configuration of ``net``; an ordinary model of a smaller
-            size does not have them.
+    A site of a removed sub-layer has density 0. ``before`` is the dense model; without it, its sizes are those in the
+    configuration of ``net``, which an ordinary model of a smaller size does not have.
     """
     whole = net if before is None else before
     table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}
     for site in dense_sites(whole):
-        rank, kept = None, 0
-        if site.name in left:
-            module = net.get_submodule(site.name)
-            rank = module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None
-            kept = sum(int(torch.count_nonzero(w)) for w in weights(module))
-        share = kept / dense[site.name].weight.numel()
+        module = net.get_submodule(site.name) if site.name in left else torch.nn.Identity()
+        rank = module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None
+        share = sum(int(torch.count_nonzero(w)) for w in weights(module)) / dense[site.name].weight.numel()
         table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": rank, "density": share})
     return table
 
 
 def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figure:
-    """Draw a grid of layers and roles: the colour is the density, the text the rank of the factors if there are any.
-
-    Args:
-        layers: of :func:`site_table`.
-        title: of the figure.
-    """
+    """Draw the grid of a :func:`site_table`: the colour is the density, the text the rank of the factors if any."""
     from matplotlib.figure import Figure
 
     places = [_place(row) for row in layers]
@@ -108,23 +94,21 @@ def _place(row: dict[str, Any]) -> tuple[str, str]:
     return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
 
 
-# --------------------------------------------------------------------------------------- metrics against costs
-
 PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, ms", 1.0)}  # cost -> label, its unit
 
 
 def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:
     """Return a figure of the metric against megabytes and milliseconds.
 
-    A hollow mark is at chance. Models far behind, which would squeeze
-    the others, are only named: below three quarters of the dense model's metric, or above three times of it.
+    A hollow mark is at chance. Models far behind, which would squeeze the others, are only named: below three quarters
+    of the dense model's metric, or above three times of it.
 
     Args:
         groups: ``label``, ``mean``, ``bar`` (half the error bar, or None), ``costs`` {name: mean} and, if it is at
             chance, ``chance``.
         dense: ``mean`` and ``costs`` of the dense model, which is a star, its metric a dashed line.
         metric: label of the vertical axis.
-        mode: ``max`` where more is better.
+        mode: ``max`` if more is better.
     """
     from matplotlib.figure import Figure
 
@@ -132,11 +116,10 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
     columns = max(1, min(5, 150 // (9 + max(map(len, styles), default=1))))
     figure = Figure(figsize=(9.6, 4.2 + 0.18 * (len(styles) // columns + 1)), layout="constrained", dpi=120)
     panels = figure.subplots(1, 2, sharey=True)
-    near = [
-        g for g in groups if (g["mean"] >= 0.75 * dense["mean"] if mode == "max" else g["mean"] <= 3 * dense["mean"])
-    ]
-    far = [group for group in groups if group not in near] if near and dense["mean"] > 0 else []
-    near = near if far else list(groups)
+    lowest, highest = (0.75 * dense["mean"], inf) if mode == "max" else (-inf, 3 * dense["mean"])
+    near = [group for group in groups if lowest <= group["mean"] <= highest]
+    near = near if near and dense["mean"] > 0 else list(groups)
+    far = [group for group in groups if group not in near]
     for axes, (cost, (label, unit)) in zip(panels, PANELS.items(), strict=True):
         places = [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]
         whole = dense["costs"].get(cost)

@@ -126,9 +126,6 @@ def _loadable(folder: Path, name: str) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------- tables
-
-
 def _show(result: dict[str, Any], output: Path) -> None:
     """Print the tables."""
     hardware, threads = result["hardware"], result["threads"]

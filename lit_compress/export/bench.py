@@ -31,7 +31,7 @@ from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
-from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
+from lit_compress.utils.timing import STEADY, in_turns, pinned, speedup, spread, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,17 +49,9 @@ Data = Callable[[], "DataModule"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured: every batch with every length, in every runtime.
+    """What is measured, as the options of ``bench`` say: every batch with every length, in every runtime.
 
-    Attributes:
-        batches, lengths: texts of a batch, and tokens of a text.
-        runtimes: their names.
-        threads: of every runtime.
-        rounds: forwards of every model at every shape.
-        seconds: no further round of a shape begins after these.
-        device: ``cpu``, ``cuda``, or another type of PyTorch's.
-        trust: run the code of a folder also if this version would not write it.
-        dtype: of weights and products in PyTorch.
+    With ``trust``, the code of a folder is run also if this version would not write it.
     """
 
     batches: tuple[int, ...] = BATCHES
@@ -74,14 +66,9 @@ class Settings:
 
 
 class BenchedNet:
-    """A folder whose model is timed.
+    """A folder whose model is timed: an export, or what ``save_pretrained`` wrote.
 
-    Args:
-        label: ``dense``, ``compressed`` or another name.
-        folder: an export, or what ``save_pretrained`` wrote.
-        settings: how it is run.
-        work: folder for programs that are not next to the model.
-        data: function that returns the data of its task; None without any.
+    ``work`` is a folder for programs that are not next to the model, ``data`` returns the data of its task.
 
     Raises:
         UserError: it cannot be loaded, or brings code that no export has.
@@ -102,11 +89,7 @@ class BenchedNet:
 
     @cached_property
     def data(self) -> DataModule:
-        """The data, as the model's tokenizer reads it.
-
-        Raises:
-            UserError: an option of it is wrong or missing.
-        """
+        """The data, as the model's tokenizer reads it."""
         if self._data is None:
             raise UserError("needs training texts, from which it reads the ranges of activations")
         data = self._data()
@@ -142,11 +125,7 @@ class BenchedNet:
         return made
 
     def score(self, run: Runner) -> dict[str, Any]:
-        """Return the dev ``metric`` of a runtime's answers and its ``interval``.
-
-        Raises:
-            UserError: the model answers another task, or there are no data.
-        """
+        """Return the dev ``metric`` of a runtime's answers and its ``interval``."""
         data = self.data
         check_head(f"bench: '{self.folder}'", self.net.config, data.record)
 
@@ -187,15 +166,7 @@ def _tokenizer(folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class OpenedProgram:
-    """A model in a runtime, ready to be timed.
-
-    Attributes:
-        source: the model.
-        runtime: where it runs.
-        run: for texts of one shape.
-        answers: the same, for texts of many shapes.
-        entry: its entry in the result.
-    """
+    """A model in a runtime, ready to be timed; ``answers`` is ``run`` for texts of many shapes."""
 
     source: BenchedNet
     runtime: Runtime
@@ -221,7 +192,7 @@ def bench(
         compared: every program gets a dev metric.
 
     Raises:
-        UserError: a folder cannot be loaded, or no runtime is left.
+        UserError: a folder cannot be loaded or evaluated, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
@@ -345,7 +316,7 @@ def shape_entry(
     by_program = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
     entries = []
     for (net, runtime), record in by_program.items():
-        entry = {"net": net, "runtime": runtime, **summary(record), "steady": is_steady(record)}
+        entry = {"net": net, "runtime": runtime, **summary(record), "steady": spread(record) <= STEADY}
         for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
             if other in by_program and other != (net, runtime):
                 entry[name] = speedup(by_program[other], record).entry()

@@ -31,15 +31,6 @@ HERE = "."  # as the code of a card calls its folder
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
-def _is_repository_name(name: str) -> bool:
-    """Return whether a name is a valid name of a repository: the hub refuses a card whose ``base_model`` could not."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
 def model_name(backbone: str) -> str:
     """Return how others know a backbone: its name on the hub, else the name of its folder or run."""
     folder = Path(backbone).expanduser()
@@ -56,10 +47,7 @@ def model_name(backbone: str) -> str:
 
 
 def license_of(backbone: str) -> str:
-    """Return the licence that the card of a backbone names, which an export inherits; else ``unknown``.
-
-    The card is in its folder, or, of a name, in the hub's cache.
-    """
+    """Return the licence that the card of a backbone names, in its folder or the hub's cache; else ``unknown``."""
     name, _, revision = backbone.partition("@")
     folder = Path(backbone).expanduser()
     try:
@@ -77,51 +65,36 @@ def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
     return record | {"dtype": stored_dtype(folder)} | ({"bytes": net_bytes(folder)} if teacher else {})
 
 
-def for_repository(text: str, name: str) -> str:
-    """Return a card whose code loads the repository ``name`` in place of its own folder."""
-    return text.replace(f'folder = "{HERE}"', f'folder = "{name}"')
-
-
-def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> ModelCardData:
-    """Return the card's fields for the hub: origin, licence, data and the dev metric with its number of rows."""
-    kind, hub = task_type(task), task.hub or (task.name, None)
+def card(report: dict[str, Any], task: Task, factors: bool) -> str:
+    """Return the text of the README.md of an export; ``factors``: matrices were replaced by factors."""
+    model, kind, hub = report["config"]["model"]["init_args"], task_type(task), task.hub or (task.name, None)
+    name, revision = model_name(model["backbone"]), model.get("revision")
     result = EvalResult(
         task_type=kind.pipeline, dataset_type=hub[0], dataset_name=task.name, dataset_config=hub[1],
         dataset_split=task.validation[0], metric_type=report["metric"]["name"],
         metric_value=report["compressed"]["metric"], metric_args={"n": report["metric"]["rows"]},
     )  # fmt: skip
-    return ModelCardData(
+    data = ModelCardData(
         model_name=f"{name.rpartition('/')[2]}-{task.name}-{report['method'].lower()}",
-        base_model=None if name == EMBEDDED or not _is_repository_name(name) else name,
-        license=licence,
-        datasets=[hub[0]] if task.hub else None,
-        library_name=kind.library,
-        pipeline_tag=kind.pipeline,
-        tags=["lit_compress", report["method"], "compressed"],
-        eval_results=[result],
-    )
-
-
-def card(report: dict[str, Any], task: Task, factors: bool) -> str:
-    """Return the text of the export's README.md.
-
-    Args:
-        report: of the export.
-        task: of the export.
-        factors: whether matrices were replaced by factors.
-    """
-    model = report["config"]["model"]["init_args"]
-    name, revision = model_name(model["backbone"]), model.get("revision")
-    licence = report.get("license", "unknown")
-    if licence == "unknown":  # an earlier version did not look into the hub's cache
-        licence = license_of(f"{name}@{revision}" if revision else model["backbone"])
+        base_model=name if name != EMBEDDED and _is_repository_name(name) else None,
+        license=report.get("license", "unknown"), datasets=[hub[0]] if task.hub else None, library_name=kind.library,
+        pipeline_tag=kind.pipeline, tags=["lit_compress", report["method"], "compressed"], eval_results=[result],
+    )  # fmt: skip
     made = ModelCard.from_template(
-        _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
-        name=name, commit=revision, factors=factors, here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report),
-        table=markdown(report), speed=speed_line(report),
+        data, str(TEMPLATE), report=report, task=task, kind=kind, name=name, commit=revision, factors=factors,
+        here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report), table=markdown(report), speed=speed_line(report),
         plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"
+
+
+def _is_repository_name(name: str) -> bool:
+    """Return whether the hub accepts a card with this ``base_model``."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def write_report_and_card(folder: Path, report: dict[str, Any], task: Task, net: PreTrainedModel) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.export.integers import INTEGERS, Integers
 from lit_compress.export.program import check_format
-from lit_compress.export.report import final_metric, points_lost
 from lit_compress.export.runtimes import Dtype, Format
 from lit_compress.models.vocabulary import check_table
 from lit_compress.utils.errors import UserError
@@ -32,7 +31,8 @@ class Choices:
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program, and of its
             weights alone if the model writes text; ``int4``: of the weights of a model that writes text.
-        max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
+        max_drop: points of the first dev metric that the export may lose, each a hundredth of a metric whose higher
+            values are better, or 1 of a perplexity; None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
@@ -67,11 +67,7 @@ class Choices:
         return not (self.embeddings or self.half)
 
     def check(self) -> None:
-        """Refuse invalid choices before the work.
-
-        Raises:
-            UserError: a value is not valid; packages are missing; two choices exclude each other.
-        """
+        """Raise a UserError if a value is not valid, packages are missing, or two choices exclude each other."""
         if line := removed_value("export: --format", self.format):
             raise UserError(line)
         check_format(self.format)
@@ -92,30 +88,20 @@ class Choices:
             )
 
     def check_drop(self, report: dict[str, Any]) -> None:
-        """Refuse an export that loses more of the metric than ``max_drop``.
-
-        Args:
-            report: of the export.
-
-        Raises:
-            UserError: it does.
-        """
+        """Raise a UserError if the export of a report loses more of the metric than ``max_drop``."""
         if self.max_drop is None:
             return
-        before, after, name = report["dense"]["metric"], final_metric(report), report["metric"]["name"]
-        if not (lost := points_lost(report)) <= self.max_drop:
+        before, metric = report["dense"]["metric"], report["metric"]
+        after = (report.get("program") or {}).get("metric", report["compressed"]["metric"])  # of one of integers
+        lost = 100 * (before - after) if metric["mode"] == "max" else after - before
+        if not lost <= self.max_drop:
             raise UserError(
-                f"export: dev {name} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than --max_drop "
-                f"{self.max_drop:g}; nothing was exported"
+                f"export: dev {metric['name']} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than "
+                f"--max_drop {self.max_drop:g}; nothing was exported"
             )
 
     def check_net(self, net: PreTrainedModel) -> None:
-        """Refuse choices that ``net`` cannot have, before the work on it.
-
-        Raises:
-            UserError: its table cannot be made smaller; it writes summaries, and the program is to be of 8 bits; it
-                writes no text, and the program is to be of 4; a package is missing.
-        """
+        """Raise a UserError if ``net`` cannot have the choices, or a package that they need is missing."""
         if self.embeddings:
             check_table(net)
         if self.integers and net.config.is_encoder_decoder and net.can_generate():

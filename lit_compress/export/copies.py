@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -13,7 +14,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from lit_compress.export.card import for_repository
+from lit_compress.export.card import HERE
 from lit_compress.export.modelling import MODULE
 from lit_compress.models.own_code import brings_code
 from lit_compress.utils.errors import UserError
@@ -38,25 +39,25 @@ _KNOWN = (
 def export_files(what: str, folder: Path) -> dict[str, Path]:
     """Return the files of an export by their name relative to its folder, without the manifest; a note names others.
 
-    Links of the hub's cache, from a snapshot to the blobs of the same repository, are files like any other.
-
-    Args:
-        what: option and value, the start of messages.
-        folder: of the export.
+    Links of the hub's cache, from a snapshot to the blobs of the same repository, are files like any other. ``what`` is
+    option and value, the start of messages.
 
     Raises:
         UserError: a link leads out of the folder, or to a folder.
     """
     known, others = (*_KNOWN, *["*.py"] * brings_code(folder)), []
     files: dict[str, Path] = {}
+    top = folder.resolve()
+    blobs = top.parent.parent / "blobs"
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(parent) / name for name in sorted([*folders, *names])):
             name = path.relative_to(folder).as_posix()
-            if path.is_symlink() and (path.is_dir() or not _stays(path, folder)):
+            end = path.resolve()
+            inside = end.is_relative_to(top) or (top.parent.name == "snapshots" and end.parent == blobs)
+            if path.is_symlink() and (path.is_dir() or not inside):
                 raise UserError(
-                    f"{what}: '{name}' is a link to '{path.resolve()}'; only links to files in the folder are copied; "
-                    "remove it"
+                    f"{what}: '{name}' is a link to '{end}'; only links to files in the folder are copied; remove it"
                 )
             if path.is_dir():
                 continue
@@ -67,13 +68,6 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
     if others:
         note(f"{what}: files that no export has are left out: {', '.join(sorted(others)[:5])}")
     return files
-
-
-def _stays(link: Path, folder: Path) -> bool:
-    """Return whether a link leads to a file in its folder, or to a blob of the same repository in the hub's cache."""
-    end, top = link.resolve(), folder.resolve()
-    repository = top.parent.parent
-    return end.is_relative_to(top) or (top.parent.name == "snapshots" and end.parent == repository / "blobs")
 
 
 def copy_export(what: str, folder: Path, to: Path) -> None:
@@ -88,35 +82,20 @@ def copy_export(what: str, folder: Path, to: Path) -> None:
     write_manifest(to)
 
 
-def check_repository(name: str) -> None:
-    """Refuse an invalid name of a repository.
-
-    Raises:
-        UserError: it cannot.
-
-    >>> check_repository("me/small model")
-    Traceback (most recent call last):
-    lit_compress.utils.errors.UserError: push_to_hub: 'me/small model' is no name of a repository; e.g. me/small-model
-    """
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        parts = ["".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in p) for p in name.split("/")]
-        near = "/".join([part.strip("-.") or "small" for part in parts][-2:])
-        raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}") from error
-
-
 def check_push(name: str, private: bool = False) -> bool:
     """Refuse, before the work, a push that cannot succeed; return whether the repository is there already.
 
-    Args:
-        name: ``USER/NAME``; without USER the user of the token.
-        private: whether the repository is to be private.
+    ``name`` is ``USER/NAME``; without USER the user of the token.
 
     Raises:
         UserError: the name, the token or the network cannot be used, or a public repository would have to be private.
     """
-    check_repository(name)
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        parts = [re.sub(r"[^\w.-]", "-", part, flags=re.ASCII).strip("-.") for part in name.split("/")[-2:]]
+        near = "/".join(part or "small" for part in parts)
+        raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}") from error
     api = HfApi()
     try:
         user = api.whoami()
@@ -139,22 +118,15 @@ def check_push(name: str, private: bool = False) -> bool:
 
 
 def push(folder: Path, name: str, private: bool = False, kept: str | None = None) -> str:
-    """Upload the files of an export and their manifest, and return the address of the repository.
+    """Upload the files of an export and their manifest in one commit, and return the address of the repository.
 
-    The repository is made if it is missing.
+    The commit also deletes files that the folder does not have. A repository that is made for it is removed if it
+    fails.
 
-    It is one commit, which also deletes files that the folder does not have. A repository that was made for a push that
-    fails is removed.
-
-    Args:
-        folder: of the export.
-        name: ``USER/NAME``; without USER the user of the token.
-        private: whether a new repository is private.
-        kept: an error's words for the place of the export; None: ``folder``.
+    ``kept`` are an error's words for the place of the export, if that is not ``folder``.
 
     Raises:
-        UserError: as :func:`check_push`; or a link leads out of the folder, or the hub refuses the files; the folder
-            stays.
+        UserError: as :func:`check_push`; a link leads out of the folder; the hub refuses the files.
     """
     files = export_files(f"push_to_hub: '{folder}'", folder)
     there, api, made = check_push(name, private), HfApi(), None
@@ -165,8 +137,9 @@ def push(folder: Path, name: str, private: bool = False, kept: str | None = None
             for file, path in files.items():
                 place = Path(work) / file
                 place.parent.mkdir(parents=True, exist_ok=True)
-                if place == Path(work) / "README.md":
-                    place.write_text(for_repository(path.read_text(), address.repo_id))
+                if file == "README.md":  # whose code loads the repository
+                    text = path.read_text().replace(f'folder = "{HERE}"', f'folder = "{address.repo_id}"')
+                    place.write_text(text)
                 else:
                     place.symlink_to(path.resolve())
             write_manifest(Path(work))

@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
 
 def check_out(out: Path) -> None:
-    """Refuse, before the work, a folder that cannot be written, or that holds something else than an export.
-
-    Raises:
-        UserError: it does.
-    """
+    """Raise a UserError if a folder cannot be written, or holds something else than an export."""
     check_folder("export", out)
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
@@ -66,15 +62,12 @@ class Export:
     """The exported model and data, and the fields of its report besides the measurements.
 
     Attributes:
-        net: the model to export.
         before: stage -> model of that stage, with its metrics; the first is dense.
-        method: name of the method.
         data: for the dev metric of the exported model.
-        config: of the run.
-        initial: dev metric before the last stage's first step; None if there is none.
+        initial: dev metric before the last stage's first step.
         more: further fields of the report.
-        budget: to check the export against, and the density that was to meet it; None for none.
-        timed: times programs where its speed-up is measured; None: they are written again.
+        budget: to check the export against, and the density that was to meet it.
+        timed: times programs where the budget's speed-up is measured; None: they are written again.
     """
 
     net: PreTrainedModel
@@ -96,12 +89,8 @@ class Export:
 def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[str, Any]:
     """Write a model as a folder that loads without this package; write and return its report.
 
-    The steps: fuse, shrink, cast, write, check, measure, report. The folder appears only after the last.
-
-    Args:
-        out: folder to write; an earlier export there is replaced.
-        source: has the model.
-        choices: the user's.
+    The steps: fuse, shrink, cast, write, check, measure, report. The folder appears only after the last, in place of an
+    earlier export.
 
     Raises:
         UserError: ``out`` has other files; a check fails; the model cannot have the choices.
@@ -128,15 +117,10 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
 
 
 def describe_shards(folder: Path, source: Export, scores: dict[str, float], choices: Choices) -> dict[str, Any]:
-    """Write the other files of an export whose tensors are in ``folder``, of a model without values; return its report.
+    """Write the other files of an export whose tensors are in ``folder``, and return its report.
 
-    Numbers that need the whole model in memory are null: times, and the comparison after loading in another process.
-
-    Args:
-        folder: of the export.
-        source: of the models, without values.
-        scores: of the export.
-        choices: the user's.
+    ``source`` has models without values, ``scores`` are the export's. Numbers that need the whole model in memory are
+    null: times, and the comparison after loading in another process.
 
     Raises:
         UserError: it loses more than ``max_drop``.
@@ -163,15 +147,7 @@ def _finish(
 
 
 def check_again(source: Path, asked: dict[str, Any]) -> None:
-    """Refuse choices that would change the weights of an export.
-
-    Args:
-        source: folder of the export.
-        asked: the choices that were made, by name.
-
-    Raises:
-        UserError: one of them is not a program.
-    """
+    """Raise a UserError if one of the choices, by name, would change the weights of the export ``source``."""
     for name, value in asked.items():
         if name not in ("format", "max_drop") and not (name == "dtype" and value in INTEGERS):
             raise UserError(
@@ -183,15 +159,10 @@ def check_again(source: Path, asked: dict[str, Any]) -> None:
 def export_again(source: Path, out: Path, data: DataModule, choices: Choices) -> dict[str, Any]:
     """Copy an export to ``out``, with the program that is asked for in place of any other; return its report.
 
-    Args:
-        source: folder of the export.
-        out: folder to write; an earlier export there is replaced.
-        data: of its task, read with its tokenizer; texts are read only for integers.
-        choices: ``format``, ``dtype`` if that is of integers, and ``max_drop``.
+    The data are of its task, read with its tokenizer; choices are ``format``, ``dtype`` of integers and ``max_drop``.
 
     Raises:
-        UserError: ``out`` has other files; ``source`` a link out of it, or changed code; the program cannot be written,
-            or differs.
+        UserError: ``out`` has other files; ``source`` a link out of it, or changed code; the program cannot be written.
     """
     choices.check()
     check_out(out)
@@ -230,7 +201,7 @@ def _fuse(source: Export) -> tuple[PreTrainedModel, float, dict[str, float]]:
 def _shrink(
     net: PreTrainedModel, data: DataModule, choices: Choices
 ) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
-    """Return the model and the data with the vocabulary and the table that are asked for; and fields of the report."""
+    """Return the model and the data with the chosen vocabulary and table, and fields of the report."""
     vocabulary, embeddings = None, None
     if choices.vocabulary == "data":
         net, data, vocabulary = cut_vocabulary(net, data)
@@ -314,13 +285,10 @@ def _write_programs(
 
 
 def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:
-    """Write the tokenizer, and for a model of this ``config`` that gives vectors, the files of sentence-transformers.
-
-    Programs that read the tokenizer's file alone cut longer texts as the data does, if the end is cut.
-    """
+    """Write the tokenizer, and for a model of this ``config`` that gives vectors, the sentence-transformers' files."""
     tokenizer = copy.deepcopy(data.tokenizer)
     tokenizer.model_max_length = data.limit  # some say nothing, and truncation=True would cut nothing
-    if task_type(data.record).cuts_ends:
+    if task_type(data.record).cuts_ends:  # for programs that read the tokenizer's file alone
         tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
     forget_code(folder)

@@ -33,7 +33,7 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of ``net`` that stores only the kept values, with the same outputs in evaluation mode.
 
     Heads and neurons with constant outputs are removed, then every layer is replaced by the smallest with the same
-    outputs. The others keep their parameters, which ``net`` and the copy share.
+    outputs. Other parameters are shared with ``net``.
     """
     small = with_same_parameters(net)
     remove_constant_units(small)
@@ -51,15 +51,11 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
 def merged(net: PreTrainedModel) -> dict[str, float]:
     """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
     shares = {
-        name: _share(module)
+        name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
         for name, module in net.named_modules()
         if isinstance(module, LowRankRowsLinear) and module.rows
     }
     return {name: share for name, share in shares.items() if share > MERGE}
-
-
-def _share(module: Any) -> float:
-    return sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
 
 
 def fuse(net: PreTrainedModel) -> PreTrainedModel:
@@ -112,15 +108,10 @@ def in_dtype(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
 def outline_export(
     net: PreTrainedModel, choices: Choices, tokens_left: int | None = None, merge: bool = False
 ) -> PreTrainedModel:
-    """Return a copy of ``net`` in the shapes and dtypes of the file that ``write_export`` writes.
+    """Return a copy of ``net``, without values, in the shapes and dtypes of the file that ``write_export`` writes.
 
-    Programs are left out.
-
-    Args:
-        net: as a method leaves it, without values.
-        choices: the user's.
-        tokens_left: rows that ``vocabulary data`` keeps; None: all.
-        merge: matrices are stored dense that are faster so.
+    Programs are left out. ``tokens_left`` is the number of rows that ``vocabulary data`` keeps; with ``merge``,
+    matrices are stored dense that are faster so.
 
     Raises:
         UserError: ``net`` cannot have these choices.

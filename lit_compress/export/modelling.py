@@ -1,12 +1,10 @@
 """The files of an exported model: an ordinary one of its family, or one with a modelling file of its own.
 
 The modelling file has the source of the layers, and a class that puts them into the model.
-
 ``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only. The
-library's own class would draw the matrices that it does not find at random, with a warning. So the configuration names
-an activation function that does not exist, :data:`REFUSAL`; every version of the library looks it up to build the
-model, and ends with this name as the error. The class of the modelling file puts the real names back, which are under
-:data:`ACTIVATIONS`.
+library's own class would draw the matrices that it does not find at random. So the configuration names an activation
+function that does not exist, :data:`REFUSAL`, with which every version of the library ends as the error. The class of
+the modelling file puts the real names back, which are under :data:`ACTIVATIONS`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +103,6 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
     with empty_parameters():
         ordinary = as_linears(type(net)(config))
         ordinary.tie_weights()
-    if net.can_generate():
-        ordinary.generation_config = net.generation_config
     return ordinary.eval()
 
 
@@ -114,8 +110,8 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
 def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary model that the fused ``net`` is; None for any other.
 
-    It is one where no matrix was replaced, where all layers have as many heads and as many neurons (uniform_shape.py),
-    or where all blocks share one basis of narrow hidden states.
+    In one no matrix was replaced, all layers have as many heads and neurons (uniform_shape.py), or all blocks share one
+    basis of narrow hidden states.
     """
     if (ordinary := ordinary_form(net)) is None:
         return None if file_of(net) else as_ordinary(net)
@@ -165,16 +161,11 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
         names = (block.linears[role] for block in residual_stream(ordinary).attentions for role in "qk")
         for parameter in (p for name in names for p in ordinary.get_submodule(name).parameters()):
             parameter.mul_((net.config.hidden_size / width) ** 0.5)
-    if net.can_generate():
-        ordinary.generation_config = net.generation_config
     return ordinary.eval()
 
 
 def write_model(net: PreTrainedModel, folder: Path) -> None:
-    """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
-
-    A model that equals an ordinary one (:func:`ordinary_net`) is written as such, without a modelling file.
-    """
+    """Write weights, config and modelling file of the fused ``net``, or of the :func:`ordinary_net` that it equals."""
     write_as(net, ordinary_net(net), folder, save_net)
 
 
@@ -185,6 +176,8 @@ def write_as(
     base = type(net).__name__
     if ordinary is not None:
         net.config.architectures = ordinary.config.architectures = [base]
+        if net.can_generate():
+            ordinary.generation_config = net.generation_config
         save(ordinary, folder)
         return
     net.config.structure = describe(net)
@@ -213,14 +206,12 @@ def refuses(net: PreTrainedModel) -> bool:
 
 def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
     """Return the modelling file of a model of class ``base``, of transformers or in ``file``, with these layers."""
-    layers = _with_bases([LAYERS[kind] for kind in sorted(kinds)])
+    wanted = [LAYERS[kind] for kind in sorted(kinds)]  # each comes after those that it extends
+    layers = dict.fromkeys(base for layer in wanted for base in reversed(layer.__mro__) if "kind" in vars(base))
+    code = "".join(f"{inspect.getsource(layer)}\n\n" for layer in layers)
+    names, source = ", ".join(layer.__name__ for layer in layers), f".{file}" if file else "transformers"
     return _TEMPLATE.format(
-        base=base,
-        source=f".{file}" if file else "transformers",
-        activations=ACTIVATIONS,
-        refusal=REFUSAL,
-        layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),
-        names=", ".join(layer.__name__ for layer in layers),
+        base=base, source=source, activations=ACTIVATIONS, refusal=REFUSAL, layers=code, names=names
     )
 
 
@@ -236,14 +227,9 @@ def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
 
 
 def check_own_code(what: str, net: PreTrainedModel, folder: Path) -> None:
-    """Refuse an export that this version wrote, and whose code is not this version's.
+    """Refuse the export ``net`` in ``folder`` if this version wrote it, and its code is not this version's.
 
-    A note says that the code of another version is not run. The package never runs the file: it has the layers.
-
-    Args:
-        what: option and value, the start of the message.
-        net: loaded from ``folder``.
-        folder: of the export.
+    A note says that the code of another version is not run. ``what`` is option and value, for messages.
 
     Raises:
         UserError: the code was changed, or ``modules.json`` names classes of other packages, which would be imported.
@@ -264,11 +250,9 @@ def check_own_code(what: str, net: PreTrainedModel, folder: Path) -> None:
 
 
 def renew_code(net: PreTrainedModel, folder: Path) -> None:
-    """Write the code in the copy of an export anew, and its manifest: no code is from the folder that was copied.
+    """Write the code in ``folder``, the copy of an export, anew, and its manifest: no code is from the copied folder.
 
-    Args:
-        net: loaded from the export; code of its own is kept, if it is trusted.
-        folder: the copy, of which the other files stay.
+    A trusted model's code of its own is kept.
     """
     ours, writes = is_own_code(net, folder), (folder / "write.py").is_file()
     for path in folder.rglob("*.py"):
@@ -281,11 +265,6 @@ def renew_code(net: PreTrainedModel, folder: Path) -> None:
         shutil.copyfile(writer.__file__, folder / "write.py")
     forget_code(folder)
     write_manifest(folder)
-
-
-def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:
-    """Return ``layers``, each after those that it extends."""
-    return list(dict.fromkeys(base for layer in layers for base in reversed(layer.__mro__) if "kind" in vars(base)))
 
 
 def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:

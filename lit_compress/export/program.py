@@ -1,22 +1,19 @@
 """Writing a model as one program that runs without transformers: ``model.onnx``, ``openvino_model.xml``.
 
 Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits, of a sentence model the
-states of the tokens and the finished vectors. A model that generates text
-returns the logits of every next token: generation, with its cache and beams, needs the folder itself. The file is read
-back and compared with the model on batches of other shapes, one of a single text.
+states of the tokens and the finished vectors. A model that generates text returns the logits of every next token. The
+file is read back and compared with the model on batches of other shapes, one of a single text.
 
-OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For ONNX
-these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT
-are equal, and BART and T5 classifiers also fail there in ``torch.export``. But the axes of their files have no
-names, the files hold paths of the machine, weights are in a second file, PyTorch 2.11 is needed, and lines are
-printed that cannot be turned off. To repair that would take more than the two calls.
+OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For ONNX they
+call the same functions of PyTorch as this file, and write the same model. But the axes of their files have no names,
+the files hold paths of the machine, and weights are in a second file.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +38,8 @@ OPSET = 18
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared, of other shapes than the traced one
 _NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
+ANY = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim.DYNAMIC}  # batch size and length
+
 Inputs = dict[str, Tensor]
 
 
@@ -60,13 +59,10 @@ def write_program(
 ) -> dict[str, Any]:
     """Write ``net`` as a program into ``folder``; return its file, format, inputs, outputs, bytes and difference.
 
-    Afterwards ``net`` is in evaluation mode, and its parameters require no gradients.
-
     Args:
-        net: the model to write.
+        net: afterwards in evaluation mode, and its parameters require no gradients.
         tokenizer: says whether texts have token types.
-        folder: to write into.
-        form: of the program.
+        folder, form: of the program.
         kind: type of the task, which sets the program's outputs; None: the usual one of the model's class.
 
     Raises:
@@ -81,22 +77,20 @@ def write_program(
     try:
         (_write_onnx if form == "onnx" else _write_openvino)(module, inputs, path)
         run = read_program(path, module.results)
-        differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in PROBES]
-        difference, allowed = float(torch.stack(differences).max()), TOLERANCE[form]
+        off, allowed = _off(module, run, [example_inputs(net, tokenizer, *shape) for shape in PROBES]), TOLERANCE[form]
     except Exception as error:  # exporters and runtimes raise anything
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0][:160]
         raise UserError(
             f"export: --format {form} cannot write {type(net).__name__} ({net.config.model_type}), --format hf can; "
             f"{reason or type(error).__name__}"
         ) from error
-    if not difference <= allowed:
+    if not off <= allowed:
         raise UserError(
-            f"export: the logits of {path.name} differ by {difference:.2e}, more than {allowed:.0e}; "
-            "nothing was exported"
+            f"export: the logits of {path.name} differ by {off:.2e}, more than {allowed:.0e}; nothing was exported"
         )
     return {
         "file": path.name, "format": form, "inputs": list(inputs),
-        "outputs": list(module.results), "bytes": program_bytes(path), "difference": difference,
+        "outputs": list(module.results), "bytes": program_bytes(path), "difference": off,
     }  # fmt: skip
 
 
@@ -135,20 +129,20 @@ def example_inputs(
     return inputs
 
 
-def _difference(module: _Logits, run: Callable[[Inputs], Inputs], inputs: Inputs) -> Tensor:
+def _off(module: _Logits, run: Callable[[Inputs], Inputs], probes: Sequence[Inputs]) -> float:
     """Return the largest :func:`difference` between the outputs of ``run`` and ``module``."""
-    with torch.inference_mode():
-        answered, expected = run(inputs), module(**inputs)
-    return torch.stack([difference(module.kind, n, answered[n], expected[n], inputs) for n in expected]).max()
+    differences = []
+    for inputs in probes:
+        with torch.inference_mode():
+            answered, expected = run(inputs), module(**inputs)
+        differences += [difference(module.kind, n, answered[n], expected[n], inputs) for n in expected]
+    return float(torch.stack(differences).max())
 
 
 def difference(kind: TaskType, name: str, answered: Tensor, expected: Tensor, inputs: Inputs) -> Tensor:
-    """Return the largest difference between two outputs called ``name``, relative above 1; of states, at tokens.
-
-    One text is compared at a time, as logits can be large.
-    """
+    """Return the largest difference between two outputs called ``name``, relative above 1; of states, at tokens."""
     differences, sizes = [], []
-    for i in range(len(expected)):
+    for i in range(len(expected)):  # one text at a time, as logits can be large
         one, other = answered[i : i + 1][None], expected[i : i + 1][None]
         if name in kind.results:
             text = {key: value[i : i + 1] for key, value in inputs.items()}
@@ -161,12 +155,6 @@ def difference(kind: TaskType, name: str, answered: Tensor, expected: Tensor, in
 def program_bytes(path: Path) -> int:
     """Return the bytes of a program, including OpenVINO's separate file of weights."""
     return sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.is_file())
-
-
-def _free(inputs: Inputs) -> dict[str, Any]:
-    """Return that batch size and length may be any."""
-    free = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim.DYNAMIC}
-    return dict.fromkeys(inputs, free)
 
 
 def write_graph(module: nn.Module, inputs: dict[str, Any], free: dict[str, Any], path: Path, **names: Any) -> None:
@@ -188,7 +176,7 @@ def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
     if "decoder_input_ids" in inputs:
         axes["decoder_input_ids"] = {1: "target"}
     names = {"input_names": list(inputs), "output_names": list(module.results), "dynamic_shapes": axes}
-    write_graph(module, inputs, _free(inputs), path, **names)
+    write_graph(module, inputs, dict.fromkeys(inputs, ANY), path, **names)
 
 
 def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
@@ -196,35 +184,29 @@ def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
     from transformers.exporters.exporter_openvino import OpenVINOConfig, OpenVINOExporter
 
     exporter: Any = OpenVINOExporter()  # takes any module
-    options = OpenVINOConfig(dynamic=True, dynamic_shapes=_free(inputs))
+    options = OpenVINOConfig(dynamic=True, dynamic_shapes=dict.fromkeys(inputs, ANY))
     program, _ = exporter.export_program(module, inputs, options)
     exporter.save_program(program, path)
 
 
 def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
-    """Return a function that runs a program file.
-
-    It leaves out inputs that the program was not made with.
-    """
+    """Return a function that runs a program file, without inputs that the program was not made with."""
     runtime = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"]
     load = runtime.load(path, Setting("", results, torch.get_num_threads()))
 
     def run(given: Inputs) -> Inputs:
         outputs = load({name: value.numpy() for name, value in given.items()})
-        copied = (
-            outputs if runtime.name == "onnx" else [value.copy() for value in outputs]
-        )  # OpenVINO writes there again
-        return {name: torch.from_numpy(value) for name, value in zip(results, copied, strict=True)}
+        if runtime.name != "onnx":  # OpenVINO writes there again
+            outputs = [value.copy() for value in outputs]
+        return {name: torch.from_numpy(value) for name, value in zip(results, outputs, strict=True)}
 
     return run
 
 
 class Program(nn.Module):
-    """A program that is called like the model it was made from, and computes the same fields.
+    """A program that is called like the model it was made from: ``run`` returns results by name from inputs on the CPU.
 
-    Args:
-        run: function of its inputs, on the CPU, that returns its results by name.
-        config: of that model, which names its padding; None: batches are padded as it reads them.
+    The model's ``config`` names its padding; None: batches are padded as it reads them.
     """
 
     def __init__(self, run: Callable[[Inputs], Inputs], config: PreTrainedConfig | None = None) -> None:

@@ -20,7 +20,7 @@ from lit_compress.models.accounting import dense_site_params, forward_times, mea
 from lit_compress.models.padding import usable_positions
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
-from lit_compress.utils.timing import STEADY, processor, speedup, spread, summary
+from lit_compress.utils.timing import STEADY, speedup, spread, summary
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
@@ -38,9 +38,12 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the machine: processor, cores, memory in GiB, accelerator."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
     return {
-        "cpu": processor(),
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory and round(memory, 1),
@@ -60,7 +63,7 @@ def commit() -> str | None:
 
 
 def is_of_this_version(report: Mapping[str, Any]) -> bool:
-    """Return whether this version wrote a report: the same release, and the same commit if both are of a checkout."""
+    """Return whether this release, and this commit if both are of a checkout, wrote a report."""
     if (report.get("versions") or {}).get("lit_compress") != __version__:
         return False
     commits = (report.get("commit"), commit())
@@ -74,11 +77,10 @@ class Measured:
     Attributes:
         net: the model; one without values has no times.
         bytes: of the files of its weights; of a model that was given, in the dtype of these.
-        metric: dev metric.
+        metric: dev metric, and its 95 % ``interval``, if that is known.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
         kept: density that the method kept, if the file may store more (export/fuse.py); None: the file's density.
-        merged: True if the file has merged matrices; then all stored weights count in its density, zeros too.
-        interval: of the dev metric, in which 95 of 100 samples have it; None if it is not known.
+        merged: the file has merged matrices; then all stored weights count in its density, zeros too.
     """
 
     net: PreTrainedModel
@@ -98,29 +100,19 @@ class Measured:
     def entry(self, task: Task, whole: int) -> dict[str, Any]:
         """Return the model's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
 
-        ``whole`` is the number of weights of the dense model's sites (the configuration of an ordinary export has
-        smaller sizes).
+        ``whole`` is the number of weights of the dense model's sites; an ordinary export has a smaller configuration.
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
-        by_shape = self.merged or _is_empty(self.net)
+        by_shape = self.merged or self.net.device.type == "meta"
         numbers["density"] = stored if by_shape else numbers["density"] * dense_site_params(self.net) / whole
-        return {
-            "metric": self.metric,
-            "initial": self.initial,
-            **numbers,
-            "kept": numbers["density"] if self.kept is None else self.kept,
-            "stored": stored,
-            "bytes": self.bytes,
-        }
-
-
-def _is_empty(net: PreTrainedModel) -> bool:
-    return net.device.type == "meta"
+        kept = numbers["density"] if self.kept is None else self.kept
+        scores = {"metric": self.metric, "initial": self.initial}
+        return {**scores, **numbers, "kept": kept, "stored": stored, "bytes": self.bytes}
 
 
 def reading_length(net: PreTrainedModel, task: Task) -> int:
-    """Return the number of tokens at which ``net`` is measured: the task's, or less if it has fewer positions."""
+    """Return the tokens at which ``net`` is measured: the task's, or fewer if it has fewer positions."""
     return min(task.length, usable_positions(net.config) or task.length)
 
 
@@ -134,7 +126,7 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
         enough for them to be trusted), and ``speedup`` of the last model over the first with its ``verdict``.
     """
     shape = {"batch": 1, "length": (length := reading_length(nets[0], task)), "threads": 1}
-    if any(map(_is_empty, nets)):
+    if any(net.device.type == "meta" for net in nets):
         for item in entries:
             item["latency_ms"] = {**dict.fromkeys(("median", "p10", "p90")), **shape}
         return {"rounds": 0, "spread": None, "steady": False, "speedup": None}
@@ -142,20 +134,13 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
     for item, times_of_net in zip(entries, times, strict=True):
         item["latency_ms"] = {**summary(times_of_net), **shape}
     widest, gain = max(map(spread, times)), speedup(times[0], times[-1])
-    return {
-        "rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY,
-        "speedup": gain.entry(),
-    }  # fmt: skip
+    return {"rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY, "speedup": gain.entry()}
 
 
 def build_report(task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any]) -> dict[str, Any]:
     """Measure every model and compare the last with the first.
 
-    Args:
-        task: the task of the run.
-        method: name of the method.
-        nets: stage name -> model; the first is dense, the last the export.
-        config: of the run.
+    ``method`` is the name of the method, ``config`` the run's, ``nets`` {stage name: model}, the dense one first.
     """
     whole = dense_site_params(next(iter(nets.values())).net)
     stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
@@ -177,11 +162,9 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
 
 
 def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | None]) -> None:
-    """Add ``interval``, in which 95 of 100 samples have the metric, to every model; null if it was not computed.
+    """Add ``interval``, in which 95 of 100 samples have the metric, to every model of a report; null if it is unknown.
 
-    Args:
-        report: with the number of rows of the metric.
-        intervals: by stage, ``compressed`` for the export; for a fraction of rows it follows from the fraction.
+    ``intervals`` are by stage, ``compressed`` for the export; for a fraction of rows they follow from the fraction.
     """
     of_rows = intervals.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
     for name, entry in report["stages"].items():
@@ -189,16 +172,8 @@ def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | Non
         entry["interval"] = ends and list(ends)
 
 
-def final_metric(report: dict[str, Any]) -> float:
-    """Return the dev metric that counts for the export: of its program of integers, if it has one."""
-    return float((report.get("program") or {}).get("metric", report["compressed"]["metric"]))
-
-
 def of_program(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report with the bytes of the program, if there is one, and the metric of one of integers.
-
-    The times are the model's in PyTorch. Of a program of integers they are left out.
-    """
+    """Return the report with the bytes of the program, if there is one, and of integers its metric, and no times."""
     known = [key for key in ("metric", "interval", "bytes") if key in (report.get("program") or {})]
     if not known:
         return report
@@ -212,12 +187,3 @@ def of_program(report: dict[str, Any]) -> dict[str, Any]:
         "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": timing,
         "ratios": report.get("ratios", {}) | ratios,
     }  # fmt: skip
-
-
-def points_lost(report: dict[str, Any]) -> float:
-    """Return by how many points the export is worse than the dense model; below 0 it is better.
-
-    A point is a hundredth of a metric whose higher values are better, 1 of a perplexity.
-    """
-    lost = report["dense"]["metric"] - final_metric(report)
-    return 100 * lost if report["metric"]["mode"] == "max" else -lost

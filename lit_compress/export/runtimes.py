@@ -78,14 +78,9 @@ class Runtime:
 def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
     """Return the call of a model in PyTorch; results stay on the device, which may still be computing them.
 
-    Args:
-        net: is moved to the device of ``setting`` and gets its dtype, in place.
-        setting: names the results.
-        way: ``eager``; ``graphs``: replayed as a CUDA graph, one for each shape; ``compiled``: by ``torch.compile``,
-            on CUDA block by block for each shape, and then replayed as graphs.
-
-    Raises:
-        LookupError: the device has no CUDA graphs.
+    ``net`` is moved to the device of ``setting`` and gets its dtype, in place. ``way`` is ``eager``, ``graphs``
+    (replayed as a CUDA graph for each shape) or ``compiled`` (by ``torch.compile``, on CUDA block by block for each
+    shape, and then replayed as graphs). A LookupError says that the device has no CUDA graphs.
     """
     net = net.to(setting.device).eval()
     for value in net.state_dict(keep_vars=True).values():  # what a file would have; other buffers stay in float32
@@ -185,9 +180,7 @@ def _openvino(file: Path, setting: Setting) -> Runner:
 
     if setting.device != "cpu":
         raise LookupError("OpenVINO is timed on the CPU only")
-    options = {
-        "INFERENCE_NUM_THREADS": setting.threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32",
-    }  # fmt: skip
+    options = {"INFERENCE_NUM_THREADS": setting.threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.Core().compile_model(str(file), "CPU", options)
     names = [item.any_name for item in model.inputs]
 
@@ -199,12 +192,10 @@ def _openvino(file: Path, setting: Setting) -> Runner:
 
 
 def placed(inputs: Inputs, device: str) -> Inputs:
-    """Return inputs of PyTorch on an accelerator, without a mask that hides nothing; on the CPU they stay as they are.
-
-    With a mask, models ask the accelerator in every call whether it hides something, or take the slower attention.
-    """
+    """Return inputs of PyTorch on an accelerator, without a mask that hides nothing; on the CPU as they are."""
     if device == "cpu":
         return inputs
+    # with a mask, models ask the accelerator in every call whether it hides something, or take the slower attention
     hides = {name: not value.all() for name, value in inputs.items() if name == "attention_mask"}
     return {name: torch.as_tensor(value, device=device) for name, value in inputs.items() if hides.get(name, True)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_compress.numerics.vectors import POOLINGS
 from lit_compress.tasks import task_type
@@ -26,11 +26,7 @@ def write_sentences(folder: Path, config: PreTrainedConfig, data: DataModule) ->
 def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:
     """Write ``modules.json`` and the folders it names, so that ``SentenceTransformer(folder)`` gives the same vectors.
 
-    Args:
-        folder: of the export.
-        width: of the model's states.
-        max_length: longest text in tokens; longer ones are cut.
-        pooling: how vectors are made.
+    The model's states have ``width`` numbers; texts longer than ``max_length`` tokens are cut.
     """
     names = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense), *["Normalize"] * pooling.normalize]
     paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
@@ -43,21 +39,16 @@ def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Poo
     modes = pooling.tokens.split("+")
     kept = [name for name in POOLINGS if name in modes]  # the order in which keys of older versions join vectors
     said = {key: name in modes for key, name in zip(LEGACY_KEYS, POOLINGS, strict=True)}
-    write_json(
-        folder / paths[1] / "config.json",
-        {"word_embedding_dimension": width, **(said if kept == modes else {"pooling_mode": modes})},
-    )
-    for source, path in zip(pooling.dense, paths[2:], strict=False):
-        _write_dense(Path(source), folder / path)
+    file = {"word_embedding_dimension": width, **(said if kept == modes else {"pooling_mode": modes})}
+    write_json(folder / paths[1] / "config.json", file)
+    for source, path in zip(map(Path, pooling.dense), paths[2:], strict=False):
+        _write_dense(source, folder / path)
     lengths = {"max_seq_length": max_length, **dict(pooling.lengths)}
     write_json(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": pooling.lower})
-    settings: dict[str, Any] = {
+    write_json(folder / SETTINGS, {
         "prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt,
-        "similarity_fn_name": pooling.similarity,
-    }  # fmt: skip
-    if pooling.dim is not None:
-        settings["truncate_dim"] = pooling.dim
-    write_json(folder / SETTINGS, settings)
+        "similarity_fn_name": pooling.similarity, **({} if pooling.dim is None else {"truncate_dim": pooling.dim}),
+    })  # fmt: skip
 
 
 def _write_dense(source: Path, folder: Path) -> None:
@@ -67,12 +58,9 @@ def _write_dense(source: Path, folder: Path) -> None:
     dense = read_dense(source)
     out, width = dense.weight.shape
     folder.mkdir(exist_ok=True)
-    write_json(
-        folder / "config.json",
-        {
-            "in_features": width, "out_features": out, "bias": dense.bias is not None,
-            "activation_function": dense.activation,
-        },
-    )  # fmt: skip
+    write_json(folder / "config.json", {
+        "in_features": width, "out_features": out, "bias": dense.bias is not None,
+        "activation_function": dense.activation,
+    })  # fmt: skip
     tensors = {"linear.weight": dense.weight} | ({} if dense.bias is None else {"linear.bias": dense.bias})
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")

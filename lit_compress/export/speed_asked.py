@@ -76,12 +76,8 @@ class Place:
 def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: int, texts: bool = True) -> Place:
     """Return where the speed-up of a budget is measured: the runtime that it names, or the fastest of those installed.
 
-    Args:
-        budget: of a speed-up.
-        choices: for the export; a format or a dtype that they name must be of the runtime.
-        net: dense; only shapes are read.
-        length: of the task's texts, where the budget names no shape.
-        texts: whether there are training texts, which integers need.
+    A format or a dtype that the choices name must be of the runtime. ``net`` is dense; only shapes are read. ``length``
+    is of the task's texts, ``texts`` says whether there are any for training, which integers need.
 
     Raises:
         UserError: the runtime is unknown or not installed, does not run the chosen number formats or this model; there
@@ -143,12 +139,9 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
 
 
 class Programs:
-    """Programs of models in the runtime of a place, timed in turns with the dense model's.
+    """Programs of models in the runtime of a place, timed in turns with that of ``dense``, with or without values.
 
-    Args:
-        dense: with or without values.
-        tokenizer: says whether texts have token types.
-        place: has the runtime and the shapes.
+    The tokenizer says whether texts have token types.
     """
 
     def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from lit_compress.evaluation.intervals import near_chance, standard_error
@@ -38,8 +39,8 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     add("   before training", "{:.4f}", lambda e: e["initial"], "")
     add("density", "{:.4f}", lambda e: e["density"], "")
     for key, label in (("kept", "   kept by the method"), ("stored", "   counting stored zeros")):
-        if any(f"{entry.get(key, entry['density']):.4f}" != f"{entry['density']:.4f}" for entry in stages.values()):
-            add(label, "{:.4f}", lambda e, key=key: e.get(key, e["density"]), "")  # type: ignore[misc]
+        if any(f"{entry[key]:.4f}" != f"{entry['density']:.4f}" for entry in stages.values()):
+            add(label, "{:.4f}", itemgetter(key), "")
     add("parameters", "{:,}", lambda e: e["params"]["total"])
     add("   without embeddings", "{:,}", lambda e: e["params"]["non_embedding"])
     tokens = dense["latency_ms"]["length"]
@@ -53,10 +54,9 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _gain(report: dict[str, Any]) -> str:
-    """Return the speed-up with the digits that its timing carries; reports of earlier versions have one number only."""
-    dense, small = (report[name]["latency_ms"]["median"] for name in ("dense", "compressed"))
+    """Return the speed-up with the digits that its timing carries."""
     if not (gain := speedup_of(report)):
-        return f"{dense / small:.2f}x" if dense and small else ""
+        return ""
     return "noise" if not gain.is_named else f"{gain.median:.2f}x" if report["timing"]["steady"] else rough(gain.median)
 
 
@@ -70,7 +70,7 @@ def rough(times: float) -> str:
 
 
 def speedup_of(report: dict[str, Any]) -> Speedup | None:
-    """Return the speed-up of the compressed model; None in reports of earlier versions, which have one number only."""
+    """Return the speed-up of the compressed model; None if nothing was timed in turns."""
     gain = (report.get("timing") or {}).get("speedup")
     return gain and Speedup.of(gain)
 
@@ -85,14 +85,6 @@ def speed_line(report: dict[str, Any]) -> str:
     return f"speed-up {said}: the machine was busy; measure it again with the command bench"
 
 
-def program_speed_lines(report: dict[str, Any]) -> list[str]:
-    """Return how much faster the program of the budget's runtime is than the dense model's, for the screen."""
-    if not (speed := report.get("speed")):
-        return []
-    where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"
-    return [f"speed-up in {speed['runtime']}, {where}: {gain_words(speed['shapes'])}"]
-
-
 def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
     """Return speed-ups for users.
 
@@ -103,7 +95,7 @@ def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
 
 
 def counted(report: dict[str, Any]) -> str:
-    """Return of how many of how many rows the metric is, and of the training rows if it is not all: text for users.
+    """Return the numbers of rows of the metric, and of the training if it was not all: text for users.
 
     >>> counted({"metric": {"rows": 64, "available": 872}, "data": {"splits": [{"rows": 96, "available": 67349}]}})
     '64 of 872 rows; 96 of 67,349 training rows were used'
@@ -126,8 +118,7 @@ def score_lines(report: dict[str, Any]) -> list[str]:
     report = of_program(report)
     small, metric = report["compressed"], report["metric"]
     error = f" ± {standard_error(small['interval']):.4f}" if small.get("interval") else ""
-    rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
-    lines = [f"dev {metric['name']} {small['metric']:.4f}{error}{rows}"]
+    lines = [f"dev {metric['name']} {small['metric']:.4f}{error} ({counted(report)})"]
     if finding := near_chance(report, "compressed"):
         lines.append(f"the compressed model is at chance: {finding}")
     return lines
@@ -142,8 +133,10 @@ def print_table(report: dict[str, Any]) -> None:
     console, (header, body) = Console(highlight=False), rows(report)
     console = console if console.is_terminal else Console(highlight=False, width=120)
     console.print(screen_table(header, body, whole=len(header)))
-    lines = [*score_lines(report), speed_line(of_program(report)), *program_speed_lines(report)]
-    print(*filter(None, lines), sep="\n")
+    print(*filter(None, [*score_lines(report), speed_line(of_program(report))]), sep="\n")
+    if speed := report.get("speed"):
+        where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"
+        print(f"speed-up in {speed['runtime']}, {where}: {gain_words(speed['shapes'])}")
     if budget := report.get("budget"):
         print(budget_line(budget))
 

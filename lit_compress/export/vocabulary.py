@@ -46,7 +46,7 @@ def tokens_kept(net: PreTrainedModel, data: DataModule) -> int:
     Raises:
         UserError: the tokenizer cannot be cut.
     """
-    return len(cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)[1])
+    return len(cut_tokenizer(data.tokenizer, _used(net, data))[1])
 
 
 def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
@@ -66,9 +66,6 @@ def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
 def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
     """Return ``net`` and ``data`` with a smaller tokenizer, and the report's entry on it.
 
-    Pieces of the training examples and the most frequent others stay, as far as the model reads them; all special
-    tokens, characters and bytes; and for BPE the pieces of their merges.
-
     Returns:
         The model; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many; the number of training
         ``inputs``, and how many of them have ``changed`` (none, except for words that the big tokenizer did not know);
@@ -78,7 +75,7 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
         UserError: the tokenizer or the model cannot be cut.
     """
     size = net.config.vocab_size
-    tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)
+    tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data))
     small = keep_tokens(net, kept, _OPTION)
     other = data.read_by(tokenizer)
     facts: dict[str, Any] = {"rows": len(kept), "of": size}
@@ -88,15 +85,12 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
     return small, other, facts
 
 
-def cut_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, used: Iterable[int], option: str = "--vocabulary"
-) -> tuple[PreTrainedTokenizerBase, list[int]]:
+def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, used: Iterable[int]) -> tuple[PreTrainedTokenizerBase, list[int]]:
     """Return a tokenizer with the pieces that ``used`` and unknown words need, and the old id of each of its ids.
 
     Args:
         tokenizer: a fast one; it is not changed.
         used: ids of pieces that must stay.
-        option: the user's option; the start of an error message.
 
     Raises:
         UserError: the kind of tokenizer cannot be cut.
@@ -104,7 +98,7 @@ def cut_tokenizer(
     from transformers import AutoTokenizer
 
     state: Json = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = _cut(state, set(used), set(tokenizer.all_special_tokens), option)
+    kept = _cut(state, set(used), set(tokenizer.all_special_tokens))
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         tokenizer.save_pretrained(folder)
@@ -120,24 +114,24 @@ def cut_tokenizer(
     return small, kept
 
 
-def _cut(state: Json, used: set[int], special: set[str], option: str) -> list[int]:
+def _cut(state: Json, used: set[int], special: set[str]) -> list[int]:
     """Cut the vocabulary of a tokenizer's ``state`` in place; return the old id of each new one.
 
     Pieces of the model come first, in their order, then added tokens that are no pieces of it, as the library has it.
     """
-    model = state["model"]
+    model, vocab = state["model"], state["model"]["vocab"]
     if (kind := model.get("type")) not in _KINDS:
-        raise UserError(f"{option}: a tokenizer of type {kind} cannot be cut; those that can: {', '.join(_KINDS)}")
+        raise UserError(f"{_OPTION}: a tokenizer of type {kind} cannot be cut; those that can: {', '.join(_KINDS)}")
     for name in ("end_of_word_suffix", "continuing_subword_prefix") if kind == "BPE" else ():
         if model.get(name):
-            raise UserError(f"{option}: BPE with {name} '{model[name]}' cannot be cut; BPE without one can")
-    vocabulary = _vocabulary(model)
+            raise UserError(f"{_OPTION}: BPE with {name} '{model[name]}' cannot be cut; BPE without one can")
+    vocabulary = {piece: i for i, (piece, _) in enumerate(vocab)} if kind == "Unigram" else dict(vocab)
     added = {token["content"]: int(token["id"]) for token in state["added_tokens"]}
     needed = {piece for piece, number in vocabulary.items() if number in used and piece not in added}
     needed |= _KINDS[kind](model, needed) | {piece for piece in vocabulary if _BYTE.fullmatch(piece)}
     unknown, number = model.get("unk_token"), model.get("unk_id")
     if kind == "Unigram":
-        unknown = None if number is None else model["vocab"][number][0]
+        unknown = None if number is None else vocab[number][0]
     needed |= (special | set(added) | {unknown}) & vocabulary.keys()
     pieces = sorted(needed, key=vocabulary.__getitem__)
     others = sorted((number, content) for content, number in added.items() if content not in vocabulary)
@@ -145,40 +139,29 @@ def _cut(state: Json, used: set[int], special: set[str], option: str) -> list[in
     ids = {name: number for number, name in enumerate(names)}
     old = [*(vocabulary[piece] for piece in pieces), *(number for number, _ in others)]
     if kind == "Unigram":
-        scores = dict(model["vocab"])
+        scores = dict(vocab)
         model["vocab"] = [[piece, scores[piece]] for piece in pieces]
         model["unk_id"] = ids.get(unknown)
     else:
         model["vocab"] = {piece: ids[piece] for piece in pieces}
     if kind == "BPE":
-        model["merges"] = [[a, b] for a, b in _merges(model) if {a, b, a + b} <= needed]
+        model["merges"] = [[a, b] for a, b in model["merges"] if {a, b, a + b} <= needed]
     for token in state["added_tokens"]:
         token["id"] = ids[token["content"]]
     state["added_tokens"].sort(key=lambda token: token["id"])
-    new = {number: i for i, number in enumerate(old)}
-    _renumber(state.get("post_processor"), new)
+    _renumber(state.get("post_processor") or {}, {number: i for i, number in enumerate(old)})
     state["padding"] = state["truncation"] = None  # arguments of the last call
     return old
 
 
-def _vocabulary(model: Json) -> dict[str, int]:
-    """Return {piece: id}."""
-    vocab = model["vocab"]
-    return {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
-
-
-def _renumber(processor: Json | None, new: dict[int, int]) -> None:
+def _renumber(processor: Json, new: dict[int, int]) -> None:
     """Give the special tokens that a post-processor inserts their new ids, in place."""
-    for part in (processor or {}).get("processors", ()):
+    for part in processor.get("processors", ()):
         _renumber(part, new)
-    for token in (processor or {}).get("special_tokens", {}).values():
+    for token in processor.get("special_tokens", {}).values():
         token["ids"] = [new[number] for number in token["ids"]]
-    for name in ("sep", "cls"):  # of BertProcessing and RobertaProcessing: token, id
-        if name in (processor or {}):
-            processor[name][1] = new[processor[name][1]]  # type: ignore[index]
-
-
-# ------------------------------------------------------------------------------ pieces that a kind of model needs
+    for name in {"sep", "cls"} & processor.keys():  # of BertProcessing and RobertaProcessing: token, id
+        processor[name][1] = new[processor[name][1]]
 
 
 def _of_wordpiece(model: Json, used: set[str]) -> set[str]:
@@ -199,7 +182,7 @@ def _of_unigram(model: Json, used: set[str]) -> set[str]:
 
 
 def _of_bpe(model: Json, used: set[str]) -> set[str]:
-    ranks = {pair: rank for rank, pair in reversed(list(enumerate(_merges(model))))}
+    ranks = {(a, b): rank for rank, (a, b) in reversed(list(enumerate(model["merges"])))}
     needed = {piece for piece in model["vocab"] if len(piece) == 1}
     for piece in used:
         for a, b in _steps(piece, ranks) if not _BYTE.fullmatch(piece) else ():
@@ -217,11 +200,6 @@ def _spelling(pieces: Iterable[str], letters: Callable[[str], list[str]]) -> set
     parts = {piece: letters(piece) for piece in pieces}
     single = {piece for piece, own in parts.items() if len(own) <= 1}
     return single | {piece for piece, own in parts.items() if not single.issuperset(own)}
-
-
-def _merges(model: Json) -> list[tuple[str, str]]:
-    """Return the merges as pairs; older files have them as text with a blank between."""
-    return [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]  # type: ignore[misc]
 
 
 def _steps(piece: str, ranks: dict[tuple[str, str], int]) -> Iterator[tuple[str, str]]:

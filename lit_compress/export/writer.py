@@ -21,11 +21,7 @@ Given = dict[str, Any]  # arrays, or lists of them, by name
 
 
 class Writer:
-    """A model that writes.
-
-    Args:
-        folder: with ``writing.json`` and the programs.
-    """
+    """A model that writes; ``folder`` has ``writing.json`` and the programs."""
 
     def __init__(self, folder: str | Path) -> None:
         self.facts = json.loads((Path(folder) / "writing.json").read_text())
@@ -67,13 +63,13 @@ def _load(path: Path) -> Callable[[Given], list[np.ndarray]]:
     names = [item.name for item in session.get_inputs()]
 
     def run(given: Given) -> list[np.ndarray]:
-        arrays = _flat(given)
+        arrays = flat(given)
         return session.run(None, {name: arrays[name] for name in names})
 
     return run
 
 
-def _flat(given: Given) -> dict[str, np.ndarray]:
+def flat(given: Given) -> dict[str, np.ndarray]:
     """Return the arrays of lists under names with numbers: ``past.0``, ``past.1``."""
     arrays: Given = {}
     for name, value in given.items():

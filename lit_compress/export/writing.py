@@ -1,10 +1,9 @@
 """Programs with which a model writes text from its cache: ``decode``, and ``encode`` where the model has an encoder.
 
 ``decode`` reads tokens, and the keys and values of those before them, and returns the logits of the next token with all
-keys and values. It begins a text and continues with it. ``encode`` returns the keys and values of the text that is
-read, so that no matrix is in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a model
-otherwise: their ``prefill`` and ``decode`` both hold all matrices, they are called through transformers, and there is
-no loop that writes.
+keys and values. ``encode`` returns the keys and values of the text that is read, so that no matrix is in both.
+``write.py`` (writer.py) calls them. The exporters of transformers divide a model otherwise: their ``prefill`` and
+``decode`` both hold all matrices, and there is no loop that writes.
 """
 
 from __future__ import annotations
@@ -32,22 +31,27 @@ NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text 
 def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> dict[str, Any] | None:
     """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare their texts with ``net``'s.
 
-    Where that cannot be done, a warning says it, in one line.
-
     Args:
         net: a model that writes; in evaluation mode, without gradients.
-        folder: to write to.
+        folder: of the export.
         texts: batches of inputs to compare on.
 
     Returns:
         The names of the ``files``, their ``bytes``, how many ``tokens`` were written to compare, and by how much at
-        most the logit of such a token is below the model's largest (``difference``, relative above 1). None without.
+        most the logit of such a token is below the model's largest (``difference``, relative above 1). None if it
+        cannot be done, with a warning.
     """
     files = ["write.py", "writing.json", "decode.onnx", "encode.onnx"]
     try:
         parts = _parts(net)
+        batch, any_ = torch.export.Dim("batch", min=1), torch.export.Dim.DYNAMIC
         for name, (module, given, outputs) in parts.items():
-            _save(module, given, outputs, folder / f"{name}.onnx")
+            free: dict[str, Any] = {
+                key: [{0: batch, 2: any_}] * len(value) if isinstance(value, list) else {0: batch, 1: any_}
+                for key, value in given.items()
+            }
+            names = {"input_names": [*writer.flat(given)], "output_names": outputs}
+            write_graph(module, given, free, folder / f"{name}.onnx", **names)
         cache = parts["decode"][1]["past"]
         write_json(folder / "writing.json", _facts(net, cache, {name: f"{name}.onnx" for name in parts}))
         shutil.copyfile(writer.__file__, folder / "write.py")
@@ -65,10 +69,8 @@ def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> di
         )
         return None
     files = [name for name in files if (folder / name).exists()]
-    return {
-        "files": files, "bytes": sum((folder / name).stat().st_size for name in files), "tokens": tokens,
-        "difference": difference,
-    }  # fmt: skip
+    size = sum((folder / name).stat().st_size for name in files)
+    return {"files": files, "bytes": size, "tokens": tokens, "difference": difference}
 
 
 def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], list[str]]]:
@@ -78,24 +80,17 @@ def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], l
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     with torch.no_grad():
         cache = net(**inputs, use_cache=True).past_key_values
-    own = cache.self_attention_cache if _reads(net) else cache
+    own = cache.self_attention_cache if net.config.is_encoder_decoder else cache
     past = [tensor.new_zeros(3, tensor.shape[1], 6, tensor.shape[3]) for tensor in _tensors(own)]
     outputs = ["logits", *(f"present.{i}" for i in range(len(past)))]
-    if not _reads(net):
+    if not net.config.is_encoder_decoder:
         longer = torch.cat([mask.new_zeros(3, 6), mask], dim=1)
         return {"decode": (_Decode(net), {"input_ids": ids, "attention_mask": longer, "past": past}, outputs)}
     read = _tensors(cache.cross_attention_cache)
     given = {"input_ids": ids[:, :4].clone(), "attention_mask": mask, "past": past, "read": read}
     names = [f"read.{i}" for i in range(len(read))]
-    return {
-        "decode": (_Decode(net), given, outputs),
-        "encode": (_Encode(net), {"input_ids": ids, "attention_mask": mask}, names),
-    }
-
-
-def _reads(net: PreTrainedModel) -> bool:
-    """Return whether ``net`` has an encoder."""
-    return bool(net.config.is_encoder_decoder)
+    read_from = {"input_ids": ids, "attention_mask": mask}
+    return {"decode": (_Decode(net), given, outputs), "encode": (_Encode(net), read_from, names)}
 
 
 class _Encode(nn.Module):
@@ -125,11 +120,7 @@ class _Decode(nn.Module):
     ) -> list[Tensor]:
         """Return logits [texts, vocabulary], then keys, values, keys, ... of the blocks.
 
-        Args:
-            input_ids: new tokens.
-            attention_mask: of the text that is read; without an encoder, of all tokens, ``past`` first.
-            past: keys, values, keys, ... of the tokens before the new ones.
-            read: mask of the text that is read; None without an encoder.
+        The mask is of the text that is read; without an encoder, of all tokens, those of ``past`` first.
         """
         from transformers import EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
@@ -172,46 +163,31 @@ def _tensors(cache: Any) -> list[Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
-def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: Path) -> None:
-    """Write one program, for any numbers of texts and tokens."""
-    batch = torch.export.Dim("batch", min=1)
-    free: dict[str, Any] = {
-        name: [{0: batch, 2: torch.export.Dim.DYNAMIC}] * len(value) if isinstance(value, list)
-        else {0: batch, 1: torch.export.Dim.DYNAMIC}
-        for name, value in inputs.items()
-    }  # fmt: skip
-    write_graph(module, inputs, free, path, input_names=[*writer._flat(inputs)], output_names=outputs)
-
-
 def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:
     """Return the settings of ``write.py``."""
-    chosen = net.generation_config
-    ends = chosen.eos_token_id
+    chosen, reads = net.generation_config, net.config.is_encoder_decoder
+    ends, pad = chosen.eos_token_id, chosen.pad_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    pad = chosen.pad_token_id
     return {
         "programs": programs, "cache": [[tensor.shape[1], tensor.shape[3]] for tensor in past],
-        "start": chosen.decoder_start_token_id if _reads(net) else None,
-        "first": chosen.forced_bos_token_id if _reads(net) else None,
-        "end": ends, "pad": pad if pad is not None else ends[0] if ends else 0,
-        "longest": chosen.max_new_tokens or 20,
+        "start": chosen.decoder_start_token_id if reads else None,
+        "first": chosen.forced_bos_token_id if reads else None,
+        "end": ends, "pad": pad if pad is not None else [*ends, 0][0], "longest": chosen.max_new_tokens or 20,
     }  # fmt: skip
 
 
 def _compare(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> tuple[int, float]:
     """Return how many tokens the programs write, and how far the model's logit of one is below its largest, at most."""
-    write, off, count = writer.Writer(folder), [torch.zeros(1)], 0
+    write, off, count, reads = writer.Writer(folder), [torch.zeros(1)], 0, net.config.is_encoder_decoder
     for inputs in texts:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if not _reads(net):  # padding is at the right here
+        if not reads:  # padding is at the right here
             ids, mask = (value[:, : min(BEGIN, int(mask.sum(dim=1).min()))] for value in (ids, mask))
         written = torch.from_numpy(write.write(ids.numpy(), mask.numpy(), NEW))
         with torch.inference_mode():
-            if _reads(net):
-                output = net(input_ids=ids, attention_mask=mask, decoder_input_ids=written[:, :-1])
-            else:
-                output = net(input_ids=written[:, :-1])
-        begin = int(write.facts["first"] is not None) if _reads(net) else ids.shape[1] - 1  # that is not chosen
+            more = {"attention_mask": mask, "decoder_input_ids": written[:, :-1]} if reads else {}
+            output = net(input_ids=ids if reads else written[:, :-1], **more)
+        begin = int(write.facts["first"] is not None) if reads else ids.shape[1] - 1  # that is not chosen
         logits, new = output.logits[:, begin:], written[:, begin + 1 :]
         ends = torch.isin(new, torch.tensor(write.facts["end"], dtype=torch.int64)).long()
         valid = ends.cumsum(dim=1) - ends == 0  # what follows the end is padding

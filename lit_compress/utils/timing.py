@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -17,14 +15,6 @@ from lit_compress.utils.devices import synchronize
 
 STEADY = 1.5  # p90 / p10 above which a machine was too busy for its times to be trusted
 WARM_UP = 5  # first rounds, which fill caches and are not counted
-
-
-def processor() -> str:
-    """Return the name of this machine's processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 @contextmanager
@@ -101,13 +91,8 @@ def summary(times: Sequence[float]) -> dict[str, float]:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Return p90 / p10."""
+    """Return p90 / p10; above :data:`STEADY` the machine was too busy for the times to be trusted."""
     return _tenth(times, 9) / _tenth(times, 1)
-
-
-def is_steady(times: Sequence[float]) -> bool:
-    """Return whether the machine was quiet enough for the times to be trusted."""
-    return spread(times) <= STEADY
 
 
 def _tenth(values: Sequence[float], number: int) -> float:

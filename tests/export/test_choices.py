@@ -20,7 +20,7 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import cast, outline_export
 from lit_compress.export.program import Program, read_program
-from lit_compress.export.report import Measured, points_lost
+from lit_compress.export.report import Measured
 from lit_compress.export.vocabulary import _used as used
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
@@ -215,7 +215,6 @@ def test_an_export_that_loses_too_much(mode, metrics, program, lost):
     """In points, of the program of integers if there is one; a perplexity that rises loses."""
     report = {"dense": {"metric": metrics[0]}, "compressed": {"metric": metrics[1]}, "program": program}
     report["metric"] = {"name": "accuracy", "mode": mode}
-    assert points_lost(report) == pytest.approx(lost, nan_ok=True)
     Choices().check_drop(report)
     if lost <= 0.9:
         Choices(max_drop=0.9).check_drop(report)

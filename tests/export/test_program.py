@@ -117,6 +117,10 @@ def test_the_probe_has_padding_and_two_parts():
     assert [row.sum() for row in inputs["attention_mask"]] == [11, 5, 11]
     assert inputs["token_type_ids"].unique().tolist() == [0, 1] and not inputs["input_ids"].lt(0).any()
     assert "token_type_ids" not in program.example_inputs(make_net("distilbert"), PAIRS, 1, 11)
+    inputs = program.example_inputs(make_net("gemma3_text"), Tokenizer(), 3, 11)  # its head reads the last real token
+    assert ((inputs["input_ids"] == 1) == (inputs["attention_mask"] == 0)).all()
+    inputs = program.example_inputs(make_net("bart"), Tokenizer(), 3, 11)
+    assert ((inputs["input_ids"] == 2).sum(dim=1) == 1).all()  # one end in every text, as BART's head needs
 
 
 def test_one_text_at_a_time():
@@ -168,14 +172,6 @@ def test_only_what_is_at_padding_may_differ(family, task, tmp_path, monkeypatch)
     if kind.per_token:
         with pytest.raises(UserError, match="differ by nan"):
             write_program(net, Tokenizer(), tmp_path, "onnx")
-
-
-def test_the_probe_is_padded_as_a_tokenizer_would(tmp_path):
-    """The head of a decoder reads the last token that is no padding, of masked ones, too."""
-    inputs = program.example_inputs(make_net("gemma3_text"), Tokenizer(), 3, 11)
-    assert ((inputs["input_ids"] == 1) == (inputs["attention_mask"] == 0)).all()
-    inputs = program.example_inputs(make_net("bart"), Tokenizer(), 3, 11)
-    assert ((inputs["input_ids"] == 2).sum(dim=1) == 1).all()  # one end in every text, as BART's head needs
 
 
 def test_missing_packages_are_one_line(monkeypatch):
