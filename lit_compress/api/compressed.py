@@ -14,8 +14,8 @@ from lit_compress.export.copies import copy_export, push
 from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import check_own_code, renew_code, write_model
 from lit_compress.export.table import markdown
+from lit_compress.models.files import LazyTensors, net_shapes
 from lit_compress.models.own_code import forget_code, trust_code, trusts_code
-from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError

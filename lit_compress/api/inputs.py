@@ -20,7 +20,7 @@ from lit_compress.api.columns import choose_columns
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, tokenizer_key
 from lit_compress.data.sources import DEV
-from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
+from lit_compress.models.files import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.hub import is_name, model_snapshot

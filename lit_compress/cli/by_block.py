@@ -26,8 +26,8 @@ from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.methods import Method
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
+from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import LazyTensors, StoredTensors, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace

@@ -17,7 +17,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.export.choices import Choices
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
-from lit_compress.models.shards import stored_dtype
+from lit_compress.models.files import stored_dtype
 from lit_compress.run.finish import export_run
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run

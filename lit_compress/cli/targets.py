@@ -22,8 +22,7 @@ from lit_compress.data.sources import CUSTOM, is_one_table
 from lit_compress.export.modelling import check_own_code
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
-from lit_compress.models.foreign import check_form
-from lit_compress.models.shards import net_bytes, tensor_files
+from lit_compress.models.files import check_form, net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.config import checked_config
 from lit_compress.run.folder import Run, flatten

@@ -23,9 +23,9 @@ from lit_compress.export.program import PROBES, Program, difference, example_inp
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Inputs, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
+from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, trusts_code
 from lit_compress.models.padding import usable_positions
-from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError

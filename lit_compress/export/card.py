@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import counted, markdown, speed_line
 from lit_compress.models.backbones import EMBEDDED, resolve
-from lit_compress.models.shards import net_bytes, stored_dtype
+from lit_compress.models.files import net_bytes, stored_dtype
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError

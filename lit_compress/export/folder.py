@@ -25,8 +25,8 @@ from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
+from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import forget_code, trusts_code
-from lit_compress.models.shards import net_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths

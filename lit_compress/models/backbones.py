@@ -20,7 +20,7 @@ from lit_compress.models.checks import (
     is_finetuned,
     refuse_compressed,
 )
-from lit_compress.models.foreign import check_form
+from lit_compress.models.files import check_form
 from lit_compress.models.own_code import check_code, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.sites import set_pattern
@@ -42,7 +42,7 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
 
     Raises:
         UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; or
-            it has a form that cannot be read, see :func:`~lit_compress.models.foreign.check_form`.
+            it has a form that cannot be read, see :func:`~lit_compress.models.files.check_form`.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))

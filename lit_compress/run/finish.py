@@ -14,9 +14,9 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.models.backbones import resolve
+from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
-from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job

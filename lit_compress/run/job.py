@@ -14,7 +14,7 @@ from lit_compress.export.report import reading_length
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
-from lit_compress.models.foreign import check_weights
+from lit_compress.models.files import check_weights
 from lit_compress.models.shapes import without_values
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
-from lit_compress.models.foreign import check_weights
+from lit_compress.models.files import check_weights
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Outline, check_choices, outline

@@ -8,7 +8,7 @@ from mistakes import fails
 from transformers import AutoModel
 
 from lit_compress.__main__ import main
-from lit_compress.models.shards import stored_dtype
+from lit_compress.models.files import stored_dtype
 from lit_compress.run.folder import Run
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from lit_compress.__main__ import main
 from lit_compress.cli.by_block import _Work
 from lit_compress.export.check import check_export
-from lit_compress.models.shards import INDEX, load_tensors, net_bytes, stored_dtype, write_shard
+from lit_compress.models.files import INDEX, load_tensors, net_bytes, stored_dtype, write_shard
 from lit_compress.models.storage import load_net
 from lit_compress.utils import files
 

@@ -25,7 +25,7 @@ from lit_compress.__main__ import OLD, main
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import COMPARISONS, resolve_config
-from lit_compress.models.shards import load_tensors
+from lit_compress.models.files import load_tensors
 from lit_compress.run.comparison import read_comparison
 from lit_compress.tasks.records import get_task
 

@@ -25,9 +25,9 @@ from lit_compress.export.vocabulary import _used as used
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.shapes import without_values
-from lit_compress.models.shards import net_bytes
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.tasks.records import get_task

@@ -21,7 +21,7 @@ from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.shards import net_bytes
+from lit_compress.models.files import net_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize

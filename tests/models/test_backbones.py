@@ -7,7 +7,7 @@ import torch
 from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.models.backbones import load_config, load_net, load_tokenizer
-from lit_compress.models.shards import net_bytes, stored_dtype
+from lit_compress.models.files import net_bytes, stored_dtype
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 

@@ -5,7 +5,7 @@ import torch
 from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.models.block_net import BlockNet, check_by_block
-from lit_compress.models.shards import LazyTensors
+from lit_compress.models.files import LazyTensors
 from lit_compress.utils.errors import UserError
 
 REFUSED = ("albert", "albert-groups", "deberta-v2", "deberta-v2-conv", "deberta-v2-own-positions", "bart",

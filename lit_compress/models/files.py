@@ -1,4 +1,8 @@
-"""Tensors in several safetensors files: reading them one by one, and writing them as they are made.
+"""The files of a model: forms that cannot be compressed, and tensors in several safetensors files.
+
+Libraries load adapters, quantized weights and pointers in place of files without a word and leave out unknown tensors,
+or ask for a package that does not help. Here each of them is one line with advice, which begins with ``what``: option
+and value. Only names, sizes, first bytes and ``config.json`` are read.
 
 The files are named as in transformers: ``model.safetensors``, or ``model-00001-of-00017.safetensors`` and so on with
 ``model.safetensors.index.json``, which names the file of every tensor.
@@ -6,26 +10,35 @@ The files are named as in transformers: ``model.safetensors``, or ``model-00001-
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lit_compress.models.own_code import read_settings
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, read_json, write_json
+from lit_compress.utils.files import POINTER, is_pointer, json_of, read_json, write_json
+from lit_compress.utils.manifest import check_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
+FLOAT = "give the model in float, from which it was made"
+_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
+_GGUF = "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) reads it, and save_pretrained writes the folder"
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")  # keys of config.json that say so
+_READ = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
 
 
 def header_of(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return {name: (dtype, shape)} of the tensors of a safetensors file, whose values are not read."""
-    from safetensors import safe_open
-
     with safe_open(file, framework="pt") as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
@@ -56,6 +69,69 @@ def tensor_files(folder: Path) -> list[Path]:
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [folder / WHOLE]
     return [folder / name for name in files_of_index(f"model: '{folder}'", folder / INDEX)]
+
+
+def check_form(what: str, path: Path) -> None:
+    """Refuse a model, in a folder or the value given in its place, whose form no library can read.
+
+    Raises:
+        UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
+            weights of another program, a pointer or another text in place of a file, or an index of files elsewhere.
+    """
+    if path.is_file():
+        near = f"; {_GGUF}" if path.suffix == ".gguf" else ", written by save_pretrained"
+        raise UserError(f"{what} is a file; give the folder of a model{near}")
+    names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
+    check_manifest(what, path)
+    if adapter := next((name for name in ADAPTERS if name in names), None):
+        raise UserError(f"{what} has a PEFT adapter ({adapter}), which is no whole model; {MERGE}")
+    config = read_settings(path / "config.json")
+    if settings := next(filter(None, map(config.get, _QUANTIZED)), None):
+        raise UserError(f"{what} is quantized ({quantization_method(settings)}); {FLOAT}")
+    weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
+    if not weights and (gguf := sorted(name for name in names if name.endswith(".gguf"))):
+        raise UserError(f"{what} has only the weights of another program, '{gguf[0]}', which cannot be read; {_GGUF}")
+    for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
+        files_of_index(what, path / index)
+    safe = [name for name in weights if name.endswith(".safetensors")]
+    for name in (*sorted(names & _READ), *(safe or weights)):
+        if is_pointer(path / name):
+            raise UserError(f"{what}: its '{name}' is {POINTER}")
+        try:
+            tensors = header_of(path / name) if name in safe else {}
+        except SafetensorError as why:
+            raise UserError(f"{what}: its '{name}' is no whole safetensors file ({why}); download it again") from why
+        for tensor, (kind, _) in tensors.items():
+            if tensor.endswith("weight") and kind[0] in "IU" and "structure.json" not in names:  # of no export
+                raise UserError(f"{what} is quantized ('{tensor}' is of type {kind}); {FLOAT}")
+
+
+def quantization_method(settings: Any) -> str:
+    """Return the name of the method that quantized the weights.
+
+    >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"bits": 4})
+    ('gptq', 'by its config.json')
+    """
+    fields: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
+    method = fields.get("quant_method")
+    return str(getattr(method, "value", method) or "by its config.json")
+
+
+def check_weights(what: str, folder: Path) -> None:
+    """Refuse a model whose weights are missing before anything is made of it.
+
+    Raises:
+        UserError: they are.
+    """
+    check_form(what, folder)
+    names = {file.name for file in folder.iterdir()}
+    weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
+    if not weights:
+        raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
+    suffix = ".safetensors" if any(name.endswith(".safetensors") for name in weights) else ".bin"
+    for index in folder.glob(f"*{suffix}.index.json"):
+        if lost := next((name for name in files_of_index(what, index) if name not in names), None):
+            raise UserError(f"{what}: '{lost}' is missing, which '{index.name}' names; download it again")
 
 
 def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -98,8 +174,6 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
-        from safetensors import safe_open
-
         with safe_open(self._places[name], framework="pt") as file:
             return file.get_tensor(name)
 

@@ -11,8 +11,7 @@ from mistakes import configure, fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
-from lit_compress.models.foreign import check_form, check_weights
-from lit_compress.models.shards import files_of_index
+from lit_compress.models.files import check_form, check_weights, files_of_index
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
