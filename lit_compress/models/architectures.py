@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lit_compress.layers.deployed.some_heads import SomeHeads, SomeT5Heads
+from lit_compress.layers.deployed.adopted import SomeHeads, SomeT5Heads
 from lit_compress.models.record import Architecture, Returns, Role, Stack, SubLayerSpec, SubLayerType
 from lit_compress.utils.errors import UserError, nearest
 

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_compress.layers.deployed.adopted import SomeHeads
 from lit_compress.layers.deployed.removed import Returns
-from lit_compress.layers.deployed.some_heads import SomeHeads
 
 Role = Literal["q", "k", "v", "qkv", "qkv_by_head", "o", "gate", "up", "gate_up", "down"]
 SubLayerType = Literal["attention", "cross", "ffn"]

@@ -2,7 +2,7 @@
 
 For pre-norm models (section 3.5) a gated norm, and a change of the residual stream's basis. In training the stream has
 its full width and every basis has gates; an export has the open directions only. The block that uses them is in
-layers/deployed/stream_block.py.
+layers/deployed/adopted.py.
 """
 
 from __future__ import annotations
