@@ -167,10 +167,9 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
             f"{what} has problem_type {config.problem_type} in its config.json, task '{task.name}' is {kind.name}; "
             f"nearest: --data.task custom --data.custom.kind {known}"
         )
-    if config.num_labels != task.num_labels:
-        mend = "give a model fine-tuned on this task"
-        if not task.labels:  # e.g. a reranker of two classes
-            mend = "nearest: --data.task custom --data.custom.kind classification"
+    if config.num_labels != task.num_labels:  # e.g. a reranker of two classes
+        another = "nearest: --data.task custom --data.custom.kind classification"
+        mend = "give a model fine-tuned on this task" if task.labels else another
         raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
     names = _labels(config)
     if not task.labels or _plain(names) == _plain(task.labels):

@@ -71,12 +71,13 @@ def tensor_files(folder: Path) -> list[Path]:
     return [folder / name for name in files_of_index(f"model: '{folder}'", folder / INDEX)]
 
 
-def check_form(what: str, path: Path) -> None:
+def check_form(what: str, path: Path, whole: bool = False) -> None:
     """Refuse a model, in a folder or the value given in its place, whose form no library can read.
 
     Raises:
         UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
-            weights of another program, a pointer or another text in place of a file, or an index of files elsewhere.
+            weights of another program, a pointer or another text in place of a file, or an index of files elsewhere;
+            or, if it is to be ``whole``, weights are missing.
     """
     if path.is_file():
         near = f"; {_GGUF}" if path.suffix == ".gguf" else ", written by save_pretrained"
@@ -91,9 +92,13 @@ def check_form(what: str, path: Path) -> None:
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
     if not weights and (gguf := sorted(name for name in names if name.endswith(".gguf"))):
         raise UserError(f"{what} has only the weights of another program, '{gguf[0]}', which cannot be read; {_GGUF}")
-    for index in names & {f"{name}.index.json" for name in ("model.safetensors", "pytorch_model.bin")}:
-        files_of_index(what, path / index)
+    if whole and not weights:
+        raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
     safe = [name for name in weights if name.endswith(".safetensors")]
+    for index in names & {INDEX, "pytorch_model.bin.index.json"}:
+        lost = next((name for name in files_of_index(what, path / index) if name not in names), None)
+        if whole and lost and (index == INDEX or not safe):
+            raise UserError(f"{what}: '{lost}' is missing, which '{index}' names; download it again")
     for name in (*sorted(names & _READ), *(safe or weights)):
         if is_pointer(path / name):
             raise UserError(f"{what}: its '{name}' is {POINTER}")
@@ -115,23 +120,6 @@ def quantization_method(settings: Any) -> str:
     fields: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
     method = fields.get("quant_method")
     return str(getattr(method, "value", method) or "by its config.json")
-
-
-def check_weights(what: str, folder: Path) -> None:
-    """Refuse a model whose weights are missing before anything is made of it.
-
-    Raises:
-        UserError: they are.
-    """
-    check_form(what, folder)
-    names = {file.name for file in folder.iterdir()}
-    weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
-    if not weights:
-        raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
-    suffix = ".safetensors" if any(name.endswith(".safetensors") for name in weights) else ".bin"
-    for index in folder.glob(f"*{suffix}.index.json"):
-        if lost := next((name for name in files_of_index(what, index) if name not in names), None):
-            raise UserError(f"{what}: '{lost}' is missing, which '{index.name}' names; download it again")
 
 
 def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from lit_compress.export.report import reading_length
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
-from lit_compress.models.files import check_weights
+from lit_compress.models.files import check_form
 from lit_compress.models.shapes import without_values
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Job:
         """The backbone without values, which nobody changes; one that is compressed already is refused."""
         method, what = self.method, f"model.backbone: '{self.method.backbone}'"
         refuse_compressed(what, Path(method.backbone).expanduser())
-        check_weights(what, Path(resolve(method.backbone, method.task)))
+        check_form(what, Path(resolve(method.backbone, method.task)), whole=True)
         config = load_config(method.backbone, method.task, sites=method.sites)
         return without_values(lambda: empty_net(config))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
-from lit_compress.models.files import check_weights
+from lit_compress.models.files import check_form
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Outline, check_choices, outline
@@ -94,7 +94,7 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
     """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
     what = f"model.teacher: '{method.teacher}'"
     refuse_compressed(what, Path(str(method.teacher)).expanduser())
-    check_weights(what, Path(resolve(str(method.teacher), method.task, "model.teacher")))
+    check_form(what, Path(resolve(str(method.teacher), method.task, "model.teacher")), whole=True)
     teacher = load_config(str(method.teacher), method.task, "model.teacher")
     vectors = method.kind.loss == "vectors"
     if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:

@@ -11,7 +11,7 @@ from mistakes import configure, fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
-from lit_compress.models.files import check_form, check_weights, files_of_index
+from lit_compress.models.files import check_form, files_of_index
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -131,7 +131,7 @@ def no_weights(folder):
 def test_broken_weights_are_noticed(change, words, folder):
     change(folder)
     with pytest.raises(UserError, match=f"^model: '{folder}'.*{re.escape(words)}"):
-        check_weights(f"model: '{folder}'", folder)
+        check_form(f"model: '{folder}'", folder, whole=True)
 
 
 @pytest.mark.parametrize("option", ["--model.backbone", "--model.teacher"])
