@@ -105,10 +105,10 @@ class Fisher:
     columns: Tensor
 
     def importance(self, axis: Axis) -> Importance:
-        """Return the importance for ``axis``, as :func:`lit_compress.numerics.decompose.decompose` takes it.
+        """Return the importance for ``axis``, as :func:`lit_compress.numerics.decompose.weighted_svd` takes it.
 
-        Spread over the elements, the importance of every axis has the same sum, so that weighted singular values of
-        several matrices are on one scale (ranks.py).
+        That of every axis has the same sum over the elements, so that weighted singular values are on one scale
+        (ranks.py).
         """
         (out,), (inner,) = self.rows.shape, self.columns.shape
         match axis:

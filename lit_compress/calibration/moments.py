@@ -134,9 +134,9 @@ class Moments(Statistic):
     A site with fewer tokens than inputs has a singular A, which a note says; a decomposition damps it.
 
     Attributes:
-        labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, for
-            one distribution per example, in classes - 1 backward passes; ``true``, the data's labels, needed only here.
-            None: no gradients, only the second moments of the inputs, in forwards only.
+        labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, in
+            classes - 1 backward passes; ``true``, the data's. None: no gradients, only the second moments of the
+            inputs.
         dtype: of the sums; None for the model's.
         table: name of the table of token embeddings, to collect its factors as for a matrix [width, tokens].
     """

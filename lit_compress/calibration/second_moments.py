@@ -45,10 +45,9 @@ class Grams:
 
 
 def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
-    """Draw tokens and return for every example which of its real tokens were drawn, bool [length].
+    """Return for every example which of its real tokens are drawn, bool [length]: ``tokens`` of all, or all of fewer.
 
-    ``lengths`` int [examples] are numbers of real tokens, of which ``tokens`` are drawn without replacement; all if
-    there are fewer.
+    ``lengths`` int [examples] are the numbers of real tokens.
     """
     total = int(lengths.sum())
     chosen = torch.zeros(total, dtype=torch.bool)

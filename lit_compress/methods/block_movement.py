@@ -259,8 +259,7 @@ class Filling(Stage):
 def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
     """Remove from ``net``, in place, heads without values or readers and neurons without readers; they are zeros.
 
-    ``net`` has all heads and neurons of the dense one. With a ``budget`` of weights, the heads with the most weights
-    that are not zero stay.
+    With a ``budget`` of weights, only the heads with the most weights that are not zero stay.
     """
     parts = sublayers(net)
     attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")

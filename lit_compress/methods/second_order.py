@@ -60,8 +60,6 @@ class KroneckerWeighted(Weighted):
     """How the factorization is weighted, and how the factorized model is trained.
 
     Args:
-        weighting: ``kfac`` = Kronecker-factored Fisher information; ``inputs`` = second moments of the inputs only;
-            ``fisher`` = its diagonal; ``none`` = plain SVD.
         learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model.
     """
 

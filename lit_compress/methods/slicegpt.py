@@ -83,7 +83,6 @@ class Slicing(Retraining):
     """How hidden states are calibrated, and how the sliced model is trained.
 
     Args:
-        epochs: passes over the training data with the sliced model; 0 for none.
         examples: number of training examples for calibration; None = 512, or all if there are fewer.
     """
 

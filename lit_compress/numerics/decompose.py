@@ -187,10 +187,9 @@ def gram_eigenvectors(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def _right_basis(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return the first ``rank`` right singular vectors of a float64 matrix, as columns, and all singular values.
 
-    LAPACK's gesdd on the tall side. The eigenvectors of the Gram matrix are about twice as fast, but square
-    the condition number, which the floor of the importance already stretches: singular values below about 1e-8 of
-    the largest, and their vectors among themselves, are lost in rounding. The product of a rank above them, and the
-    full-rank one, are as exact as with gesdd. From ``GRAM_FROM`` on speed decides.
+    LAPACK's gesdd on the tall side. The Gram matrix, from ``GRAM_FROM`` on, is twice as fast, but squares the condition
+    number: singular values below about 1e-8 of the largest, and their vectors among themselves, are lost in rounding;
+    products of higher ranks are as exact.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     if tall.shape[1] >= GRAM_FROM:

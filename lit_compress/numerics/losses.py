@@ -313,10 +313,7 @@ def _mean(state: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _mean_square(error: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean square of ``error`` [batch, length, width]; a mask's positions are weighted, not gathered.
-
-    Gathering them would make the host wait for their number.
-    """
+    """Return the mean square of ``error`` [batch, length, width]; to gather a mask's rows the host would wait."""
     return error.square().mean() if weights is None else (error.square().mean(-1) * weights).sum()
 
 

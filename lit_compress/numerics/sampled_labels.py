@@ -19,7 +19,7 @@ added loss estimates the distance from its own vectors, and needs no label.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
 from lit_compress.utils.devices import double
-from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
 
@@ -62,16 +61,9 @@ def fisher_losses(
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
         seed: of the draws.
-
-    Raises:
-        UserError: ``exact`` for several distributions per example, or another than ``drawn`` for vectors.
     """
-    if choice not in get_args(Labels):
-        raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
     if kind == "vectors":
-        if choice != "drawn":
-            raise UserError(f"labels: '{choice}' is for classes and scores, not for vectors; nearest: drawn")
-        assert index is not None and isinstance(logits, Tensor)
+        assert choice == "drawn" and index is not None and isinstance(logits, Tensor)
         return [(logits * draw_noise(logits, index, seed)).sum()]
     if kind in NUMBERS:
         assert isinstance(logits, Tensor)
@@ -80,8 +72,7 @@ def fisher_losses(
         assert labels is not None
         return [(1.0 if kind == "relevance" else 0.5) * example_losses(logits, labels, kind).sum()]
     if choice == "exact":
-        if isinstance(logits, ChunkedLogits) or logits.ndim != 2:
-            raise UserError("labels: 'exact' needs one distribution over few classes per example; nearest: drawn")
+        assert isinstance(logits, Tensor) and logits.ndim == 2
         return [(logits * root).sum() for root in softmax_fisher_root(logits.detach().softmax(-1)).unbind(-1)]
     if choice == "drawn":
         assert index is not None

@@ -26,11 +26,7 @@ Decomposer = Callable[..., Factorization]
 
 
 class ByRule(Compression):
-    """A compression to the density of a rule for ranks.
-
-    Args:
-        rule: the rule.
-    """
+    """A compression to the density of a rule for ranks."""
 
     def __init__(self, rule: RankRule) -> None:
         self.rule, self.density, self.round_to = rule, rule.density, rule.round_to
@@ -49,9 +45,7 @@ class ByRule(Compression):
 class Factors(ByRule):
     """Low rank: factors in the places of matrices, stacks of them and tables, of ranks under one rule.
 
-    Args:
-        rule: for the ranks.
-        sigma_side: which factor gets the singular values in the plain SVD.
+    ``sigma_side``: which factor gets the singular values in the plain SVD.
     """
 
     name = "factors"
@@ -82,8 +76,7 @@ class Factors(ByRule):
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield of every matrix or stack its factors, with all singular values and the mean of its inputs.
 
-        The factors have the rank that the rule gives, or, where singular values decide, as many components as make the
-        matrix smaller.
+        The factors have the rule's rank, or, if singular values decide, as many components as make the matrix smaller.
         """
         decomposer, even = self.decomposer(net, statistics), None
         if self.rule.allocation == "uniform":

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,6 @@ class RowPruning(CubicSchedule):
     Args:
         interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
         beta: weight of the old value in the score's moving average.
-        init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense model.
     """
 
     start: float = 0.05
@@ -78,21 +77,13 @@ def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return decompose(weight, rank, sigma_side="balanced", name=name)
 
 
-@dataclass(frozen=True)
-class RowBudget:
-    """The budget of factors and rows of a model at a density.
+class RowBudget(NamedTuple):
+    """The budget of factors and rows of a model at a density."""
 
-    Attributes:
-        ranks: of the factors, by site.
-        factors: number of their parameters.
-        total: weights of all sites.
-        final: p_T, the share of the weights that is in kept rows at the end.
-    """
-
-    ranks: dict[str, int]
-    factors: int
-    total: int
-    final: float
+    ranks: dict[str, int]  # of the factors, by site
+    factors: int  # number of their parameters
+    total: int  # weights of all sites
+    final: float  # p_T, the share of the weights that is in kept rows at the end
 
 
 class RowSparsePruning(CubicStage):

@@ -186,11 +186,10 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
 
 
 class UnitRemoval(UnderWeighting):
-    """Removes heads, neurons and sub-layers.
+    """Removes heads, neurons and sub-layers, which are chosen in one queue over all blocks.
 
-    The removed units are chosen in one queue over all blocks, so of every sub-layer the order and the costs of its
-    units are kept. The update of the rest (U) depends on the removed units, so the second moment of the last matrix'
-    inputs is also kept.
+    So of every sub-layer the order and the costs of its units are kept, and the second moment of the last matrix'
+    inputs, as the update of the rest (U) depends on the removed units.
     """
 
     def check(self, net: PreTrainedModel) -> None:

@@ -149,11 +149,7 @@ class CubicStage(Stage):
 
 
 class UnstructuredPruning(CubicStage):
-    """The stage ``prune``: train, score the weights, zero those that are not among the top v(t).
-
-    Attributes:
-        threshold: lowest score of all sites that is kept, [1].
-    """
+    """The stage ``prune``: train, score the weights, zero those with a score below ``threshold`` [1], of v(t)."""
 
     threshold: Tensor
     settings: Unstructured

@@ -96,7 +96,7 @@ class Weighted(Retraining):
         return KINDS if self.removes == "auto" else ()
 
     def check_labels(self, kind: TaskType) -> None:
-        """Refuse exact labels for a task that has many distributions per example, and any but drawn ones for vectors.
+        """Refuse exact labels for tasks of many distributions per example, and any but drawn ones for vectors.
 
         Raises:
             UserError: see above.
@@ -198,8 +198,7 @@ class UnderWeighting(ByRule):
     def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
         """Return the report's entry on the calibration; None for weightings that have none.
 
-        ``estimated_loss`` estimates the compression's addition to an example's loss; None for ``inputs``, which
-        measures no loss.
+        ``estimated_loss``, the addition to an example's loss, is None for ``inputs``, which measures no loss.
         """
         settings, gradients = self.settings, self.settings.weighting == "kfac"
         if self.moments is None:

@@ -6,7 +6,6 @@ from moments import draw
 from torch.nn import functional as F
 
 from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses, softmax_fisher_root
-from lit_compress.utils.errors import UserError
 
 
 def outer(weight, x, losses):
@@ -85,10 +84,3 @@ def test_regression():
     labels = torch.tensor([0.5, -1.0, 2.0])
     (loss,) = fisher_losses(logits, "regression", "true", labels=labels)
     torch.testing.assert_close(torch.autograd.grad(loss, logits)[0][:, 0], logits.detach()[:, 0] - labels)
-
-
-def test_errors():
-    with pytest.raises(UserError, match=r"labels: unknown 'draw'; did you mean 'drawn'"):
-        fisher_losses(draw(2, 3), "classification", "draw")
-    with pytest.raises(UserError, match=r"labels: 'exact' needs one distribution .*; nearest: drawn"):
-        fisher_losses(draw(2, 5, 3), "classification", "exact")

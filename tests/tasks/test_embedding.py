@@ -44,8 +44,6 @@ def test_targets_are_drawn_around_each_vector():
     alone = draw_noise(logits[[7]], torch.tensor([7]), seed=1)
     assert torch.equal(alone[0], gradient[7])
     for choice in ("true", "exact"):
-        with pytest.raises(UserError, match=f"labels: '{choice}' is for classes and scores, not for vectors"):
-            fisher_losses(logits, "vectors", choice)
         with pytest.raises(UserError, match=f"retrain.labels: '{choice}' is not for vectors.*nearest: drawn"):
             Weighted(weighting="kfac", labels=choice).check_labels(KIND)
 

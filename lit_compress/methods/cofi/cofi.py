@@ -97,7 +97,6 @@ class MatchedStage(Stage):
     ``distil`` trains the backbone with the dense model as its teacher, ``retrain`` the pruned, smaller model.
 
     Attributes:
-        distillation: weights of the loss terms; layers are compared if ``alpha_layers`` is above 0.
         matching: the comparison of layers and its projection W; None if layers are not compared.
     """
 

@@ -22,10 +22,7 @@ class CoFiDistillation(MappedDistillation):
 
     Args:
         alpha: weight of the teacher's logits.
-        temperature: temperature of both distributions; the term is scaled by its square.
-        alpha_layers: weight of the hidden states; 0 turns their distillation off.
         mask_padding: compare hidden states of real tokens only; CoFi's program compares padding too.
-        alpha_labels: weight of the loss on the labels; CoFi does not use them.
     """
 
     alpha: float = 0.1

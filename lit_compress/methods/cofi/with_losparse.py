@@ -19,9 +19,8 @@ Choices where the paper is silent:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
     from lit_compress.models.surgery import Structure
 
 
-def _coarse() -> list[str]:
-    return ["attention_layer", "ffn_layer", "heads"]
+COARSE = ("attention_layer", "ffn_layer", "heads")
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,15 @@ class RowsInGates(CoFiPruning, RowPruning):
         low_rank: share of the matrices' parameters that the factors get.
     """
 
-    gates: list[str] = field(default_factory=_coarse)
+    gates: list[str] = field(default_factory=lambda: [*COARSE])
     share: float | None = None
     low_rank: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for gate in self.gates or ["neurons"]:
-            if gate not in _coarse():
-                raise UserError(f"prune.gates: '{gate}' is not a gate of this method; valid: {', '.join(_coarse())}")
+            if gate not in COARSE:
+                raise UserError(f"prune.gates: '{gate}' is not a gate of this method; valid: {', '.join(COARSE)}")
         require(self, "prune.share", above=0, below=1, hint="usual: 0.5")
         if not 0 < self.low_rank < (self.share or 0.5):
             raise UserError(
@@ -79,35 +77,24 @@ class RowsInGates(CoFiPruning, RowPruning):
             )
 
 
-@dataclass(frozen=True)
-class _Read:
-    """The open rows and columns, on the host.
+class _Read(NamedTuple):
+    """The sizes of the open matrices, on the host."""
 
-    Attributes:
-        columns: open inputs of each site.
-        dense: parameters of all open matrices.
-        factors: parameters of their factors.
-        least: parameters stored without any row: a matrix is stored whole where that is less than factors and rows.
-        added: int64 [rows of all sites], parameters that the best, second best, ... row of each site adds to them.
-    """
-
-    columns: list[int]
-    dense: int
-    factors: int
-    least: int
-    added: Tensor
+    columns: list[int]  # open inputs of each site
+    dense: int  # parameters of all open matrices
+    factors: int  # of their factors
+    least: int  # stored without any row: a matrix is stored whole where that is less than factors and rows
+    added: Tensor  # int64 [rows of all sites], by the best, second best, ... row of each site
 
 
 class OpenRows(RowSparsePruning):
     """The pruning of the rows of open heads and sub-layers.
 
     Args:
-        settings: schedule and score of the pruning.
+        settings: schedule and score of the pruning, and the share of the factors.
         share: final density within the open heads and sub-layers.
-        low_rank: share of the matrices' parameters that the factors get.
         density: final density of all matrices.
-        ask: function of a step that returns by gate which units are open, bool [groups, units].
-        arrived: function of a step that says whether the number of open units is final.
+        gates: the stage that says which units are open.
 
     Attributes:
         known: bool [1], whether the gates have been read.
@@ -117,17 +104,9 @@ class OpenRows(RowSparsePruning):
     known: Tensor
     columns: Tensor
 
-    def __init__(
-        self,
-        settings: RowPruning,
-        share: float,
-        low_rank: float,
-        density: float,
-        ask: Callable[[int], dict[str, Tensor]],
-        arrived: Callable[[int], bool],
-    ) -> None:
-        super().__init__(settings, share, low_rank)
-        self.whole, self.ask, self.arrived = density, ask, arrived
+    def __init__(self, settings: RowsInGates, share: float, density: float, gates: RowsAndGates) -> None:
+        super().__init__(settings, share, settings.low_rank)
+        self.whole, self._gates = density, (gates,)  # a tuple hides the stage from the modules of this one
 
     def layers(self, net: PreTrainedModel) -> list[Any]:
         """Return the layers with factors and sparse matrices, those inside gated layers too."""
@@ -153,7 +132,7 @@ class OpenRows(RowSparsePruning):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Read from the gates which rows and columns are open."""
-        gates, columns = self.ask(step), [size[1] for size in self._sizes]
+        gates, columns = self._gates[0].open_units(step), [size[1] for size in self._sizes]
         open_ = [torch.ones(rows, dtype=torch.bool) for rows, _ in self._sizes]
         for kind, parts in self._parts.items():
             for group, part in enumerate(parts):
@@ -189,7 +168,11 @@ class OpenRows(RowSparsePruning):
             self._read = self._known(on_cpu(self.open), self.columns.tolist())
         read, open_ = self._read, joined(self.open)
         scores = joined([whole(score) for score in self.scores]).masked_fill(~open_, -torch.inf)
-        goal = keep_count(self.whole, self.budget.total) if self.arrived(step) else round(self.density * read.dense)
+        goal = (
+            keep_count(self.whole, self.budget.total)
+            if self._gates[0].arrived(step)
+            else round(self.density * read.dense)
+        )
         left = cubic(step, self.total_steps, self._start, self._end, 0.0)
         sizes = [rows for rows, _ in self._sizes]
         if left == 0:
@@ -234,7 +217,7 @@ class RowsAndGates(GatedPruning):
                 f"model.density {density}, e.g. {(1 + density) / 2:g}"
             )
         super().__init__(settings, density / share, distillation)
-        self.rows = OpenRows(settings, share, settings.low_rank, density, self._open, self._arrived)
+        self.rows = OpenRows(settings, share, density, self)
 
     @property
     def together(self) -> tuple[Stage, ...]:
@@ -272,14 +255,14 @@ class RowsAndGates(GatedPruning):
         """Return whether gates and rows both meet their budgets."""
         return super().at_budget(step) and self.rows.at_budget(step)
 
-    def _open(self, step: int) -> dict[str, Tensor]:
+    def open_units(self, step: int) -> dict[str, Tensor]:
         """Return by gate which units are open after ``step``, bool [groups, units]."""
         return {
             name: z > 0
             for name, z in close_empty_sublayers({n: m.float() for n, m in self.kept_masks(step).items()}).items()
         }
 
-    def _arrived(self, step: int) -> bool:
+    def arrived(self, step: int) -> bool:
         """Return whether the gates' target has reached its final value."""
         return step >= self._warmup
 

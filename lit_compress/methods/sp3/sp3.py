@@ -65,9 +65,6 @@ class SP3Distillation(MappedDistillation):
     Args:
         alpha: weight of the teacher's logits.
         temperature: temperature of both distributions.
-        alpha_layers: weight of the hidden states; 0 turns their distillation off.
-        mask_padding: compare hidden states of real tokens only.
-        alpha_labels: weight of the loss on the labels; the program does not use them.
     """
 
     alpha: float = 0.3

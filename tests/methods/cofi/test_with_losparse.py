@@ -1,5 +1,8 @@
 """LoSparse inside CoFi: rows compete only where gates are open, factors and rows together meet the density."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from helpers import logits
@@ -11,13 +14,13 @@ from lit_compress.methods.cofi.with_losparse import OpenRows, RowsInGates
 from lit_compress.models import accounting as budget
 from lit_compress.models.cut import cut_closed
 from lit_compress.models.sites import find_sites
-from lit_compress.stages.rows import RowPruning
 from lit_compress.utils.errors import UserError
 
 
 def rows_of(net, gates, density=0.2, arrived=True, **settings):
     """The rows' part of the stage on a net, at its last step, with random scores; closed rows score highest."""
-    rows = OpenRows(RowPruning(**settings), 0.5, 0.05, density, lambda step: gates, lambda step: arrived)
+    stage: Any = SimpleNamespace(open_units=lambda step: gates, arrived=lambda step: arrived)
+    rows = OpenRows(RowsInGates(**settings), 0.5, density, stage)
     rows.round_to = 1
     rows.begin(net, None, {})
     rows.attach(net)
