@@ -71,13 +71,11 @@ class Method(MicroBatches, Fields):
             the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the model with its teacher in the later stages.
-        recompute: blocks compute their activations again in the backward, in stages that allow it: less memory, a third
-            more time. Without it they do if a batch has more than 4 GiB of them (a language model: 0.5 GiB; on an
-            accelerator: half of the free memory).
+        recompute: blocks compute their activations again in the backward, for less memory and a third more time; by
+            default if a batch has more than 4 GiB of them (language models: 0.5; accelerators: half of what is free).
 
     Attributes:
-        stores_zeros: True if the exported file keeps removed weights as zeros: the density counts the removed weights,
-            but bytes, stored parameters and FLOPs are the dense model's.
+        stores_zeros: True if the exported file keeps removed weights as zeros, which only the density counts.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
     """
@@ -108,14 +106,13 @@ class Method(MicroBatches, Fields):
         super().__init__()
         for name, value in own.items():
             setattr(self, name, value)
-        self.recompute = recompute
         density = (self.usual_density or 1.0) if density is None else density
         if not 0 < density <= 1:
             near = min(max(density, 0.01), 1.0)
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
         self.backbone = backbone if revision is None else f"{backbone}@{revision}"
-        self.sites, self.density, self.teacher = sites, density, teacher
+        self.sites, self.density, self.teacher, self.recompute = sites, density, teacher, recompute
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
@@ -168,10 +165,7 @@ class Method(MicroBatches, Fields):
         return ()
 
     def stages(self) -> list[Stage]:
-        """Return new stages in order: ``dense``, unless a teacher is given, and the method's own.
-
-        A stage that would remove nothing only trains.
-        """
+        """Return new stages in order: ``dense``, unless a teacher is given, and the method's own; some only train."""
         dense = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
         return [*dense, *(stage.or_plain() for stage in self.own_stages())]
 
@@ -187,12 +181,9 @@ class Method(MicroBatches, Fields):
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
-        Args:
-            stage: one of :meth:`stages`.
-            seed: of the run.
-            previous: folder of the model to start from; None for the backbone.
-            teacher: returns the dense model; None: the stage learns from the task alone.
-            mark: of the checkpoint that will be loaded, from :meth:`on_save_checkpoint`; empty if the stage begins.
+        ``previous`` is the folder of the model to start from, None for the backbone. ``teacher`` returns the dense
+        model; None: the stage learns from the task alone. ``mark`` is of the checkpoint that will be loaded, from
+        :meth:`on_save_checkpoint`.
         """
         self.stage, self._seed, self._previous = stage, seed, previous
         self._load_teacher, self._structure = teacher, mark.get("structure")
@@ -344,8 +335,7 @@ class Method(MicroBatches, Fields):
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.
 
         The score is the first metric (negated where less is better), or -inf while the model is above its budget. The
-        metrics before the first step, e.g. right after a factorization, are kept in ``initial``, the score in
-        ``untrained``: -inf too for a head that is new.
+        metrics before the first step are kept in ``initial``, the score in ``untrained``: -inf too for a new head.
         """
         values: dict[str, Tensor] = {}
         for i, metrics in enumerate(self.val_metrics):
