@@ -109,7 +109,7 @@ class _Class:
                         chosen[option.name] = replace(option, default=changed.get(option.name, option.default))
         if of_method:
             attributes = (pair for kind in self.lineage() for pair in kind._attributes())
-            usual = next(default for name, (_, default) in attributes if name == "usual_density")
+            usual = next(default for name, (_, default) in attributes if default and name == "usual_density")
             chosen[f"{group}density"] = replace(chosen[f"{group}density"], default=self.value(usual))
         return chosen
 

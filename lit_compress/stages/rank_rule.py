@@ -85,11 +85,6 @@ class RankRule:
         return self.rank is None and self.rank_ratio is None
 
     @property
-    def counted(self) -> str:
-        """The total of the density: weights of the ``sites`` or of the ``model``."""
-        return "model" if self.scope == "all" else "sites"
-
-    @property
     def keeps_all(self) -> bool:
         """Whether no matrix is factorized."""
         return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
@@ -181,11 +176,10 @@ class RankRule:
         rest = total - self._cut_off(net) - whole
         least = rest + sum(price.at(self.round_to) for price in prices.values())
         if self.density * total < least:
-            count = "one component" if self.round_to == 1 else f"{self.round_to} components"
-            also = " and the matrices that are not factorized" if self.scope == "all" else ""
+            counted = "model" if self.scope == "all" else "sites"
             raise UserError(
-                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; "
-                f"{count} of each matrix{also} make {least / total + 5e-4:.3f}"
+                f"model.density: {self.density} of the {counted} cannot be reached with allocation global; one step of "
+                f"the ranks each makes {least / total + 5e-4:.3f}"
             )
         return floor(self.density * total) - rest
 

@@ -114,25 +114,14 @@ class Weighted(Retraining):
         two = kind.loss == "classification" and kind.one_label and task.num_labels == 2
         return self.labels or ("exact" if two else "drawn")
 
-    def reads_labels(self, kind: TaskType) -> bool:
-        """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
-        drawn = self.weighting in ("none", "inputs") or (
-            kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
-        )
-        return kind.reads_labels or not drawn
-
     def rule(self, ranks: RankRule) -> RankRule:
         """Return the rule with stacks, if this weighting has them: matrices that read the same input."""
         return replace(ranks, stacked=self.weighting in KRONECKER)
 
-    def examples(self, there: int) -> int:
-        """Return how many calibration examples are taken of those that are ``there``."""
-        return self.calibration_examples or min(CALIBRATION_EXAMPLES, there)
-
-
-def seed_of(settings: Weighted, data: DataModule) -> int:
-    """Return the seed of the calibration."""
-    return data.seed if settings.calibration_seed is None else settings.calibration_seed
+    def drawn(self, data: DataModule) -> tuple[int, int]:
+        """Return number and seed of the calibration examples."""
+        seed = data.seed if self.calibration_seed is None else self.calibration_seed
+        return self.calibration_examples or min(CALIBRATION_EXAMPLES, data.train_size()), seed
 
 
 def calibration_for(
@@ -151,7 +140,7 @@ def calibration_for(
     if settings.weighting not in KRONECKER:
         return None
     labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
-    seed, count = seed_of(settings, data), settings.examples(data.train_size())
+    count, seed = settings.drawn(data)
     batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
     return Calibration(Moments(labels, seed, sites, table=table), batches)
 
@@ -188,12 +177,13 @@ class UnderWeighting(ByRule):
             )
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Return whether the weighting needs the labels of the data."""
-        return self.settings.reads_labels(kind)
+        """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
+        drawn = {"none": True, "inputs": True, "fisher": False, "kfac": self.settings.labels != "true"}
+        return kind.reads_labels or not (drawn[self.settings.weighting] or kind.loss == "vectors")
 
     def drawn(self, data: DataModule) -> tuple[int, int | None]:
         """Return number and seed of the calibration examples."""
-        return self.settings.examples(data.train_size()), seed_of(self.settings, data)
+        return self.settings.drawn(data)
 
     def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
         """Return the report's entry on the calibration; None for weightings that have none.
@@ -206,7 +196,7 @@ class UnderWeighting(ByRule):
         return {
             "weighting": settings.weighting,
             "labels": settings.labels_of(data.record) if gradients else None,
-            "examples": settings.examples(data.train_size()),
+            "examples": settings.drawn(data)[0],
             "removes": settings.removal,
             "estimated_loss": loss if gradients else None,
         }
