@@ -18,7 +18,6 @@ from lit_compress.utils.errors import UserError, nearest
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
 FORMAT = 3  # raise it when labels are read in another way, so that old caches are not read
-_OWN_COLUMNS = next(name for name, kind in KINDS.items() if kind.own_columns)
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -46,7 +45,7 @@ def custom_task(settings: Custom, place: Place) -> Task:
         shown, columns, label = f"data.custom.label: [{', '.join(label)}]", tuple(label), kind.label
         if not kind.own_columns:
             raise UserError(
-                f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind {_OWN_COLUMNS}"
+                f"{shown}: kind {kind.name} has one label column; several of 0 and 1 are for kind multi_label"
             )
         if len({name.strip() for name in columns}) < max(2, len(columns)):
             raise UserError(f"{shown}: name two or more, each once; one alone is for kind classification")

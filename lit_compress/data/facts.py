@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,19 +88,17 @@ def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
         written: the labels are also tokens and are counted: the model writes text.
     """
     counts = np.zeros(size, dtype=np.int64)
-    for ids in _rows(encoded, _columns(encoded, written)):
-        counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
+    for part in encoded.select_columns(_columns(encoded, written)).iter(CHUNK):
+        for rows in part.values():
+            ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+            counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
     return torch.from_numpy(counts)
 
 
 def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: float = 0.1) -> Tensor:
     """Return for drawn training examples the largest token that no other training example has, -1 for none, int64.
 
-    The draw is the same for every seed.
-
-    Args:
-        encoded, size, written: as :func:`token_counts`.
-        share: of the training examples that are drawn.
+    A ``share`` of them is drawn, the same for every seed; the other arguments as in :func:`token_counts`.
     """
     order = drawn_order(len(encoded), VALIDATION_SEED)
     number = int(share * len(order))
@@ -130,10 +129,3 @@ def changed_inputs(before: Dataset, after: Dataset, old: Sequence[int]) -> int:
 def _id_columns(encoded: Dataset) -> list[str]:
     """Return the columns of token ids; a row with several texts has several."""
     return [name for name in encoded.column_names if name.startswith("input_ids")]
-
-
-def _rows(encoded: Dataset, columns: list[str]) -> Iterator[Any]:
-    """Yield the ids of many rows of one column at a time, int64."""
-    for part in encoded.select_columns(columns).iter(CHUNK):
-        for rows in part.values():
-            yield np.fromiter((number for row in rows for number in row), dtype=np.int64)

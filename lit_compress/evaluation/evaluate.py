@@ -50,10 +50,8 @@ def evaluate(
             ``..._high95``.
     """
     names = ["val", *(name.replace("validation", "val") for name in data.record.validation[1:])]
-    if stage == "test":
-        splits = [("test", data.test_dataloader())]
-    else:
-        splits = list(zip(names, data.val_dataloader(), strict=False))
+    test = stage == "test"
+    splits = zip(["test"] if test else names, [data.test_dataloader()] if test else data.val_dataloader(), strict=False)
     values: dict[str, float] = {}
     kind = task_type(data.record)
     for prefix, loader in splits:

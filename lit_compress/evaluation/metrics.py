@@ -296,15 +296,11 @@ def exact_match(answer: str, truths: Sequence[str]) -> float:
 
 def token_f1(answer: str, truths: Sequence[str]) -> float:
     """Return the largest F1 of the answer's normalized words, over ``truths``; 1.0 if neither has any words."""
-    given = normalize(answer).split()
-    return max(_word_f1(given, normalize(truth).split()) for truth in truths or ("",))
-
-
-def _word_f1(given: list[str], true: list[str]) -> float:
-    if not given or not true:
-        return float(given == true)
-    same = sum((Counter(given) & Counter(true)).values())
-    return 2 * same / (len(given) + len(true))
+    given, best = normalize(answer).split(), 0.0
+    for true in (normalize(truth).split() for truth in truths or ("",)):
+        same = sum((Counter(given) & Counter(true)).values())
+        best = max(best, 2 * same / (len(given) + len(true)) if given or true else 1.0)
+    return best
 
 
 def bind(metrics: MetricCollection, rows: Any) -> None:

@@ -112,11 +112,11 @@ class Tagging(TaskType):
 
     def pieces(self, task: Task, outputs: Tensor, batch: Batch) -> list[tuple[int, dict[int, int]]]:
         """Return for every input the number of its row and the classes of its words."""
-        examples = []
-        for example, words, classes in zip(batch["example"], batch["word"], outputs.argmax(-1), strict=True):
-            pairs = zip(words[words > 0].tolist(), classes[words > 0].tolist(), strict=True)
-            examples.append((int(example), dict(pairs)))
-        return examples
+        inputs = zip(batch["example"].tolist(), batch["word"].tolist(), outputs.argmax(-1).tolist(), strict=True)
+        return [
+            (example, {word: label for word, label in zip(words, classes, strict=True) if word})
+            for example, words, classes in inputs
+        ]
 
     def answer(self, task: Task, row: dict[str, Any], pieces: list[dict[int, int]]) -> dict[str, Any]:
         """Return ``labels``, one per word."""
@@ -181,10 +181,8 @@ def _dropped(
     there: list[set[int]] = [set() for _ in sentences]
     for source, numbers in zip(sources, firsts, strict=True):
         there[source].update(numbers)
-    if unknown is None or all(len(have - {0}) == len(words) for have, words in zip(there, sentences, strict=True)):
-        return None
     new = [
-        [word if i in have else unknown for i, word in enumerate(words, start=1)]
+        [word if unknown is None or i in have else unknown for i, word in enumerate(words, start=1)]
         for have, words in zip(there, sentences, strict=True)
     ]
     return None if new == sentences else new
