@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import common
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.divergence import divergence
+from lit_compress.evaluation.evaluate import divergence
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.storage import load_net
 from lit_compress.tasks.records import get_task

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
-from lit_compress.evaluation.divergence import ROWS, divergence
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import ROWS, divergence, evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype

@@ -19,7 +19,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
-from lit_compress.evaluation.predict import write_predictions
+from lit_compress.evaluation.evaluate import write_predictions
 from lit_compress.export.choices import Choices
 from lit_compress.export.copies import check_push, push
 from lit_compress.export.folder import check_again, check_out, export_again

@@ -18,8 +18,7 @@ from lit_compress.cli.fitting import ended_by_sigterm, settle_budget
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
-from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.folder import check_out, write_export
 from lit_compress.export.speed_asked import Programs

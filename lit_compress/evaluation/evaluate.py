@@ -1,24 +1,34 @@
-"""Evaluation of a model outside training, by a loop over the batches on one device."""
+"""Evaluation of a model outside training, by loops over batches on one device: scores, predictions, divergence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from lit_compress.data.batching import PaddedBatches
+from lit_compress.data.checks import KEPT
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
-from lit_compress.evaluation.metrics import CORRELATIONS, bind, build_metrics
+from lit_compress.evaluation.metrics import CORRELATIONS, Correlation, bind, build_metrics
+from lit_compress.numerics.losses import NUMBERS
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
+from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from datasets import Dataset
+    from torch import Tensor, nn
     from torchmetrics import MetricCollection
     from transformers import PreTrainedModel
 
+    from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
+
+ROWS = 512  # of a divergence: enough for two digits
 
 
 def outputs_of(
@@ -102,3 +112,133 @@ def _error_of_chance(metrics: MetricCollection, name: str, score: float, rows: i
         return (max(rows, 2) - 1) ** -0.5
     bounds = intervals(metrics, {name: score}, rows)
     return standard_error(bounds[name]) if name in bounds else 0.0
+
+
+# ------------------------------------------------------------------------------------- predictions
+
+
+def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tuple[int, int | None]:
+    """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
+
+    A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that is in the file, each if
+    there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ...
+
+    Returns:
+        The number of lines written to ``path``, which appears only when complete; and of how many, None for one text.
+    """
+    loader, task, kind = data.predict_dataloader(), data.record, task_type(data.record)
+    texts = loader.dataset.rows
+    by_row = _by_row(data, outputs_of(net, data, loader, len(loader), "predict"), len(texts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(texts):
+            line = {**_shown(row), **kind.answer(task, row, by_row[number])}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return len(texts), loader.dataset.available
+
+
+def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
+    """Return the first rows of the dev set: text columns, ``given`` label and the models' answers, ``answers``.
+
+    At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
+
+    Args:
+        nets: each with the data as its own tokenizer reads it; models share it only if they have the same tokens.
+    """
+    data = nets[0][1]
+    task, kind = data.record, task_type(data.record)
+    if task.wants_vectors or not kind.answered or not len(rows := data.val_dataloader()[0].dataset.rows):
+        return []
+    rows = rows.select(range(min(kind.answered, len(rows))))
+    by_net = []
+    for net, read in nets:
+        inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
+        parts = [order[i : i + read.eval_rows] for i in range(0, len(order), read.eval_rows)]
+        outputs = outputs_of(net, read, (inputs[part] for part in parts), len(parts), "answers")
+        pieces = _by_row(read, outputs, len(rows))
+        move(net, "cpu")
+        by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
+    lines = []
+    for number, row in enumerate(rows):
+        texts = {name: row[name] for name in task.text}
+        label = kind.shown(task, row[task.label]) if task.label in row else None
+        both = [next(iter(some[number].values())) for some in by_net]
+        lines.append({"texts": texts, "given": label, "answers": both})
+    return lines
+
+
+def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
+    """Return the inputs of the first rows, and their order from the shortest to the longest."""
+    encoded: Dataset = whole.encoded
+    of = encoded["example"] if "example" in encoded.column_names else range(len(encoded))  # a row may be several
+    chosen = encoded.select([number for number, row in enumerate(of) if row < rows])
+    lengths = list(chosen["length"])
+    return PaddedBatches(chosen, whole.pad_token), sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
+    """Return for each of ``rows`` rows the pieces of its answer in the ``outputs`` of all batches."""
+    by_row: list[list[Any]] = [[] for _ in range(rows)]
+    for batch, some in outputs:
+        for number, piece in task_type(data.record).pieces(data.record, some, batch):
+            by_row[number].append(piece)
+    return by_row
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return ids, text columns and the given label of a row, in this order."""
+    kept = json.loads(row.get(KEPT) or "{}")
+    given = {"given": kept.pop("given")} if "given" in kept else {}
+    return kept | {name: value for name, value in row.items() if name != KEPT} | given
+
+
+# ------------------------------------------------------------------------------------- two models
+
+
+def divergence(
+    net: PreTrainedModel, dense: PreTrainedModel, data: DataModule,
+    batches: ResumableLoader | Sequence[dict[str, Tensor]] | None = None,
+) -> float:  # fmt: skip
+    """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).
+
+    That is the loss that ``net`` adds for labels drawn from ``dense``. For regression and vectors, half the squared
+    difference of the outputs: the KL of normal distributions of variance 1 around them; for vectors 1 - cosine.
+
+    Args:
+        net: the compressed model, in evaluation mode; on the CPU afterwards, like ``dense``.
+        dense: the model before the compression.
+        data: has the task.
+        batches: of examples; None: :data:`ROWS` of the first dev split, as ``data.sample_dataloader`` draws them.
+    """
+    device = current_device()
+    net, dense = move(net, device).eval(), move(dense, device).eval()
+    kind, total, seen = task_type(data.record), 0.0, 0
+    batches = data.sample_dataloader(ROWS) if batches is None else batches
+    for batch in track(batches, "compare", len(batches)):
+        batch = to_device(batch, device)
+        with torch.inference_mode():
+            ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
+            total += kind.divergence(ours, theirs, batch)
+        seen += len(theirs)
+    move(net, "cpu")
+    move(dense, "cpu")
+    return total / seen
+
+
+def same_order(net: nn.Module, other: nn.Module, data: DataModule) -> float | None:
+    """Return Spearman's correlation of two models' numbers for texts; None for tasks that do not give one number.
+
+    Args:
+        net, other: on the CPU, in evaluation mode.
+        data: at most :data:`ROWS` rows of its first dev split are read, as ``data.sample_dataloader`` draws them.
+    """
+    kind = task_type(data.record)
+    if kind.loss not in NUMBERS:
+        return None
+    score, loader = Correlation(["spearman"]), data.sample_dataloader(ROWS)
+    score.distributed_available_fn = lambda: False  # this process reads all rows, alone
+    for batch in track(loader, "compare", len(loader)):
+        with torch.inference_mode():
+            ours, theirs = (kind.outputs(each, batch, data.tokenizer) for each in (net, other))  # type: ignore[arg-type]
+        score.update(ours, theirs)
+    return float(score.compute()["spearman"])

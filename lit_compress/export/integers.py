@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from lit_compress.evaluation.divergence import divergence, same_order
-from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of, same_order
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.layers import Int8Embedding
 from lit_compress.utils.errors import UserError
@@ -143,7 +142,7 @@ def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tu
 
     Returns:
         The name of the ``way``; for every way of ``tried`` its ``divergence`` in nats per text
-        (evaluation/divergence.py) and its ``seconds`` of the processor; the number of ``examples`` that they read.
+        (evaluation/evaluate.py) and its ``seconds`` of the processor; the number of ``examples`` that they read.
 
     Raises:
         UserError: as :func:`quantize_program`.

@@ -25,8 +25,8 @@ import jinja2
 
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
 from lit_compress.analysis.pictures import as_svg, pareto_figure, site_table, structure_figure
+from lit_compress.evaluation.evaluate import answers
 from lit_compress.evaluation.intervals import standard_error
-from lit_compress.evaluation.predict import answers
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net

@@ -6,7 +6,7 @@ density of the method or at that at which its program has the speed-up that is a
 answers on held-out training rows diverge least from the dense model's is chosen.
 
 A report lists the trials: the kind that each ``removes``; the ``density`` at which it was done, of the fastest program
-that was timed if none is fast enough, null if it was not done; the ``divergence`` (evaluation/divergence.py); the
+that was timed if none is fast enough, null if it was not done; the ``divergence`` (evaluation/evaluate.py); the
 ``speed`` of the program, as :meth:`Programs.gains`, null without a speed-up; of what numbers of neurons and ranks are
 multiples, ``round_to``; ``why`` it cannot be chosen, null if it can; and whether it is ``chosen``.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_compress.evaluation.divergence import ROWS, divergence
+from lit_compress.evaluation.evaluate import ROWS, divergence
 from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words

@@ -268,7 +268,7 @@ class TaskType:
         """Return the sum over all distributions in a batch of KL(theirs || ours) of the logits [b, ..., classes].
 
         For regression and vectors, half the squared difference; see
-        :func:`~lit_compress.evaluation.divergence.divergence`.
+        :func:`~lit_compress.evaluation.evaluate.divergence`.
         """
         if isinstance(ours, ChunkedLogits):
             assert isinstance(theirs, ChunkedLogits)

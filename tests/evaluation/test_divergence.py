@@ -8,7 +8,7 @@ from scipy import stats
 from tiny import make_net
 from torch.utils.data import DataLoader
 
-from lit_compress.evaluation.divergence import divergence, same_order
+from lit_compress.evaluation.evaluate import divergence, same_order
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 
@@ -41,7 +41,7 @@ def kl(p, q):
 @pytest.mark.parametrize("task", ["sst2", "stsb", "conll2003"])
 @pytest.mark.parametrize("limit", [3, 5])
 def test_equals_the_loop(task, limit, monkeypatch):
-    monkeypatch.setattr("lit_compress.evaluation.divergence.ROWS", limit)
+    monkeypatch.setattr("lit_compress.evaluation.evaluate.ROWS", limit)
     kind = task_type(get_task(task))
     net, dense = (make_net("bert", task=task, seed=seed, initializer_range=0.3).eval() for seed in (0, 1))
     total = 0.0

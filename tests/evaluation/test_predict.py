@@ -5,7 +5,7 @@ import transformers
 from tiny import make_net, write_rows
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.predict import answers
+from lit_compress.evaluation.evaluate import answers
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom

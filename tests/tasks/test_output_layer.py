@@ -12,8 +12,7 @@ from torch import nn
 
 from lit_compress.calibration import statistics
 from lit_compress.calibration.second_moments import collect_grams
-from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.methods import Magnitude
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics import chunked_logits
