@@ -189,8 +189,6 @@ class DataModule(Splits):
         logits = task_type(self.record).predicted_tokens(self.record, self.max_length) * len(self.tokenizer)
         return max(1, min(self.eval_batch_size, LOGITS // logits)) if logits else self.eval_batch_size
 
-    # ------------------------------------------------------------------------------------- preparing
-
     def prepare_data(self) -> None:
         """Download and tokenise; Lightning calls this on one process per node, before ``setup`` on all."""
         self.setup(str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit")
@@ -219,8 +217,6 @@ class DataModule(Splits):
         split = self._split(name)
         vectors = vectors_of(net, loader, self.record)
         self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
-
-    # --------------------------------------------------------------------------------------- loaders
 
     def train_dataloader(self) -> ResumableLoader:
         """Return this process's shares of the optimizer steps, in a new order every epoch."""
@@ -321,8 +317,6 @@ class DataModule(Splits):
         kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
         available = None if kind.one_text else split.available
         return ResumableLoader(PaddedBatches(split.encoded, pad, kind.counts, split.rows, available), **options)
-
-    # ------------------------------------------------------------------------------ rows and sizes
 
     def _validation(self) -> list[Split]:
         """Return the splits of a validation: the dev splits; in a Trainer, which chooses an epoch, held-out rows."""

@@ -76,9 +76,6 @@ def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:
     return [{"name": name, "count": counts[number]} for number, name in enumerate(task.labels)]
 
 
-# ------------------------------------------------------------------------------------------- tokens
-
-
 def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
     """Return how often each token occurs in the training examples as the model reads them, int64 [size].
 

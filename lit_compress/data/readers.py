@@ -109,9 +109,6 @@ def _check_header(where: str, header: list[str]) -> None:
         raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
 
 
-# ------------------------------------------------------------------------------------------- tables of Arrow
-
-
 def _check_types(task: Task, where: str, schema: pa.Schema) -> None:
     """Check that a table's text columns are text, or lists of words if the task has words."""
     import pyarrow as pa
@@ -202,9 +199,6 @@ def check_unpacked(where: str, file: Path, size: int) -> None:
     if size > most:
         most_of = f"{most:,} bytes, {TIMES} times its size"
         raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as an unpacked .jsonl")
-
-
-# ------------------------------------------------------------------------------------------- files of text
 
 
 def _unpacked(file: Path) -> Any:
@@ -309,9 +303,6 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
                 yield {task.text[0]: line}
 
     return Rows([task.text[0]], rows())
-
-
-# ------------------------------------------------------------------------------------------- JSON
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:

@@ -143,9 +143,6 @@ def _there(folder: Path) -> str:
     return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 
 
-# ------------------------------------------------------------------------------------------- kinds of places
-
-
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
     """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
 

@@ -114,9 +114,6 @@ def _error_of_chance(metrics: MetricCollection, name: str, score: float, rows: i
     return standard_error(bounds[name]) if name in bounds else 0.0
 
 
-# ------------------------------------------------------------------------------------- predictions
-
-
 def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tuple[int, int | None]:
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
@@ -190,9 +187,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     kept = json.loads(row.get(KEPT) or "{}")
     given = {"given": kept.pop("given")} if "given" in kept else {}
     return kept | {name: value for name, value in row.items() if name != KEPT} | given
-
-
-# ------------------------------------------------------------------------------------- two models
 
 
 def divergence(

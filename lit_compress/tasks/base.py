@@ -99,8 +99,6 @@ class TaskType:
         """Return the type with the settings of ``task`` for the model's output, e.g. how vectors are made."""
         return self
 
-    # ------------------------------------------------------------------------------ rows and token ids
-
     def of_texts(self, task: Task) -> Task:
         """Return the task for rows of which only the texts are read."""
         return task
@@ -167,8 +165,6 @@ class TaskType:
     def reads_otherwise(self, task: Task, tokenizer: Tokenizer) -> str | None:
         """Return a note for the user if models that were trained elsewhere may read other tokens of the same row."""
         return None
-
-    # ------------------------------------------------------------------------------ the model
 
     def head(self, task: Task) -> dict[str, Any]:
         """Return the settings of the model's configuration that depend on the task."""
@@ -248,8 +244,6 @@ class TaskType:
         """Return two masks [b, length], not 0 at real tokens: of the first stack, and of a decoder after it."""
         return batch["attention_mask"], batch["attention_mask"]
 
-    # ------------------------------------------------------------------------------ scores and answers
-
     def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the outputs [b, ...] from which metrics and predictions are computed."""
         return self.logits(self.run(net, batch), batch).float()
@@ -291,8 +285,6 @@ class TaskType:
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Any]) -> dict[str, Any]:
         """Return the fields of a prediction, besides the text columns, from all pieces of a row."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------------------------ the model card
 
     def example(self, task: Task) -> str:
         """Return the arguments of a tokenizer's call, as Python."""
