@@ -132,10 +132,7 @@ def _resolve(entry: Entry, task: str) -> Entry:
 def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
     """Make all runs that are missing, then write and print the results; return the page.
 
-    Args:
-        plan: of the comparison.
-        workers: runs at one time.
-        index: make the run of this line of --list alone; the page is written once there is no other to be made.
+    With ``index`` the run of this line of --list alone; the page is written once there is no other to be made.
 
     Raises:
         UserError: the folder cannot be used or holds runs of other settings, there is no such line, or its run failed.

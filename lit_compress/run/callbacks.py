@@ -34,9 +34,7 @@ class Checkpoints(Callback):
     skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
     renamed into place when complete. The ``last.ckpt`` before is kept as ``previous.ckpt``, for a disk that loses one.
 
-    Args:
-        folder: folder of the stage.
-        every: optimizer steps between two ``last.ckpt``.
+    ``every`` optimizer steps there is a ``last.ckpt``.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -118,10 +116,8 @@ class FiniteSteps(Callback):
     """Leave out optimizer steps whose gradients are not finite; stop after too many in a row.
 
     Weights, moments of AdamW and scores stay as they are in such a step; schedules go on. Each is counted as
-    ``train/skipped``. ``precision 16-mixed`` begins with a few of them, while it looks for the scale of its loss.
-
-    Args:
-        limit: number in a row at which the fit ends with a :class:`UserError`.
+    ``train/skipped``. ``precision 16-mixed`` begins with a few of them, while it looks for the scale of its loss. At
+    ``limit`` in a row the fit ends with a :class:`UserError`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -133,7 +129,7 @@ class FiniteSteps(Callback):
         return {"skipped": self.skipped, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the number of steps that were left out, in all and now in a row."""
+        """Set the values of :meth:`state_dict`."""
         self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -163,11 +159,9 @@ def _finite(optimizer: Optimizer, device: torch.device) -> bool:
 
 
 class EpochLines(Callback):
-    """Print one line for every finished epoch, which stays in the terminal and in a log.
+    """Print one line for every finished epoch, which stays in the terminal and in a log, with a ``title``.
 
-    Args:
-        title: e.g. ``LPAF 2/3 prune``.
-        offset: optimizer steps of the earlier stages, which loggers count as well.
+    Loggers count the ``offset`` optimizer steps of earlier stages as well.
     """
 
     def __init__(self, title: str, offset: int) -> None:
@@ -196,11 +190,7 @@ _SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "densit
 
 
 class StageBar(TQDMProgressBar):
-    """A progress bar with method, stage and epoch; it disappears when the epoch is over.
-
-    Args:
-        title: method and stage, e.g. ``LPAF 2/3 prune``.
-    """
+    """A progress bar with a ``title``, e.g. ``LPAF 2/3 prune``, and epoch; it disappears when the epoch is over."""
 
     def __init__(self, title: str) -> None:
         super().__init__(refresh_rate=10)

@@ -138,11 +138,12 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     for name in ("methods", "budgets"):
         if not values.get(name):
             raise UserError(f"config: '{path}' names no {name}")
-    given = {key: value for key, value in values.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     for name, (fits, advice) in _RULES.items():
         if name in given and not fits(given[name]):
             raise UserError(f"config: {name}: {given[name]!r}; give {advice}")
-    made = Comparison(**{k: list(dict.fromkeys(v)) if isinstance(v, list | tuple) else v for k, v in given.items()})
+    given |= {name: list(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list | tuple)}
+    made = Comparison(**given)
     labels = [entry.label for entry in made.entries()]
     if len(set(map(slug, labels))) < len(labels):
         raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
@@ -235,12 +236,7 @@ def divide(updates: int, splits: Sequence[Mapping[str, int]], batches: int) -> t
 def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Job]:
     """Return all runs: of a teacher per seed, unless a folder is given; then per budget, seed, method and rate.
 
-    Args:
-        made: the config.
-        entries: its methods, with their stages.
-        out: folder of the comparison.
-        epochs: over all stages after the teacher.
-        length: training steps of each.
+    ``entries`` are the methods with their stages, which share ``epochs`` epochs of ``length`` training steps.
     """
     common = {  # after the recipes' options, which have other batches
         "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
@@ -286,15 +282,10 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison that was checked: its runs and their folder.
+    """A comparison that was checked, and all runs in its folder, the teachers' first.
 
-    Attributes:
-        comparison: its config.
-        out: its folder.
-        jobs: all runs, the teachers' first.
-        task: of all runs.
-        command: that makes all of this again.
-        only: labels of the methods whose runs are made; results are gathered for all.
+    ``command`` makes all of this again. ``only`` are the labels of the methods whose runs are made; results are
+    gathered for all.
     """
 
     comparison: Comparison

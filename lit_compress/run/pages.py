@@ -46,13 +46,9 @@ SOME = 60  # runs, of which layers are shown
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of the runs in ``folder`` and return its file, ``index.html``.
+    """Write the page of the runs in ``folder`` and return its file, ``index.html``; nothing is trained or loaded.
 
-    Nothing is trained or loaded.
-
-    Args:
-        folder: of a comparison, a run, an export, or several of them.
-        out: folder to write, an earlier page there is replaced; None: ``report`` in ``folder``.
+    It replaces an earlier page in ``out``, or in ``report`` of ``folder`` without it.
 
     Raises:
         UserError: there is no run in ``folder``, or something else in ``out``.
@@ -207,12 +203,7 @@ def _link(folder: Path, out: Path) -> str:
 
 
 def keep_details(run: Run, data: DataModule) -> None:
-    """Write the details of a run whose export is written: answers of two models, and layers.
-
-    Args:
-        run: with the models of its stages, and ``export``.
-        data: of the run.
-    """
+    """Write the details of a run whose export is written: answers of two models, and layers."""
     export = run.folder / "export"
     dense, small, own = run.dense, load_net(export), data
     if small.config.vocab_size != dense.config.vocab_size:

@@ -27,19 +27,10 @@ _OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibrat
 
 @dataclass
 class RunResult:
-    """A run of a page.
+    """A run or an export on a page, with the records of its finished stages.
 
-    Attributes:
-        name: different for every run.
-        label: its name in tables, e.g. its method.
-        budget: e.g. ``density=0.25``.
-        seed: None if it is not known.
-        status: ``done``, ``failed``, ``missing`` or ``running``.
-        folder: of the run or export; None if there is none.
-        report: None unless it is done.
-        stages: records of its finished stages.
-        error: why it failed, one line.
-        learning_rate: that was chosen; None if none was.
+    Its name is different for every run, its label, e.g. the method, is for tables. ``budget`` is e.g. ``density=0.25``,
+    ``status`` is ``done``, ``failed``, ``missing`` or ``running``, ``report`` is None unless it is done.
     """
 
     name: str
@@ -79,15 +70,10 @@ class RunResult:
 def read_results(folder: Path, command: str = "report") -> tuple[list[RunResult], dict[str, Any]]:
     """Return the runs of a comparison, a run, an export, or a folder that has several of them, in order.
 
-    Args:
-        folder: of them.
-        command: beginning of messages.
-
-    Returns:
-        The runs; the content of ``compare.json``, {} outside of a comparison.
+    The second value is the content of ``compare.json``, {} outside of a comparison.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none; begins with ``command``.
     """
     if not folder.is_dir():
         raise UserError(f"{command}: no folder '{folder}'; give a run, an export or a folder of runs")

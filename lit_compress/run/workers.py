@@ -39,15 +39,12 @@ _FREE = ("--data.path=", "--data.num_workers=", "--trainer.accelerator=", "--tra
 
 @dataclass(frozen=True)
 class Job:
-    """One ``fit`` of a comparison, and its files.
+    """One ``fit`` of a comparison in ``out``, and its files.
 
     Attributes:
-        out: folder of the comparison.
         name: of its folder in ``runs`` or ``teachers``.
         words: of the command, after ``python -m lit_compress``.
-        seed: of the run.
-        label: of the method; "" for a teacher.
-        method: class.
+        label: of the method, whose class is ``method``; "" for a teacher.
         budget: ``kind=value``.
         cell: name of the method at this budget with this seed; held-out rows choose one of its jobs.
         rate: learning rate; None if nothing is trained after the teacher.
@@ -182,12 +179,9 @@ def start_process(words: Sequence[str], log: Path, handle: int, environment: dic
 
 
 class Worker:
-    """Makes jobs one after another, or several at once.
+    """Makes jobs in their order, ``at_once`` at a time; their teachers are made first.
 
-    Args:
-        jobs: to make, in this order; their teachers are made first.
-        at_once: how many processes.
-        ended: is called after every job that ended here, with its error or None.
+    ``ended`` is called after every job that ended here, with its error or None.
     """
 
     def __init__(

@@ -88,12 +88,12 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
             return known
         commit = _resolve(name, "model", revision)
         folder, names = _download(name, "model", commit, _TEXTS, _ELSEWHERE)
-        weights = weights_among(names)
+        weights, adapter = weights_among(names), "adapter_config.json" in names
         if "structure.json" in names:  # of this package
             _download(name, "model", commit, None, (".git*",))
-        elif weights and "adapter_config.json" not in names and "config.json" in names:
+        elif weights and (adapter or "config.json" in names):
             _download(name, "model", commit, [*map(glob.escape, weights)])
-        elif "adapter_config.json" not in names:
+        elif not adapter:
             lacks = "weights for PyTorch" if "config.json" in names else "config.json"
             there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
             raise UserError(f"{option}: '{name}' has no {lacks} on the hub ({there}); give a model with safetensors")
@@ -215,8 +215,10 @@ def _download(
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-    patterns = {"allow_patterns": None if allow is None else [*allow], "ignore_patterns": [*ignore]}
-    folder = Path(snapshot_download(name, repo_type=kind, revision=commit, **patterns))
+    wanted = None if allow is None else [*allow]
+    folder = Path(
+        snapshot_download(name, repo_type=kind, revision=commit, allow_patterns=wanted, ignore_patterns=[*ignore])
+    )
     try:
         return folder, [file.path for file in get_cached_repo_tree(name, repo_type=kind, revision=commit.resolved)]
     except CachedRepoTreeNotFoundError:  # the cache has no list
