@@ -7,7 +7,6 @@ import sys
 import threading
 from importlib import import_module
 from inspect import signature
-from typing import Any
 
 USAGE = """usage: python -m lit_compress COMMAND ...
 
@@ -66,16 +65,20 @@ def main(argv: list[str] | None = None) -> None:
     threading.excepthook = _told_by_main
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            print(USAGE.format(configs="\n  ".join(_grouped(_of_package("recipes").recipes()))))
+            from lit_compress.cli.recipes import recipes
+
+            names = (f"{name}_{{{','.join(tasks)}}}" if tasks else name for name, tasks in recipes().items())
+            print(USAGE.format(configs="\n  ".join(f"{name}.yaml" for name in names)))
             return
         if argv[0] in REMOVED:
             raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")
         argv = [*OLD.get(argv[0], argv[:1]), *argv[1:]]
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
-        line = _of_package("lines").read_line(argv[0], argv[1:])
-        _of_package("quiet").silence_libraries()
-        function = getattr(_of_package("commands"), "list_" if argv[0] == "list" else argv[0])
+        line = import_module("lit_compress.cli.lines").read_line(argv[0], argv[1:])
+        import_module("lit_compress.utils.progress").silence_libraries()
+        commands = import_module("lit_compress.cli.commands")
+        function = getattr(commands, "list_" if argv[0] == "list" else argv[0])
         more = {"line": line} if "line" in signature(function).parameters else {}
         function(**line.own, **more)
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
@@ -95,18 +98,6 @@ def main(argv: list[str] | None = None) -> None:
         threading.excepthook = raised
 
 
-def _of_package(module: str) -> Any:
-    """Return a module of the command line; end with one line if this Python lacks a package that all commands need."""
-    try:
-        return import_module(f"lit_compress.cli.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "lit_compress":
-            raise
-        advice = "run `. .venv/bin/activate` in the clone after `make quickstart`, or `pip install .`"
-        print(f"error: this Python has no package '{error.name}'; {advice}", file=sys.stderr)
-        sys.exit(2)
-
-
 def _told_by_main(raised: threading.ExceptHookArgs) -> None:
     """Be silent about a file that a thread cannot write, as the main thread fails for it; show other errors."""
     from lit_compress.utils.files import write_failure
@@ -119,6 +110,9 @@ def _line(error: Exception, argv: list[str]) -> str | None:
     """Return the line that says what the user can mend, such as a mistake or a full disk; None for a bug."""
     from lit_compress.utils.errors import printable, user_error
 
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "lit_compress":
+        advice = "run `. .venv/bin/activate` in the clone after `make quickstart`, or `pip install .`"
+        return f"this Python has no package '{error.name}'; {advice}"
     if (mistake := user_error(error)) is not None:
         from lit_compress.cli.words import as_typed
 
@@ -129,11 +123,6 @@ def _line(error: Exception, argv: list[str]) -> str | None:
         return None
     again = " with --ckpt_path last" if argv[0] == "fit" else ""
     return f"{reason}; finished work is kept. Fix this and rerun the same command{again}"
-
-
-def _grouped(recipes: dict[str, list[str]]) -> list[str]:
-    """Return ``recipe_{task,task}.yaml`` for every recipe, ``name.yaml`` for a config without a table of tasks."""
-    return [f"{name}_{{{','.join(tasks)}}}.yaml" if tasks else f"{name}.yaml" for name, tasks in recipes.items()]
 
 
 if __name__ == "__main__":

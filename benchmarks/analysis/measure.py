@@ -29,7 +29,6 @@ from benchmarks.analysis.plots import FIGURES, write_rows
 from benchmarks.analysis.truncation import TableRows
 from lit_compress.cli.factorizing import load_model
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.quiet import silence_libraries
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.checks import is_compressed
@@ -43,6 +42,7 @@ from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, 
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_json
+from lit_compress.utils.progress import silence_libraries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -103,7 +103,7 @@ def main() -> None:
     import torch
 
     import lit_compress.cli.commands  # noqa: F401  imported once, before the processes are forked
-    from lit_compress.cli.quiet import silence_libraries
+    from lit_compress.utils.progress import silence_libraries
 
     torch.set_num_threads(1)
     silence_libraries()

@@ -28,7 +28,6 @@ from lit_compress.cli.exporting import warn_missed
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit
 from lit_compress.cli.lines import checked
-from lit_compress.cli.quiet import silence_libraries
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
@@ -40,6 +39,7 @@ from lit_compress.run.folder import Run
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, user_error
 from lit_compress.utils.files import check_folder, write_text, yaml_text
+from lit_compress.utils.progress import silence_libraries
 
 if TYPE_CHECKING:
     from lit_compress.api.compressed import Compressed
