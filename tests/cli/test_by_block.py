@@ -167,7 +167,7 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
     line = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", tmp_path,
             "--density", "0.6", "--data.batch_size", "5", "--weighting", weighting]  # fmt: skip
     line += ["--data.custom.text", "[query,document]"] if rows == "pairs" else []
-    for module in ("evaluation.divergence", "cli.by_block"):
+    for module in ("evaluation.evaluate", "cli.by_block"):
         monkeypatch.setattr(f"lit_compress.{module}.ROWS", 5)
     with monkeypatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
