@@ -31,8 +31,8 @@ class Choices:
         dtype: of the weights in the file; ``auto``, the commands' default: as in the model's files, or float32 with a
             program or a budget of speed-up; ``int8``: of the weights and activations of the program, and of its
             weights alone if the model writes text; ``int4``: of the weights of a model that writes text.
-        max_drop: points of the first dev metric that the export may lose, each a hundredth of a metric whose higher
-            values are better, or 1 of a perplexity; None for any number.
+        max_drop: points of the first dev metric that the export may lose, hundredths, or 1 of a perplexity; None for
+            any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 

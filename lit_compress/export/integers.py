@@ -257,7 +257,7 @@ def save_onnx(model: Any, turned: Mapping[str, str], out: Path) -> None:
 
 
 def fold(model: Any) -> tuple[Any, dict[str, str]]:
-    """Replace ``Transpose`` and ``Pad`` of constants in an ONNX model by their results; return both their names, too.
+    """Replace ``Transpose`` and ``Pad`` of constants in an ONNX model by their results; return their names as well.
 
     ONNX Runtime quantizes a matrix that the product itself reads. A right factor that several layers share, one with
     full rows, and a table that is the output layer come through such a node, and would stay in float.

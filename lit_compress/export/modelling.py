@@ -250,7 +250,7 @@ def check_own_code(what: str, net: PreTrainedModel, folder: Path) -> None:
 
 
 def renew_code(net: PreTrainedModel, folder: Path) -> None:
-    """Write the code in ``folder``, the copy of an export, anew, and its manifest: no code is from the copied folder.
+    """Write the code in ``folder``, the copy of an export, and its manifest: no code is from the copied folder.
 
     A trusted model's code of its own is kept.
     """
