@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -12,7 +10,7 @@ from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
-from lit_compress.utils.tables import escaped, markdown_table, print, screen_table
+from lit_compress.utils.tables import escaped, markdown_table, print, screen_table, show
 from lit_compress.utils.timing import Speedup
 
 
@@ -125,14 +123,9 @@ def score_lines(report: dict[str, Any]) -> list[str]:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the final table, the score and the speed-up; into a file the table is as wide as it needs to be."""
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
-    console, (header, body) = Console(highlight=False), rows(report)
-    console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(screen_table(header, body, whole=len(header)))
+    """Print the final table, the score and the speed-up."""
+    header, body = rows(report)
+    show(screen_table(header, body, whole=len(header)))
     print(*filter(None, [*score_lines(report), speed_line(of_program(report))]), sep="\n")
     if speed := report.get("speed"):
         where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"
