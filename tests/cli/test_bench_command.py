@@ -148,10 +148,7 @@ def test_a_row_for_every_shape_and_runtime():
         ["1 x 128", "eager", "128 (115-154)", "64.0 (57.6-76.8)?", "2.11x (1.94-2.30)", ""],
     ]
     assert len(body) == 8
-
-
-def test_one_net_is_compared_with_nothing():
-    header, body = times_table(result(dense=False))
+    header, body = times_table(result(dense=False))  # one model is compared with nothing
     assert header == ["batch x length", "runtime", "compressed ms", "over eager"] and len(body[0]) == 4
 
 
