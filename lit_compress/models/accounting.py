@@ -231,8 +231,7 @@ def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, h
 
     Args:
         net: in any form, without values (device ``meta``) or with them.
-        texts: of the batch.
-        length: tokens of every text. An encoder-decoder writes a quarter as many.
+        texts, length: of the batch, in tokens. An encoder-decoder writes a quarter as many.
         graph: ``parameters``: it is a forward of training, with dropout, that keeps activations for all gradients;
             ``sites``: it keeps activations for gradients by the sites' outputs; ``none``: it keeps nothing.
         half: under autocast to 16 bits.

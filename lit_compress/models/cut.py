@@ -44,10 +44,8 @@ _OUTPUTS, _INPUTS = ("weight", "left", "sparse", "bias"), ("weight", "right", "s
 def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
     """Close sub-layers without open units, and units of closed sub-layers, so that evaluation and export agree.
 
-    A sub-layer whose units are all closed would still add its bias and be normalised. A second call changes nothing.
-
-    Args:
-        z: name of a gate -> values [groups, size].
+    A sub-layer whose units are all closed would still add its bias and be normalised. ``z`` is name of a gate -> values
+    [groups, size]. A second call changes nothing.
     """
     z = dict(z)
     for layer, unit in SUBLAYER_GATES.values():
@@ -96,10 +94,8 @@ def cut_closed(
 def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
     """Remove heads and neurons of ``net``, in place, of any family; every attention keeps a head.
 
-    Args:
-        net: with or without values; parameters of others that share its own stay as they are.
-        kept: name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
-            head of keys and values with its queries. Other sub-layers stay as they are.
+    ``kept`` is name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
+    head of keys and values with its queries. Other sub-layers, and models that share parameters, stay as they are.
     """
     for part in sublayers(net, removable=False) if kept else ():
         if part.last in kept:

@@ -76,8 +76,7 @@ class SubLayerSpec:
     Attributes:
         kind: attention, cross (a decoder's attention over the encoder's states) or ffn.
         linears: path of a Linear -> its role, in forward order; a block has some of them. ``qkv`` and ``gate_up`` are
-            one Linear for several matrices, which are in it in this order; in ``qkv_by_head`` every head has its own
-            three together.
+            one Linear for several matrices in this order; in ``qkv_by_head`` every head has its own three together.
         norm: path of its norm, which is after the residual sum or, in a pre-norm architecture, before the
             sub-layer. None if the directions of the residual stream cannot be projected.
         when_removed: path of a module -> the output of its placeholder when the sub-layer is removed; None if it cannot
@@ -116,19 +115,17 @@ class Architecture:
         passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
         parts_returned: length of the tuple that a block returns; 0: it returns hidden states alone.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
-        keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
+        keeps_basis: another reason why hidden states must keep their basis, for an error.
         narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
             has the width of heads, ``rms_norm_eps`` and the other widths apart.
         activation: the configuration's name of the neurons' activation.
-        removes_heads: the attention finds its number of heads from the width of the projections, so that constant
-            heads can be cut.
-        head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
+        removes_heads: the attention finds its number of heads from the width of the projections.
+        head_attributes: head width, heads left -> attributes of the attention module to set.
         shares_bias: the layer that an attention becomes that has lost heads, if the heads of all layers read one bias
-            of relative positions: it knows which it has. None: there is no such bias.
+            of relative positions: it knows which it has.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
-        neurons_field: the configuration's name of the number of neurons, one for all blocks of a stack; ``{stack}``
-            stands for its name. None: it has none.
+        neurons_field: the configuration's name of the number of neurons, for all blocks of a stack (``{stack}``).
         heads_fields: its names of the numbers of heads of queries and of keys, if it has the width of a head
             (``head_dim``) apart from the others. Empty: heads are as many as the width of hidden states says.
     """

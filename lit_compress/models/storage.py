@@ -35,10 +35,7 @@ def tied(net: nn.Module) -> dict[str, str]:
 
 
 def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give a model of empty parameters the values in ``tensors``, in its own dtypes; all names and shapes must fit.
-
-    Tied names may be missing, and are no longer tied if they are there.
-    """
+    """Give a model of empty parameters values of its names and shapes; tied names may be missing, or untie it."""
     for name in tied(net).keys() & tensors.keys():
         replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))
     aliases, own = tied(net), net.state_dict()
