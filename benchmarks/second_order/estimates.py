@@ -66,7 +66,7 @@ class EveryToken(Moments):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> TokenList:
         """Return empty lists."""
-        return TokenList(net, names, self.dtype or net.dtype, device, True)
+        return TokenList(net, names, net.dtype, device, True)
 
 
 class TokenList(MomentSums):
@@ -120,7 +120,7 @@ class OtherFactors(Moments):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> TokenFactors:
         """Return empty lists."""
-        return TokenFactors(self.variant, net, names, self.dtype or net.dtype, device, True)
+        return TokenFactors(self.variant, net, names, net.dtype, device, True)
 
 
 class TokenFactors(TokenList):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lit_compress.calibration.statistics import Collector, Statistic
 from lit_compress.calibration.uses import Batch, tokens_at
-from lit_compress.models.sites import shared_inputs
+from lit_compress.models.sites import shared_inputs, size_at
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
@@ -137,11 +137,9 @@ class Moments(Statistic):
         labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, in
             classes - 1 backward passes; ``true``, the data's. None: no gradients, only the second moments of the
             inputs.
-        dtype: of the sums; None for the model's.
         table: name of the table of token embeddings, to collect its factors as for a matrix [width, tokens].
     """
 
-    dtype: torch.dtype | None = None
     table: str | None = None
     title = "Kronecker factors"
 
@@ -151,8 +149,7 @@ class Moments(Statistic):
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
-        sites, table = [name for name in names if name != self.table], self.table if self.table in names else None
-        return MomentSums(net, sites, self.dtype or net.dtype, device, self.labels is not None, table)
+        return MomentSums(net, names, net.dtype, device, self.labels is not None, self.table)
 
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return the losses whose gradients give the Fisher information."""
@@ -164,7 +161,7 @@ class Moments(Statistic):
 
 
 class MomentSums(Collector):
-    """The sums of ``sites`` and of a ``table`` of embeddings, if it is named, and the number of tokens and examples.
+    """The sums of sites and of a ``table`` of embeddings, if ``names`` have it, and the number of tokens and examples.
 
     Sums are of ``dtype``, on ``device``, those of gradients only if they are asked for.
     """
@@ -172,31 +169,26 @@ class MomentSums(Collector):
     by_token = True
 
     def __init__(
-        self, net: Any, sites: Sequence[str], dtype: torch.dtype, device: torch.device | str, gradients: bool,
+        self, net: Any, names: Sequence[str], dtype: torch.dtype, device: torch.device | str, gradients: bool,
         table: str | None = None,
     ) -> None:  # fmt: skip
         self.table, self.with_gradients = table, gradients
         place = place_of_sums(device)
         self.grams: dict[str, Gram | Counts] = {}
         self.outer: dict[str, Gram] = {}
-        self.leader = {name: name for name in sites}  # the site whose A a site shares
+        self.leader = {name: name for name in names}  # the site whose A a site shares
         for group in shared_inputs(net):
-            inside = [name for name in group if name in sites]
+            inside = [name for name in group if name in names]
             self.leader.update(dict.fromkeys(inside, inside[0] if inside else ""))
         self.means: dict[str, Tensor] = {}  # sum of the inputs, and last their number
-        for name in sites:
-            module: Any = net.get_submodule(name)
+        for name in names:
+            outputs, inputs = size_at(net, name)
             if self.leader[name] == name:
-                self.grams[name] = Gram(module.in_features, dtype, device)
-                self.means[name] = torch.zeros(module.in_features + 1, dtype=torch.float64, device=place)
+                self.grams[name] = Counts(inputs, device) if name == table else Gram(inputs, dtype, device)
+                width = 1 if name == table else inputs + 1  # of a table only the number of tokens
+                self.means[name] = torch.zeros(width, dtype=torch.float64, device=place)
             if gradients:
-                self.outer[name] = Gram(module.out_features, dtype, device)
-        if table:
-            module = net.get_submodule(table)
-            self.leader[table], self.grams[table] = table, Counts(module.num_embeddings, device)
-            self.means[table] = torch.zeros(1, dtype=torch.float64, device=place)  # only the number of tokens
-            if gradients:
-                self.outer[table] = Gram(module.embedding_dim, dtype, device)
+                self.outer[name] = Gram(outputs, dtype, device)
 
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""

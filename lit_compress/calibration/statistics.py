@@ -56,12 +56,8 @@ class Collector(ABC):
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Take a use of site ``name`` by so many ``examples``, and watch for the gradient by its output.
 
-        Args:
-            name: of the site.
-            x: its inputs [b, length, in] or [b * length, in].
-            output: its output.
-            where: :attr:`by_token`: places of the tokens that count, int64, None for all; else their mask [b, length].
-            examples: how many.
+        Inputs ``x`` are [b, length, in] or [b * length, in]. With :attr:`by_token`, ``where`` has the places of the
+        tokens that count, int64, None for all; else it is their mask [b, length].
         """
 
     def end(self) -> set[str]:
@@ -217,9 +213,9 @@ def watched(
         sites: by name in the model.
         masks: of the tokens of each stack.
         examples: how many.
-        names: of the modules in the model, all of which begin with ``start``; None: all ``sites``.
+        names: of the modules in the model, all of which begin with ``start``, its name with a dot; None: all ``sites``.
         loose: the uses that belong to no example.
-        start: name of ``module`` in the model, with a dot.
+        start: see there.
     """
     where: Any = [token_places(mask) for mask in masks] if sums.by_token else masks
     modules = {name: module.get_submodule(name.removeprefix(start)) for name in (sites if names is None else names)}

@@ -102,14 +102,12 @@ class Stage(nn.Module):
         from_backbone: True to start from the pre-trained backbone instead of the model of the stage before.
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
         shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
-        repeatable: True if a block that runs again in the backward gives the same outputs: nothing that the forward
-            depends on is drawn or set inside a step.
-        matches: True if :meth:`layer_loss` chooses by distances which hidden states it compares, over a whole step.
+        repeatable: True if a block that runs again in the backward gives the same outputs.
+        matches: True if :meth:`layer_loss` chooses by distances over a whole step which hidden states it compares.
         forwards: how often a batch goes through the model in a step.
         drops_out: False if dropout is off while the stage trains.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
-        density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
-            removes nothing.
+        density: fraction of the sites' weights that is to be left; None: it follows from a rule, or nothing is removed.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
         over_step: function that replaces values of a micro-batch, in place, by their sum over the optimizer step.
@@ -188,12 +186,9 @@ class Stage(nn.Module):
         """
 
     def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Return the model that this stage trains.
+        """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
 
-        Args:
-            method: the method of this stage.
-            previous: folder of the model to start from; None for the backbone itself.
-            structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
+        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
         from lit_compress.models.storage import load_net
 
@@ -212,10 +207,10 @@ class Stage(nn.Module):
         """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""
 
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
-        """Return AdamW's parameter groups with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
+        """Return the parameter groups with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
 
-        All other parameters have the stage's settings. The schedule scales every group's learning rate, except
-        with ``constant`` True; all gradients are clipped by one norm, except with ``clip`` False.
+        The schedule scales every group's learning rate, except with ``constant`` True; all gradients are clipped by one
+        norm, except with ``clip`` False.
         """
         return []
 
@@ -274,11 +269,8 @@ class Stage(nn.Module):
 def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_steps: int | None = None) -> int:
     """Return the number of optimizer steps of a fit; Lightning's own count breaks exact resume.
 
-    Args:
-        steps: of an epoch of all training data.
-        epochs: number of epochs of the stage.
-        limit: the Trainer's ``limit_train_batches``: a number of steps, or a fraction (float of at most 1).
-        max_steps: the Trainer's; None or -1 for no limit.
+    ``steps`` are of an epoch of all training data. ``limit`` is the Trainer's ``limit_train_batches``: a number of
+    steps, or a fraction (float of at most 1). ``max_steps`` is None or -1 for no limit.
     """
     if isinstance(limit, float) and limit <= 1:
         steps = int(steps * limit)

@@ -168,8 +168,7 @@ def compress(
         task: the task whose loss is differentiated.
         data: gives the examples; None if weights are enough.
         device: of the passes over examples.
-        shared: True if every process of the default group has batches of its own. Only the model of the first has the
-            right values afterwards.
+        shared: every process of the default group has batches of its own; only the model of the first is right then.
         keep: leave ``net`` unchanged, and compress a copy, which is made when the statistics are gone.
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """

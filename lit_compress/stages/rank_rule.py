@@ -43,17 +43,16 @@ class RankRule:
         density: every matrix keeps this fraction of its parameters, rounded down; 1.0 keeps all dense.
         rank: every matrix gets this rank.
         rank_ratio: every matrix keeps this fraction of its ranks, floor(ratio * min(out, in)) (FWSVD: 0.33).
-        allocation: ``uniform`` as above; ``global`` gives the same number of parameters in all to the components
-            with the most energy (squared singular value) per parameter, wherever they are.
+        allocation: ``uniform`` as above; ``global`` gives as many parameters in all to the components with the most
+            energy (squared singular value) per parameter, wherever they are.
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
-        scope: ``blocks``: the density counts the matrices of the transformer blocks. ``all``: it counts all weights of
-            the model, and the table of token embeddings is factorized with the matrices.
-        fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
-            one more rank each. A budget is met so.
-        tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
-            None: all.
-        round_to: ranks are multiples of it, within the same density: rounded down, and the rest is spent in such steps,
-            on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
+        scope: ``blocks``: the density counts the blocks' matrices. ``all``: it counts all weights of the model, and the
+            table of token embeddings is factorized with the matrices.
+        fill: with ``uniform``: one more rank each for the first matrices, of what rounding down leaves: a budget is met
+            so.
+        tokens_left: rows of this table that the export keeps, by which scope ``all`` counts it; None: all.
+        round_to: ranks are multiples of it: rounded down, and the rest is spent in such steps, on the first matrices
+            (``uniform``) or by worth (``global``). A rank below it stays.
         uniform: where heads and neurons go in place of ranks, every layer keeps as many.
     """
 
