@@ -224,11 +224,7 @@ class GradientSum:
         return [self.total]
 
     def mean(self, name: str, count: float) -> Tensor:
-        """Return the mean over ``count`` examples, on the CPU.
-
-        Raises:
-            UserError: a gradient is inf or NaN.
-        """
+        """Return the mean over ``count`` examples, on the CPU; a UserError if a gradient is inf or NaN."""
         mean = (self.total / count).cpu()
         if not mean.isfinite().all():
             raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")

@@ -70,11 +70,7 @@ class Collector(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """Return the result by site; only it has the sums afterwards.
-
-        Raises:
-            UserError: something is inf or NaN.
-        """
+        """Return the result by site; only it has the sums afterwards. A UserError if something is inf or NaN."""
 
     def reduce(self, reduce: Callable[[Tensor], object], device: torch.device) -> None:
         """Sum everything over the ranks, on ``device``."""

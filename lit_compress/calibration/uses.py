@@ -59,8 +59,7 @@ def hooked(modules: Mapping[str, nn.Module], on_forward: Callable[[str, Tensor, 
 def real_rows(task: TaskType, batch: Batch, device: torch.device, labels: Labels | None) -> Batch:
     """Return the columns of ``batch`` on ``device``, without the rows whose ``index`` is -1, which only fill it up.
 
-    Raises:
-        UserError: ``labels`` are the true ones, and the batch has none.
+    A UserError if ``labels`` are the true ones, and the batch has none.
     """
     needed = labels == "true" and task.loss != "vectors"  # vectors have no labels
     if "labels" not in batch and (needed or task.reads_labels):

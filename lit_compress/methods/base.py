@@ -142,11 +142,7 @@ class Method(MicroBatches, Fields):
         return rule
 
     def decides_alone(self, option: str) -> None:
-        """Set the density to 1 if an ``option`` was given in its place.
-
-        Raises:
-            UserError: a density or a budget was given as well.
-        """
+        """Set the density to 1 if an ``option`` was given in its place; a UserError if a density or budget was, too."""
         if self.given[option] is not None:
             self._only(option, "density", "budget")
             self.density = 1.0

@@ -108,11 +108,7 @@ class Layers(OneShot):
         return self.density >= 1 and self.blocks is None
 
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return name of each list of blocks -> how many are kept; only shapes are read.
-
-        Raises:
-            UserError: these are none, or more than there are.
-        """
+        """Return name of each list of blocks -> how many are kept; a UserError if none, or more than there are."""
         totals = {path: total for path, (_, total) in stack_lengths(net).items()}
         shortest = min(totals.values())
         if self.blocks is not None:

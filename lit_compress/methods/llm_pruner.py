@@ -81,11 +81,7 @@ class CoupledPruning(Retraining):
 
 
 def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLayer]:
-    """Return the sub-layers of ``net`` that lose heads or neurons.
-
-    Raises:
-        UserError: all blocks stay whole.
-    """
+    """Return the sub-layers of ``net`` that lose heads or neurons; a UserError if all blocks stay whole."""
     parts, (first, last) = cuttable(net), (settings.keep_first, settings.keep_last)
     count = 1 + parts[-1].layer
     if first + last >= count:

@@ -148,11 +148,7 @@ class SliceGPT(OneShot):
         return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total
 
     def widths(self, net: PreTrainedModel) -> list[int]:
-        """Return how many directions every site keeps; only shapes are read.
-
-        Raises:
-            UserError: a step of the width is more than the density or the slice leaves.
-        """
+        """Return how many directions every site keeps; a UserError if less than a step of the width is left."""
         size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.round_to or 1
         sites = size.shapes["hidden"][0]
         if self.slicing is not None:

@@ -121,11 +121,7 @@ class BlockReplacing(Stage):
         self.density, self.distillation, self.within = density, distillation, within
 
     def left(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return name of each list of blocks of ``net`` -> number of blocks that is left.
-
-        Raises:
-            UserError: no number of blocks has the density.
-        """
+        """Return name of each list of blocks of ``net`` -> number left; a UserError if none has the density."""
         lengths = stack_lengths(net).items()
         return {path: blocks_left(total, self.density, self.within) for path, (_, total) in lengths}
 
@@ -166,11 +162,7 @@ class BlockReplacing(Stage):
         self._blocks = [cast(Any, m) for m in net.modules() if isinstance(m, ReplacedBlock)]
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Turn the fraction of the rise into steps.
-
-        Raises:
-            UserError: the probability does not reach 1 before the stage ends.
-        """
+        """Turn the fraction of the rise into steps; a UserError if it does not end before the stage."""
         super().set_total_steps(total_steps)
         rise = self.settings.rise
         self._rise = round(rise * total_steps) if rise < 1 else round(rise)

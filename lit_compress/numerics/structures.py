@@ -33,10 +33,8 @@ _ROWS = 256  # that are moved at a time
 def inverse_moment(inputs: Tensor, name: str = "weight") -> Tensor:
     """Return H^-1 [in, in] of the damped second moment A or C [in, in], or of its diagonal [in].
 
-    A whole float64 moment on the CPU becomes its inverse, which takes no memory of its own.
-
-    Raises:
-        UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
+    A whole float64 moment on the CPU becomes its inverse, which takes no memory of its own. Errors as in
+    :func:`~lit_compress.numerics.kronecker.damped_root`.
     """
     factor = damped_root(inputs, name).factor
     assert factor is not None

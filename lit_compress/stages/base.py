@@ -164,11 +164,7 @@ class Stage(nn.Module):
         return plain
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse settings that cannot work for the backbone, without values (device ``meta``); before any training.
-
-        Raises:
-            UserError: e.g. a rank that saves nothing.
-        """
+        """Refuse by a UserError settings that cannot work for the backbone, which has no values (device ``meta``)."""
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` in the form that this stage leaves it in, for the sizes of the export before any training.
@@ -179,11 +175,7 @@ class Stage(nn.Module):
         return net
 
     def check_data(self, net: PreTrainedModel, data: DataModule) -> None:
-        """Refuse settings that need more training examples than there are; called as :meth:`check`.
-
-        Raises:
-            UserError: a setting asks for more.
-        """
+        """Refuse by a UserError settings that need more training examples than there are."""
 
     def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
@@ -215,11 +207,7 @@ class Stage(nn.Module):
         return []
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Set the number of optimizer steps of the stage, and everything that follows from it.
-
-        Raises:
-            UserError: a schedule needs more steps.
-        """
+        """Set the number of optimizer steps, and what follows from it; a UserError if a schedule needs more steps."""
         self.total_steps = total_steps
 
     def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -101,18 +101,10 @@ class Compression:
         return 0.0
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse settings that cannot work; only shapes of the dense ``net`` are read.
-
-        Raises:
-            UserError: e.g. a density that cannot be reached.
-        """
+        """Refuse by a UserError settings that cannot work; only shapes of the dense ``net`` are read."""
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse settings that need the whole model; only shapes of the dense ``net`` are read.
-
-        Raises:
-            UserError: names the setting.
-        """
+        """Refuse by a UserError settings that need the whole model; only shapes of the dense ``net`` are read."""
 
     @property
     def keeps_all(self) -> bool:

@@ -67,11 +67,7 @@ class GatedTraining(Training):
 
 
 def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
-    """Refuse the gate that a user asks for and that is not one of the ``valid`` ones of the method.
-
-    Raises:
-        UserError: a name is unknown.
-    """
+    """Refuse by a UserError the gate that a user asks for and that is not one of the ``valid`` ones of the method."""
     for name in names:
         if name not in valid:
             raise UserError(f"prune.gates: there is no '{name}'; {nearest(name, valid)}")

@@ -89,12 +89,9 @@ class RankRule:
         return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
+        """Refuse by a UserError a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
 
         Also refuse a budget below one component of each matrix, and with scope ``all`` a table with other uses.
-
-        Raises:
-            UserError: see above.
         """
         replace(self, allocation="uniform", scope="blocks").allocate(net)
         if self.scope == "all" and token_table(net) is None:
@@ -165,11 +162,7 @@ class RankRule:
         return self.allocate(net, sigma)
 
     def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
-        """Return the budget of the matrices, and with scope ``all`` of the table, together.
-
-        Raises:
-            UserError: that is less than one component of each.
-        """
+        """Return the budget of the matrices, with scope ``all`` also of the table; a UserError below a step each."""
         whole = sum(price.dense for price in prices.values())
         total = count_params(net).total if self.scope == "all" else whole
         rest = total - self._cut_off(net) - whole

@@ -160,11 +160,7 @@ class RowSparsePruning(CubicStage):
         return [self.get_buffer(f"window_{i}") for i in range(len(self._weights))]
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Turn the fractions of the steps into steps.
-
-        Raises:
-            UserError: no step is left to prune, or the final rows are chosen before the first scores are known.
-        """
+        """Turn the fractions of the steps into steps; a UserError if rows are final before the first scores."""
         super().set_total_steps(total_steps)
         interval = self.settings.interval
         if total_steps <= interval:

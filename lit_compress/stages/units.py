@@ -70,11 +70,7 @@ def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
 
 
 def least_density(net: PreTrainedModel) -> float:
-    """Return the least density that leaves ``net`` a head or a neuron; only shapes are read.
-
-    Raises:
-        UserError: sub-layers of its architecture cannot be cut.
-    """
+    """Return the least density that leaves ``net`` a head or a neuron; a UserError if it cannot be cut."""
     parts = sublayers(net)
     prices, held = unit_prices(net, parts), held_part(parts)
     least = min(price.weights for price in prices.values()) if held is None else prices[held.last].weights
@@ -127,10 +123,7 @@ def choose_uniform(
 ) -> dict[str, Tensor]:
     """Return as many units to remove in every layer of the dense ``net``: the numbers of the smallest estimated loss.
 
-    Arguments and result as of :func:`choose_units`; only shapes of the model are read.
-
-    Raises:
-        UserError: so much cannot be saved.
+    Arguments, result and error as of :func:`choose_units`; only shapes of the model are read.
     """
     groups = [group for group in uniform_groups(net, round_to) if len(group.counts) > 1]
     own = [[units[part.last] for part in group.parts] for group in groups]

@@ -47,11 +47,7 @@ class Score(nn.Module):
         """Make buffers shaped like ``weights``."""
 
     def check(self, start: int) -> None:
-        """Refuse a first ranking after ``start`` optimizer steps that comes before the first scores.
-
-        Raises:
-            UserError: no scores are known then.
-        """
+        """Refuse by a UserError a first ranking after ``start`` optimizer steps that comes before the first scores."""
 
     def before_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], reduce: Reduce) -> None:
         """Read the weights before the step and their gradients: accumulated, reduced, not clipped."""
@@ -127,11 +123,7 @@ class CubicStage(Stage):
         self.from_backbone = settings.init == "pretrained"
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Turn the fractions of the steps into steps.
-
-        Raises:
-            UserError: no step is left between start and end.
-        """
+        """Turn the fractions of the steps into steps; a UserError if none is left between start and end."""
         super().set_total_steps(total_steps)
         self._start, self._end = (
             round(value * total_steps) if value < 1 else int(value)
@@ -175,11 +167,7 @@ class UnstructuredPruning(CubicStage):
         return [self.get_buffer(f"score_{i}") for i in range(len(self._names))]
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Turn the fractions of the steps into steps.
-
-        Raises:
-            UserError: no step is left to prune, or the first scores are known only after the start.
-        """
+        """Turn the fractions of the steps into steps; a UserError if the first scores come after the start."""
         super().set_total_steps(total_steps)
         self.score.check(self._start)
 

@@ -96,11 +96,7 @@ class Weighted(Retraining):
         return KINDS if self.removes == "auto" else ()
 
     def check_labels(self, kind: TaskType) -> None:
-        """Refuse exact labels for tasks of many distributions per example, and any but drawn ones for vectors.
-
-        Raises:
-            UserError: see above.
-        """
+        """Refuse by a UserError exact labels of many distributions per example, and all but drawn of vectors."""
         if self.weighting == "kfac" and kind.loss == "vectors" and self.labels not in (None, "drawn"):
             raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
         if self.weighting == "kfac" and self.labels == "exact" and not kind.one_label:

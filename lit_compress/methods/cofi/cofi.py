@@ -179,11 +179,7 @@ class GatedPruning(MatchedStage, GatedStage):
         return MatchedStage(self.name, self.settings, self.distillation)
 
     def names(self, net: PreTrainedModel) -> list[str]:
-        """Return the names of the gates that ``net`` gets.
-
-        Raises:
-            UserError: its architecture cannot have a gate that was asked for.
-        """
+        """Return the names of the gates that ``net`` gets; a UserError if it cannot have one that was asked for."""
         possible = possible_gates(net)
         for gate in self.settings.gates or ():
             if gate not in possible:
