@@ -107,7 +107,7 @@ class Fisher:
     def importance(self, axis: Axis) -> Importance:
         """Return the importance for ``axis``, as :func:`lit_compress.numerics.decompose.weighted_svd` takes it.
 
-        That of every axis has the same sum over the elements, so that weighted singular values are on one scale
+        Its sum over the elements is the same for every axis, so that weighted singular values are on one scale
         (ranks.py).
         """
         (out,), (inner,) = self.rows.shape, self.columns.shape

@@ -163,7 +163,7 @@ class Moments(Statistic):
 class MomentSums(Collector):
     """The sums of sites and of a ``table`` of embeddings, if ``names`` have it, and the number of tokens and examples.
 
-    Sums are of ``dtype``, on ``device``, those of gradients only if they are asked for.
+    Sums are of ``dtype``, on ``device``. Gradients are summed only if they are asked for.
     """
 
     by_token = True

@@ -71,8 +71,8 @@ class Method(MicroBatches, Fields):
             the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the model with its teacher in the later stages.
-        recompute: blocks compute their activations again in the backward, for less memory and a third more time; by
-            default if a batch has more than 4 GiB of them (language models: 0.5; accelerators: half of what is free).
+        recompute: blocks compute their activations again in the backward, for less memory and a third more time. By
+            default they do if a batch has more than 4 GiB of them (language models: 0.5; GPUs: half of what is free).
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros, which only the density counts.
@@ -142,7 +142,7 @@ class Method(MicroBatches, Fields):
         return rule
 
     def decides_alone(self, option: str) -> None:
-        """Set the density to 1 if an ``option`` was given in its place; a UserError if a density or budget was, too."""
+        """Set the density to 1 if an ``option`` was given in its place; a UserError if a density also was."""
         if self.given[option] is not None:
             self._only(option, "density", "budget")
             self.density = 1.0

@@ -81,19 +81,19 @@ def weighted_svd(
 ) -> Factorization:
     """Decompose W under an importance of its rows, its columns or both, for the factors of any rank.
 
-    A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11),
-    || (W - left @ right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns), both diagonals at
-    once for ``both``, with d the square root of the importance. Its scale has no influence; d is floored at 1e-4 of its
-    mean. sigma are the singular values of the weighted W, in the importance's own scale, so that values of several
-    matrices compare; 0 if an importance is all zero.
+    A rank's factors minimise || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11) and || (W - left @
+    right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns). For ``both`` they take both
+    diagonals. d is the square root of the importance, floored at 1e-4 of its mean; its scale has no influence. sigma
+    are the singular values of the weighted W, in the importance's own scale, so that values of several matrices
+    compare; 0 if an importance is all zero.
 
     Args:
         weight: [out, in], any float dtype.
         importance: [out], [in], or the pair of them for ``both``, not negative; None for the plain SVD.
         axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
         sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in.
-            With an importance of rows or of columns they are always on that side.
+            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` in. With an
+            importance of rows or of columns they are always on that side.
         name: name of the matrix in messages.
         components: number of components to keep; default: all.
 

@@ -26,9 +26,9 @@ def accumulate_first_order_(
 ) -> Tensor:
     """Add one step's first-order term |g * W| to the float32 ``scores``, in place (UP_first, LPAF Eq. 4).
 
-    Weights must be the forward pass's, gradients accumulated, reduced, unscaled, not clipped; without a gradient a
-    tensor keeps its score. If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all,
-    which the device decides by itself and which is returned, 0-dim bool: whether they did.
+    Weights must be the forward pass's, gradients accumulated, reduced, unscaled, not clipped. Without a gradient a
+    tensor keeps its score. If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all.
+    The device decides this by itself. The result, 0-dim bool, is whether they did.
 
     ``reduce`` is an in-place all-reduce (SUM) of int64 [1] over the ranks that hold shards, so that all skip together.
     It is not needed where gradients are not sharded (DDP).

@@ -27,7 +27,7 @@ Deviations, and where the paper is silent:
     - The density is exact: the gates decide on heads and layers, then one threshold over all dimensions meets the
       budget in every validation; the program accepts any epoch within 0.02.
     - Calibration draws 4,096 tokens among all real ones (the paper), not 8 of every example; a ridge replaces the
-      program's bare inverse; the density at the start is computed, not 1.16.
+      program's bare inverse. The density at the start is computed, not 1.16.
     - Regression has the MSE of the logits in place of the program's KL of one logit, which is 0.
     - All hidden states are matched; the program's sum leaves out the last one.
     - OPT, Llama and Qwen3 have no public program. There the bases are in the matrices, which are trained; hidden states
