@@ -317,12 +317,11 @@ class Plan:
 
     def fairness(self) -> str:
         """Return the sentence on how the runs were made equal, for the screen and the page."""
-        rates = len(self.comparison.learning_rates)
+        made, rates = self.comparison, len(self.comparison.learning_rates)
         return (
-            f"Every trained method takes {self.comparison.updates:,} steps after the teacher and tries {rates} "
-            f"learning rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {self.comparison.hold_out:,} "
-            "training rows that are held out, not on the dev set. Runs of one seed share teacher, training rows and "
-            "their order."
+            f"Every trained method takes {made.updates:,} steps after the teacher and tries {rates} learning "
+            f"rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {made.hold_out:,} training rows that are "
+            "held out, not on the dev set. Runs of one seed share teacher, training rows and their order."
         )
 
     def gather(self) -> dict[str, Any]:

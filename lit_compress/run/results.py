@@ -186,17 +186,6 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     return name, number if name == "speedup" else -number, budget
 
 
-def other_density(budget: str, density: float | None) -> float | None:
-    """Return the stored density if ``budget`` asks for another one, more than 1 % off; else None.
-
-    >>> other_density("density=0.1", 0.0337), other_density("density=0.1", 0.0998), other_density("size=8MB", 0.3)
-    (0.0337, None, None)
-    """
-    asked = re.fullmatch(r"density=(\d*\.?\d+(?:e-?\d+)?)", budget)
-    off = asked is not None and density is not None and abs(density - float(asked[1])) > 0.01 * float(asked[1])
-    return density if off else None
-
-
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
@@ -218,11 +207,13 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         spread = stdev(values) if len(values) > 1 else None
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
         density = mean(entry["density"] for entry in entries) if entries else None
+        asked = re.fullmatch(r"density=(\d*\.?\d+(?:e-?\d+)?)", budget)
+        off = asked and density is not None and abs(density - float(asked[1])) > 0.01 * float(asked[1])
         grouped.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some), "runs": some,
             "mean": mean(values) if values else None, "spread": spread,
             "bar": errors[0] if spread is None and errors else spread,
-            "density": density, "stored": other_density(budget, density),
+            "density": density, "stored": density if off else None,
             "gain": mean_gain([gains[name] for name in done]), "costs": mean_costs([costs[name] for name in done]),
             "chance": bool(done) and all(near_chance(reports[name], "compressed") for name in done),
         })  # fmt: skip

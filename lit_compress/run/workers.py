@@ -244,10 +244,8 @@ class Worker:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of a process; several at once share the cores."""
-        variables = {"TERM": "dumb", **os.environ}
-        if self.at_once > 1 and "OMP_NUM_THREADS" not in variables:
-            variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
-        return variables
+        share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.at_once))} if self.at_once > 1 else {}
+        return {"TERM": "dumb", **share, **os.environ}
 
     def _end(self, job: Job, error: str | None, **values: Any) -> None:
         """Record the end of a job, and tell it; a job that this worker has stopped is as it was."""

@@ -248,9 +248,7 @@ def _asking(option: str, name: str, kind: Kind, revision: str | None) -> Iterato
 def reason_of(error: BaseException, kind: Kind | None = None) -> str:
     """Return in one line why the hub refused or did not answer: advice, or its own words.
 
-    Args:
-        error: of the library ``huggingface_hub``; one about the cache stands for its cause.
-        kind: of the repository that is read; None if one is written.
+    ``kind`` is of the repository that is read; None if one is written.
     """
     from huggingface_hub import get_token
     from huggingface_hub.constants import is_offline_mode

@@ -27,10 +27,8 @@ def peak_mib() -> float:
 def return_freed_memory() -> None:
     """Let the memory of a freed tensor go back to the system at once, from now on; without glibc nothing changes.
 
-    A threshold that the user has set (``MALLOC_MMAP_THRESHOLD_``) stays, here and in the next function.
-
-    glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps freed memory between
-    others. A process that makes and frees matrices of many sizes so grows: `factorize --by_block` did with every block.
+    A threshold that the user has set (``MALLOC_MMAP_THRESHOLD_``) stays. Otherwise glibc takes large tensors from its
+    heap once one as large was freed (up to 32 MiB), and a process that frees matrices of many sizes grows.
     """
     _mallopt(_MMAP_THRESHOLD, _BYTES)
 
@@ -39,9 +37,8 @@ def return_freed_memory() -> None:
 def freed_memory_returned() -> Iterator[None]:
     """Let the memory of a freed tensor go back to the system at once, inside; afterwards glibc keeps some again.
 
-    For a phase with matrices of many sizes before a training. Gaps that the phase leaves in the heap stay with the
-    process, and tensors of the training fall into them. In the training itself, a call to the system for every tensor
-    would cost time; there glibc keeps as much as after a tensor of 32 MiB was freed.
+    For a phase with matrices of many sizes before a training, in which a call to the system for every tensor would cost
+    time; there glibc keeps as much as after a tensor of 32 MiB was freed.
     """
     return_freed_memory()
     try:
@@ -58,10 +55,7 @@ def _mallopt(option: str, value: int) -> None:
 
 
 def trim() -> None:
-    """Return freed memory to the system, once; without glibc nothing happens.
-
-    Call it between two large phases: the next phase cannot use gaps between small objects that live on.
-    """
+    """Return freed memory to the system, once, between two large phases; without glibc nothing happens."""
     if malloc_trim := _glibc("malloc_trim"):
         malloc_trim(0)
 
@@ -74,9 +68,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that new work of this process can have; None if the system does not say.
 
     These are the machine's available memory and free swap, or less if a limit of a container (a cgroup) is nearer.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
+    ``root`` has ``proc`` and ``sys``.
     """
     sizes = _kilobytes(root / "proc/meminfo")
     if "MemAvailable" not in sizes:

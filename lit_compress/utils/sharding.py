@@ -29,11 +29,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Shards:
-    """The ranks over which a tensor is sharded: none, or FSDP2's mesh.
+    """The ranks over which a tensor is sharded, by FSDP2's mesh; ``group`` is None if it is not.
 
-    Attributes:
-        group: process group of these ranks; None if the tensor is not sharded.
-        place: (number of this rank's shard, number of shards).
+    ``place`` is (number of this rank's shard, number of shards).
     """
 
     def __init__(self, tensor: Tensor) -> None:
