@@ -127,8 +127,10 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_pa
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     stamp = (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns
-    main(command("killed"))
-    assert result(out) == cells
+    for index in ("1", "2"):
+        assert not (out / "report").is_dir()
+        main(command("killed", "--index", index))
+    assert result(out) == cells and (out / "report" / "index.html").is_file()
     assert (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns == stamp
     teacher, copy = (folder / "dense" / "net" / "model.safetensors" for folder in (
         out / "teachers" / "seed=1", out / cells[0]["run"]))  # fmt: skip
