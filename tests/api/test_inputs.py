@@ -9,8 +9,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from tiny import make_net
 from transformers import BertConfig
 
-from lit_compress.api.columns import choose_columns
-from lit_compress.api.inputs import brought, splits_of
+from lit_compress.api.inputs import brought, choose_columns, splits_of
 from lit_compress.utils.errors import UserError
 
 NAMED = make_net("bert").config  # negative, positive
