@@ -21,7 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_compress import methods
 from lit_compress.cli import catalogue
 from lit_compress.cli.lines import check_line
-from lit_compress.cli.pins import pin, recall
+from lit_compress.cli.pins import pin
 from lit_compress.cli.recipes import CUSTOM, check_config, merged_configs
 from lit_compress.cli.words import SET_BY_STAGE, Line, choices_of, take_apart
 from lit_compress.data.datamodule import DataModule
@@ -34,7 +34,6 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task, task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
-from lit_compress.utils.progress import note
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
@@ -146,7 +145,7 @@ class CommandLine:
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self.config = self._parsed(merged_configs(line, base or usual, note), stored=base is not None)
+        self.config = self._parsed(merged_configs(line, base or usual), stored=base is not None)
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -244,9 +243,8 @@ class CommandLine:
         Args:
             recorded: config of the run that is continued.
         """
-        recall(self.config, recorded or {})
         option = "model" if self.command == "factorize" else "model.backbone"
-        self._folders = pin(self.config, recorded or {}, self.build().data.record, option)
+        self._folders = pin(self.config, recorded or {}, lambda: self.build().data.record, option)
         return self.build()
 
     def revisions(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lit_compress.cli.catalogue import PACKAGE
 from lit_compress.cli.words import Line, check_names
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_yaml
+from lit_compress.utils.progress import note
 from lit_compress.utils.removed import without_removed
 
 DEFAULT_METHOD = "SecondOrder"
@@ -151,9 +152,7 @@ def method_at_hand(line: Line) -> str | None:
     return named
 
 
-def merged_configs(
-    line: Line, base: dict[str, Any] | None = None, tell: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
+def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of all configs of a command line, merged, with the method; ``model`` is always a mapping.
 
     A method takes over the values of a config for another one that are its options as well.
@@ -161,7 +160,6 @@ def merged_configs(
     Args:
         line: the command line.
         base: the first config, which all others override.
-        tell: gets the notes on them.
 
     Raises:
         UserError: a config cannot be used.
@@ -172,13 +170,13 @@ def merged_configs(
             continue
         content, remark = resolve_config(text, task)
         if remark:
-            tell(remark)
+            note(remark)
         merged = _over(merged, without_removed(content, strict=True))
     if (method := line.last("model")) is not None:
         merged = _over(merged, {"model": method})
     elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
         merged["model"] = {"class_path": DEFAULT_METHOD}
-        tell(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+        note(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
     for name, value in line.values.items():
         if name != "model":
             name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name
