@@ -135,12 +135,9 @@ class _Class:
 def _tree(module: str) -> tuple[ast.Module, dict[str, tuple[str, str]]] | None:
     """Return the source of a module and its imports, name -> (module, name there); None if there is no source."""
     top, *rest = module.split(".")
-    if top == PACKAGE.name:
-        place = PACKAGE
-    elif (spec := find_spec(top)) is None or spec.origin is None:
+    if (spec := find_spec(top)) is None or spec.origin is None:
         return None
-    else:
-        place = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin).with_suffix("")
+    place = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin).with_suffix("")
     place = place.joinpath(*rest)
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
     if file is None:
@@ -189,18 +186,20 @@ def methods() -> dict[str, str]:
     }  # fmt: skip
 
 
-def method(name: str) -> _Class | None:
-    """Return a shipped method by its name, or any by its import path; None if its source is not found."""
-    package, _, last = name.rpartition(".")
-    if package in ("", f"{PACKAGE.name}.methods"):
-        return find(methods()[last], last) if last in methods() else None
-    return find(package, last)
+def command(name: str) -> _Class | None:
+    """Return the function of a command; None without one."""
+    return find(f"{PACKAGE.name}.cli.commands", "list_" if name == "list" else name)
 
 
 @cache
 def of_method(name: str) -> dict[str, Option]:
-    """Return the options of a method, in the order in which a run uses them; {} without the source of its classes."""
-    kind, base = method(name), find(f"{PACKAGE.name}.methods.base", "Method")
+    """Return the options of a method, in the order in which a run uses them; {} without the source of its classes.
+
+    It is a shipped one by its name, or any by its import path.
+    """
+    package, _, last = name.rpartition(".")
+    kind = find(package or f"{PACKAGE.name}.methods", last)
+    base = find(f"{PACKAGE.name}.methods.base", "Method")
     assert base is not None
     options, common = kind.options("model.") if kind and kind.is_method() else {}, list(base.own())
 
@@ -235,6 +234,6 @@ def trainer() -> dict[str, Option]:
 
 
 def names(kind: str | None = None) -> list[str]:
-    """Return the names of all options of a method (None: of all methods), the data and the Trainer, in order."""
-    own = of_method(kind) if kind else {name for known in methods() for name in of_method(known)}
+    """Return the sorted names of the options of a method (unknown: of all), the data and the Trainer."""
+    own = (kind and of_method(kind)) or {name for known in methods() for name in of_method(known)}
     return sorted({*own, *shared(), *trainer()})

@@ -10,7 +10,6 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import PACKAGE, Option
 from lit_compress.cli.recipes import check_config, merged_configs, method_at_hand
 from lit_compress.cli.words import (
-    FUNCTIONS,
     READ,
     SHORT,
     WHOLE,
@@ -91,7 +90,7 @@ def _one_shot_method(line: Line) -> str:
 def _print_help(line: Line) -> None:
     """Print the options of a command, for the method at hand if one is named."""
     command, own = line.command, own_options(line.command)
-    function = catalogue.find("lit_compress.cli.commands", FUNCTIONS.get(command, command))
+    function = catalogue.command(command)
     places = " ".join(f" {name.upper()}" for name, option in own.items() if option.position)
     print(f"usage: python -m lit_compress {command}{places} [--OPTION VALUE ...]")
     print(f"\n{function.about if function else ''}\n\noptions:")

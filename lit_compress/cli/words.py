@@ -7,7 +7,7 @@ A command's own options are the parameters of its function in commands.py. Every
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -19,7 +19,6 @@ from lit_compress.cli.catalogue import Option
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.removed import removed, removed_value
 
-FUNCTIONS = {"list": "list_"}  # command -> its function, where the names differ
 ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help", "model.class_path": "model"}
 _SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools -> the option's last part
 # short option of factorize -> option of fit
@@ -45,23 +44,22 @@ SET_BY_STAGE = {
     "limit_test_batches": "has no effect, fit tests nothing; leave it out",
     "limit_predict_batches": "has no effect, fit predicts nothing; leave it out",
 }
-_SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator")
-_EVALUATION = (*_SHARED, "data", "model.teacher")
-# command -> groups of options, or single ones, that it reads; fit, plan and compare read all, others none
-READ: dict[str, tuple[str, ...]] = {
-    "factorize": (*_SHARED, "data", "model", "export", "trainer", "checkpoint_every", "max_skipped"),
-    **dict.fromkeys(("evaluate", "predict", "bench", "export"), _EVALUATION),
-}
-WHOLE = ("fit", "plan", "compare")
-# options of a stage
+WHOLE = ("fit", "plan", "compare")  # commands that read all options
+_SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator", "data")
+# options of a stage that trains
 _TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", *CLASSES_OF_STAGES)
-_ROWS_OF_TRAINING = ("data.batch_size", "data.train_examples", "data.hold_out")
-# command -> options of these groups that it does not read
-_UNREAD: dict[str, tuple[str, ...]] = {
-    "factorize": ("model.backbone", "model.dense", "trainer.max_steps",
-                  *(f"trainer.{name}" for name in SET_BY_STAGE)),
-    "evaluate": _ROWS_OF_TRAINING, "predict": _ROWS_OF_TRAINING,
-}  # fmt: skip
+# another command -> options, or groups of them, that it reads, and those among them that it does not; others read none
+READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "factorize": (
+        (*_SHARED, "model", "export", "trainer", "checkpoint_every", "max_skipped"),
+        ("model.backbone", "model.dense", "trainer.max_steps", *(f"trainer.{name}" for name in SET_BY_STAGE)),
+    ),
+    **dict.fromkeys(("bench", "export"), ((*_SHARED, "model.teacher"), ())),
+    **dict.fromkeys(
+        ("evaluate", "predict"),
+        ((*_SHARED, "model.teacher"), ("data.batch_size", "data.train_examples", "data.hold_out")),
+    ),
+}
 
 
 @dataclass
@@ -97,8 +95,7 @@ class Line:
 
 def own_options(command: str) -> dict[str, Option]:
     """Return the options that only a command has, by name."""
-    function = catalogue.find("lit_compress.cli.commands", FUNCTIONS.get(command, command))
-    if function is None:
+    if (function := catalogue.command(command)) is None:
         return {}
     options = {name: option for name, option in function.options().items() if name != "line"}
     for name, option in catalogue.shared().items() if command == "export" else ():
@@ -185,11 +182,7 @@ def _values(left: list[str], many: bool) -> list[str]:
 
 
 def converted(option: Option, texts: list[str]) -> Any:
-    """Return the value of a command's own option.
-
-    Raises:
-        UserError: it is not of the option's type.
-    """
+    """Return the value of a command's own option; refuse one that is not of its type."""
     name, kind = option.name, option.kind.removesuffix(" | None")
     if line := removed_value(f"--{name}", texts[-1]):
         raise UserError(line)
@@ -241,9 +234,9 @@ def check_names(line: Line, method: str | None) -> None:
     Raises:
         UserError: see above.
     """
-    known = catalogue.names(_known(method))
+    known = catalogue.names(method)
     classes = [f"trainer.{option}" for option in _CLASSES] + [f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)]
-    if method and _known(method) is None:  # its class alone knows its options
+    if method and not catalogue.of_method(method):  # its class alone knows its options
         classes.append("model.")
     for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:
         name = plain(name)
@@ -261,32 +254,20 @@ def check_names(line: Line, method: str | None) -> None:
         check_read(line.command, name)
 
 
-def _known(method: str | None) -> str | None:
-    """Return a method whose source is found, or None."""
-    return method if method and catalogue.of_method(method) else None
-
-
 def is_read(command: str, option: str) -> bool:
     """Return whether a command reads an option, which is named as in a config."""
     if command in WHOLE:
         return True
-
-    def inside(names: Iterable[str]) -> bool:
-        return any(f"{option}.".startswith(f"{name}.") for name in names)
-
     if option == "model":
         return command in ("export", "factorize")  # which run a method that may be the user's own
     parts = option.split(".")
     trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
-    return inside(READ.get(command, ())) and not (inside(_UNREAD.get(command, ())) or trains)
+    read, unread = (any(f"{option}.".startswith(f"{name}.") for name in names) for names in READ.get(command, ((), ())))
+    return read and not (unread or trains)
 
 
 def check_read(command: str, option: str) -> None:
-    """Refuse an option that a command does not read.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Refuse an option that a command does not read."""
     if not is_read(command, option):
         use = "; nearest: eval_batch_size" if option == "data.batch_size" else "; leave it out"
         use += ", or use fit" if command == "factorize" else ""
@@ -303,7 +284,6 @@ def unknown(key: str, method: str | None, own: Sequence[str]) -> str:
     """
     if line := removed(key):
         return line
-    method = _known(method)
     known, said = [*own, *catalogue.names(method)], f"unknown option '{key}'"
     full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")
     if method and full and full not in known:  # another method has it
