@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import filecmp
 import json
@@ -47,10 +48,11 @@ def check_folder(option: str, path: Path, file: bool = False) -> None:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
-    If the write is interrupted, an existing ``folder`` stays unchanged. Leftovers of a killed process are replaced.
+    If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
+    (Linux), one of both is there at every moment. Leftovers of a killed process are replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary, before = (folder.with_name(f".{folder.name}.{name}") for name in ("tmp", "old.tmp"))
+    temporary = folder.with_name(f".{folder.name}.tmp")
     remove(temporary)
     temporary.mkdir()
     try:
@@ -59,13 +61,22 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         for path in temporary.rglob("*"):
             if path.is_file() and not path.is_symlink():  # its file may be elsewhere
                 path.chmod(mode)
-        remove(before)
-        if folder.exists():
-            folder.rename(before)
-        temporary.rename(folder)
-        remove(before)
+        if folder.exists() and not _exchange(temporary, folder):
+            remove(folder)
+        if not folder.exists():
+            temporary.rename(folder)
     finally:
         remove(temporary)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False if the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # not Linux, or an old one
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
 def remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from lit_compress.__main__ import main
 from lit_compress.run.folder import Run
 from lit_compress.run.runner import _newest
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_failure
+from lit_compress.utils.files import atomic_folder, write_failure
 
 
 def args(short_run, folder, *more):
@@ -152,6 +152,22 @@ def test_a_broken_config_is_one_line(content, tmp_path):
     (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=r"config\.yaml"):
         Run(tmp_path).config()
+
+
+def test_a_folder_is_never_without_its_name(tmp_path):
+    """Look at it at every rename of the write."""
+    folder, seen = tmp_path / "net", []
+    for text in ("first", "second"):
+        with atomic_folder(folder) as temporary:
+            (temporary / "file").write_text(text)
+            seen.append(folder.exists())
+    assert seen == [False, True] and (folder / "file").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["net"]
+
+
+def test_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.files._exchange", lambda one, other: False)
+    test_a_folder_is_never_without_its_name(tmp_path)
 
 
 # in the order of a run: each process gets as far as the next of them; benchmarks/reliability/faults.py has all
