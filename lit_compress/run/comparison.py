@@ -346,7 +346,7 @@ def _cell(name: str, jobs: Sequence[Job], metric: Any) -> dict[str, Any]:
     first, tried = jobs[0], [_tried(job, metric) for job in jobs]
     errors = [one["error"] for one in tried if one["error"]]
     done = [one for one in tried if one["status"] == "done"]
-    going = next((one["status"] for one in tried if one["status"] in ("running", "missing")), None)
+    going = next((one["status"] for one in tried if one["status"] not in ("done", "failed")), None)
     status, error, chosen = going or ("done" if done else "failed"), next(iter(errors), None), tried[0]
     if status == "done":
         best = max if metric["mode"] == "max" else min

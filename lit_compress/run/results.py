@@ -30,7 +30,7 @@ class RunResult:
     """A run or an export on a page, with the records of its finished stages.
 
     Its name is different for every run, its label, e.g. the method, is for tables. ``budget`` is e.g. ``density=0.25``,
-    ``status`` is ``done``, ``failed``, ``missing`` or ``running``, ``report`` is None unless it is done.
+    ``status`` is ``done``, ``failed``, ``missing`` or ``unfinished``, ``report`` is None unless it is done.
     """
 
     name: str
@@ -148,7 +148,7 @@ def _result(folder: Path, name: str) -> RunResult:
         budget = str(value) if kind == "budget" or isinstance(value, str | bool) else f"{kind}={_short(value)}"
     stages = read_record(folder / "stages.json") or []
     return RunResult(
-        name, method, budget, config.get("seed_everything"), "done" if report else "running", folder, report, stages
+        name, method, budget, config.get("seed_everything"), "done" if report else "unfinished", folder, report, stages
     )
 
 

@@ -111,7 +111,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """``done``, ``failed``, ``running``, which a run that was stopped also is, or ``missing``."""
+        """``done``, ``failed``, ``unfinished``, of a run that runs or was stopped, or ``missing``."""
         status = self.state.get("status", "missing")
         return "done" if self.done else "missing" if status == "done" else status
 
@@ -227,7 +227,7 @@ class Worker:
         """Run the process of a job, and record its end."""
         begin = time.time()
         job.clear()
-        job.record(status="running")
+        job.record(status="unfinished")
         job.log.parent.mkdir(parents=True, exist_ok=True)
         process, told = start_process(job.words, job.log, handle, self._environment()), False
         while (code := process.poll()) is None:

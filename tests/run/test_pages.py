@@ -122,7 +122,7 @@ def hostile(tmp_path):
     folder = comparison(tmp_path / "a b", 1, 2, detail, command=HOSTILE, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
     found["cells"][0] |= {"label": HOSTILE, "learning_rate": HOSTILE}
-    for number, status in ((1, "failed"), (2, "missing"), (3, "running")):
+    for number, status in ((1, "failed"), (2, "missing"), (3, "unfinished")):
         found["cells"][number] |= {"status": status, "run": None, "error": HOSTILE if number == 1 else None}
     (folder / "compare.json").write_text(json.dumps(found))
     return folder
@@ -132,7 +132,7 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
     page = pages.write(hostile, hostile / "out")
     found = read(page)
     assert HOSTILE in found.text
-    assert all(word in found.text for word in ("1 failed", "1 missing", "1 running", "5 done"))
+    assert all(word in found.text for word in ("1 failed", "1 missing", "1 unfinished", "5 done"))
 
 
 def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pictures):
@@ -209,7 +209,7 @@ def test_labels_of_a_folder_of_runs_are_told_apart(tmp_path, no_pictures):
     page = pages.write(tmp_path)
     runs = [*csv.DictReader((page.parent / "results.csv").open())]
     assert [(run["label"], run["status"]) for run in runs] == [
-        ("LPAF, retrain.power 0.5", "done"), ("LPAF, retrain.power 1", "done"), ("SVD", "running"),
+        ("LPAF, retrain.power 0.5", "done"), ("LPAF, retrain.power 1", "done"), ("SVD", "unfinished"),
     ]  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
     os.waitpid(worker, 0)
     (cell,) = results(place, some)["cells"]
     with some.lock() as handle:
-        assert cell["status"] == "running" and handle is None
+        assert cell["status"] == "unfinished" and handle is None
     Worker([some]).make(some, wait=False)
     assert made(some) == 0
     os.kill(child, signal.SIGKILL)
