@@ -114,11 +114,11 @@ class Walk:
         with torch.no_grad():
             self.write("states", number + 1, outputs or (self.step(number, *pair) for pair in self.pairs(number)))
 
-    def reach(self, number: int, keep: bool = False, what: str = "forward") -> None:
+    def reach(self, number: int, keep: bool = False) -> None:
         """Make the states of block ``number``'s input, from the nearest one before; ``keep`` those between."""
         first = max((i for i in range(1, number + 1) if self.path("states", i).is_dir()), default=0)
-        several = number - first > 1
-        for i in track(range(first, number), f"{what} by blocks", number - first) if several else range(first, number):
+        todo: Iterable[int] = range(first, number)
+        for i in track(todo, "forward by blocks", number - first) if number - first > 1 else todo:
             with self.net.block(i):
                 self.forward(i)
             if not keep:

@@ -178,7 +178,7 @@ class _Work:
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""
-        self.before.reach(len(self.net), what="evaluate")
+        self.before.reach(len(self.net))
         if self.task.wants_vectors and self.data.teacher is None:
             self.data.label_by(Ending(self.net, self.before.last()))
         scores = evaluate(Ending(self.net, self.before.last()), self.data, sure=True)  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ class _Work:
         if not choices.half:
             self.before.net = own  # they are alike outside the blocks
         self.after = Walk(own, self.kind, self.dev, self.folder / "compressed")
-        self.after.reach(len(own), what="evaluate")
+        self.after.reach(len(own))
         scores = evaluate(Ending(own, self.after.last()), self.data, sure=True)  # type: ignore[arg-type]
         self.ended("compressed metric")
         return scores

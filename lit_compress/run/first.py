@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DECIDED = "LIT_COMPRESS_DECIDED"  # variable of the environment in which Lightning's processes inherit
 MOST = timedelta(minutes=30)  # that a process waits for the first one
-_stores: list[distributed.Store] = []  # the one of this process; it is kept, because the first process serves it
 _asked = count()
 
 
@@ -62,16 +62,15 @@ def of_first(name: str, make: Callable[[], T], arguments: Mapping[str, Any]) -> 
         value = inherited.pop(name)
         os.environ[DECIDED] = json.dumps(inherited)
         return value
-    return _at_store(_store(environment, ranks), f"lit_compress/{next(_asked)}/{name}", make)
+    store = _store(environment.main_address, environment.main_port, environment.global_rank(), ranks)
+    return _at_store(store, f"lit_compress/{next(_asked)}/{name}", make)
 
 
-def _store(environment: ClusterEnvironment, ranks: int) -> distributed.Store:
-    if not _stores:
-        os.environ["MASTER_ADDR"] = environment.main_address
-        os.environ["MASTER_PORT"] = str(environment.main_port)
-        meeting = distributed.rendezvous("env://", rank=environment.global_rank(), world_size=ranks, timeout=MOST)
-        _stores.append(next(iter(meeting))[0])
-    return _stores[0]
+@cache
+def _store(address: str, port: int, rank: int, ranks: int) -> distributed.Store:
+    """Return the store of this process, which is kept: the first process serves it."""
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return next(iter(distributed.rendezvous("env://", rank=rank, world_size=ranks, timeout=MOST)))[0]
 
 
 def _at_store(store: distributed.Store, key: str, make: Callable[[], T]) -> T:
