@@ -102,7 +102,7 @@ def test_distances_ratios_orders_and_other_scores():
 
 def test_the_file_of_claims_is_about_the_shipped_comparison():
     claims = read_claims(read_yaml("claims", FILE), budget_name)
-    made = read_comparison(resolve_config("compare_sst2.yaml", None, COMPARISONS)[0], "compare_sst2.yaml")
+    made = read_comparison(resolve_config("compare_sst2.yaml", None, COMPARISONS), "compare_sst2.yaml")
     assert len(claims) == 25 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made.entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels

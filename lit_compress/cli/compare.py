@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.cli.options import CommandLine, method_class
-from lit_compress.cli.recipes import COMPARISONS, method_at_hand, resolve_config, shipped
+from lit_compress.cli.recipes import COMPARISONS, merged_configs, resolve_config, shipped
 from lit_compress.cli.words import Line, take_apart
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
@@ -74,9 +74,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    values, remark = resolve_config(config, options.get("data.task"), COMPARISONS)
-    if remark:
-        note(f"config: {remark}")
+    values = resolve_config(config, options.get("data.task"), COMPARISONS)
     place = Path(out or f"runs/{Path(config).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}
     several = [(key, value if isinstance(value, list | tuple) else [value]) for key, value in own.items()]
@@ -118,7 +116,8 @@ def _resolve(entry: Entry, task: str) -> Entry:
     """
     words = [f"--config={entry.config}"] if entry.config else []
     words += [f"--model={entry.method}"] if entry.method else []
-    kind = method_class(method_at_hand(take_apart("fit", [*words, f"--data.task={task}"], {})))
+    named = merged_configs(take_apart("fit", [*words, f"--data.task={task}"], {}))["model"].get("class_path")
+    kind = method_class(named)
     if kind is None:
         hint = nearest(entry.method, (name for name in method_names if name != "Method"))
         raise UserError(f"config: methods.{entry.label}: unknown method '{entry.method}'; {hint}")

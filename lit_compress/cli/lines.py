@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import PACKAGE, Option
-from lit_compress.cli.recipes import check_config, merged_configs, method_at_hand
+from lit_compress.cli.recipes import check_config, merged_configs
 from lit_compress.cli.words import (
     READ,
     SHORT,
@@ -28,21 +28,6 @@ from lit_compress.utils.tables import print
 OF_FISHER = ("axis", "fisher_examples")  # without any meaning for the default weighting
 
 
-def check_line(line: Line) -> None:
-    """Refuse mistakes that show before anything heavy is imported: a name of an option, a config, a method.
-
-    Raises:
-        UserError: there is such a mistake.
-    """
-    config = merged_configs(line)
-    method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
-    package, _, last = str(method or "").rpartition(".")
-    if method and package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
-        raise UserError(f"model.class_path: unknown method '{method}'; {nearest(last, catalogue.methods())}")
-    check_names(line, method)
-    check_config(config, method)
-
-
 def read_line(command: str, args: Sequence[str]) -> Line:
     """Return a command line, checked as :func:`checked`.
 
@@ -58,17 +43,24 @@ def read_line(command: str, args: Sequence[str]) -> Line:
 
 
 def checked(line: Line) -> Line:
-    """Return a command line, checked; ``factorize`` also has its method among the options.
+    """Return a command line without mistakes that show before anything heavy is imported; `factorize` has its method.
 
     Raises:
-        UserError: as :func:`check_line`.
+        UserError: there is no such option, config or method, or the command does not read it.
     """
     if line.command == "factorize":
         line.values["model"] = _one_shot_method(line)
-    if line.command in READ or line.command in WHOLE:
-        check_line(line)
-    elif line.options:
-        raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(line.command))))
+    if line.command not in READ and line.command not in WHOLE:
+        if line.options:
+            raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(line.command))))
+        return line
+    config = merged_configs(line)
+    method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
+    package, _, last = str(method or "").rpartition(".")
+    if method and package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
+        raise UserError(f"model.class_path: unknown method '{method}'; {nearest(last, catalogue.methods())}")
+    check_names(line, method)
+    check_config(config, method)
     return line
 
 
@@ -103,7 +95,7 @@ def _print_help(line: Line) -> None:
         return
     if "device" not in own:
         print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
-    method = method_at_hand(line)
+    method = merged_configs(line)["model"].get("class_path")
     if method is None and command in (*WHOLE, "factorize"):
         names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")

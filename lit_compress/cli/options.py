@@ -20,7 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
-from lit_compress.cli.lines import check_line
+from lit_compress.cli.lines import checked
 from lit_compress.cli.pins import pin
 from lit_compress.cli.recipes import CUSTOM, check_config, merged_configs
 from lit_compress.cli.words import SET_BY_STAGE, Line, choices_of, take_apart
@@ -139,8 +139,7 @@ class CommandLine:
         usual: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(line, Line):
-            line = take_apart(command, line, {})
-            check_line(line)
+            line = checked(take_apart(command, line, {}))
         self.command, self.line = command, line
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
@@ -176,15 +175,11 @@ class CommandLine:
             given = _parser().parse_object(config)
             return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
         except Exception as error:
-            mistake = user_error(error) or explained(error, path)
+            mistake = user_error(error) or _explained(error, path)
             raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
 
     def _check(self) -> None:
-        """Refuse values that are of their types, and yet cannot be meant.
-
-        Raises:
-            UserError: see above.
-        """
+        """Refuse values that are of their types, and yet cannot be meant."""
         config, init = self.config, self.config.model.init_args
         for name, why in SET_BY_STAGE.items() if self.command in ("fit", "plan") else ():
             if (value := config.trainer[name]) is not None and value is not True:
@@ -225,7 +220,7 @@ class CommandLine:
         try:
             init = _parser().instantiate_classes(config)
         except ValueError as error:
-            if user_error(error) is not None or (refusal := refused_class(config.trainer, error)) is None:
+            if user_error(error) is not None or (refusal := _refused_class(config.trainer, error)) is None:
                 raise
             raise refusal from error
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
@@ -312,12 +307,10 @@ def _place_of_logger(line: Line) -> list[str]:
 # ------------------------------------------------------------------------------------------ mistakes in values
 
 
-def explained(error: Exception, method: str) -> str | None:
+def _explained(error: Exception, method: str) -> str | None:
     """Return one line on the option whose value the parser refused; None if its message names none.
 
-    Args:
-        error: of the parser; a key in its message is inside of the key before.
-        method: name or import path of the method.
+    A key in the message is inside of the key before.
     """
     text = str(error)
     if not (keys := list(dict.fromkeys(_KEY.findall(text)))):
@@ -354,12 +347,10 @@ def _of_class(option: str, text: str, argument: str, value: str) -> str:
     return f"{option}: '{value:.80}' is no {what}, or cannot be imported here; {near}"
 
 
-def refused_class(trainer: Namespace, error: ValueError) -> UserError | None:
+def _refused_class(trainer: Namespace, error: ValueError) -> UserError | None:
     """Return the line for a class of the trainer that could not be made; None if something else could not.
 
-    Args:
-        trainer: the Trainer's arguments.
-        error: the parser's; its first cause is what the class raised, such as that its package is not installed.
+    The first cause of the parser's error is what the class raised, such as that its package is not installed.
     """
     first: BaseException = error
     while first.__cause__ is not None:

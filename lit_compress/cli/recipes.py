@@ -48,11 +48,7 @@ def shipped(folder: Path = FOLDER) -> list[str]:
 
 
 def find_config(name: str, folder: Path = FOLDER) -> tuple[Path, str | None]:
-    """Return the file for ``name``, and the task if ``name`` names a recipe's row.
-
-    Raises:
-        UserError: there is no such file or shipped config; the message names the nearest.
-    """
+    """Return the file for ``name``, and the task if ``name`` names a recipe's row; refuse what is neither."""
     path, stem = Path(name).expanduser(), name.removesuffix(".yaml")
     if path.is_file():
         return path.resolve(), None
@@ -66,8 +62,8 @@ def find_config(name: str, folder: Path = FOLDER) -> tuple[Path, str | None]:
     raise UserError(f"config: no file or shipped config '{name}'; {hint}")
 
 
-def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) -> tuple[dict[str, Any], str | None]:
-    """Return the content of a config, and a note if a recipe has no row for ``task``.
+def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) -> dict[str, Any]:
+    """Return the content of a config: of a recipe the head, with the row for ``task`` over it if there is one.
 
     Args:
         name: a path, or the name of a shipped config.
@@ -82,16 +78,16 @@ def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) ->
     if not isinstance(config, dict):
         raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
     if (table := _table(path, config)) is None:
-        return config, None
+        return config
     data = config.get("data")
     only = next(iter(table)) if len(table) == 1 else None
     if (task := row or task or (isinstance(data, dict) and data.get("task")) or only) is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
     head = {key: value for key, value in config.items() if key != "tasks"}
+    if task not in table:
+        note(f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}")
     named = {"options": {"data.task": task}} if folder == COMPARISONS else {"data.task": task}
-    merged = merge_row(merge_row(head, table.get(task, {})), named)
-    line = f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
-    return merged, None if task in table else line
+    return merge_row(merge_row(head, table.get(task, {})), named)
 
 
 def merge_row(head: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -115,11 +111,7 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:
-    """Return the rows of a recipe by task; None if the config has no table.
-
-    Raises:
-        UserError: the table or a row is not a mapping.
-    """
+    """Return the rows of a recipe by task; None if the config has no table; refuse what is no mapping."""
     if not isinstance(config, dict) or "tasks" not in config:
         return None
     table = config["tasks"]
@@ -146,12 +138,6 @@ def _named_task(line: Line) -> str | None:
     return line.last("data.task") or (CUSTOM if given else None)
 
 
-def method_at_hand(line: Line) -> str | None:
-    """Return the method that options or configs name last, as they name it; None if they name none."""
-    named: str | None = merged_configs(line)["model"].get("class_path")
-    return named
-
-
 def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of all configs of a command line, merged, with the method; ``model`` is always a mapping.
 
@@ -166,12 +152,8 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, 
     """
     merged, task = dict(base or {}), _named_task(line)
     for name, text in line.options:
-        if name != "config":
-            continue
-        content, remark = resolve_config(text, task)
-        if remark:
-            note(remark)
-        merged = _over(merged, without_removed(content, strict=True))
+        if name == "config":
+            merged = _over(merged, without_removed(resolve_config(text, task), strict=True))
     if (method := line.last("model")) is not None:
         merged = _over(merged, {"model": method})
     elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
@@ -201,15 +183,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any], method: str | None) -> None:
-    """Refuse keys that are no options, and values where groups of options belong.
-
-    Args:
-        config: merged.
-        method: that it is for; None if there is none.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse keys of a merged config that are no options of ``method``, and values where groups of options belong."""
     model = config.get("model", {})
     groups: dict[str, Any] = {name: config[name] for name in ("model", "data", "trainer", "export") if name in config}
     groups |= {"model.init_args": model["init_args"]} if isinstance(model, dict) and "init_args" in model else {}

@@ -38,9 +38,9 @@ def mine(tmp_path, monkeypatch):
 def test_every_row_is_of_a_task_and_found_by_its_name_or_by_the_task():
     for recipe, tasks in recipes().items():
         for task in tasks:
-            content, note = resolve_config(f"{recipe}_{task}.yaml", "wnli")  # the name comes first
-            assert task in TASKS and note is None and content["data"]["task"] == task
-            assert resolve_config(recipe, task)[0] == content
+            content = resolve_config(f"{recipe}_{task}.yaml", "wnli")  # the name comes first
+            assert task in TASKS and content["data"]["task"] == task
+            assert resolve_config(recipe, task) == content
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_an_only_row_or_a_task_in_the_head_needs_no_choice(mine):
     assert resolve_config("sp3_llama") == resolve_config("sp3_llama_wikitext2")
     (mine / "mine.yaml").write_text(MINE.replace("batch_size: 4", "task: rte"))
     assert resolve_config("mine.yaml") == resolve_config("mine.yaml", "rte")
-    assert resolve_config("quickstart")[0]["model"]["class_path"].endswith(".LPAF")
+    assert resolve_config("quickstart")["model"]["class_path"].endswith(".LPAF")
 
 
 def test_a_recipe_of_ones_own(mine, capsys):
@@ -118,7 +118,7 @@ def test_a_config_of_ones_own(mine, capsys):
     """What --print_config prints is a config as well: the same comes out again."""
     config = printed(capsys, "--config", "lpaf_cola")
     (mine / "lpaf.yaml").write_text(yaml.safe_dump(config))
-    assert resolve_config("lpaf.yaml")[0] == yaml.safe_load(
+    assert resolve_config("lpaf.yaml") == yaml.safe_load(
         (mine / "lpaf.yaml").read_text()
     )  # a path comes before the shipped recipe
     assert printed(capsys, "--config", "lpaf.yaml") == config

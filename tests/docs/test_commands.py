@@ -93,7 +93,7 @@ def check(item: Item) -> None:
         elif command == "factorize":
             CommandLine(replace(line, values={**line.values, "model.backbone": line.own["model"]}), command)
         elif command == "compare":
-            read_comparison(resolve_config(line.own["config"], line.last("data.task"), COMPARISONS)[0], item.where)
+            read_comparison(resolve_config(line.own["config"], line.last("data.task"), COMPARISONS), item.where)
 
 
 @pytest.mark.parametrize("page", [path for path in PAGES if items(path)], ids=lambda path: path.stem)
