@@ -97,6 +97,6 @@ def test_one_component_of_each_is_the_least():
     net = make_net("bert")
     rule = RankRule(0.02, allocation="global")
     least = sum(price.component for price in rule.prices(net).values()) / dense_site_params(net)
-    with pytest.raises(UserError, match=rf"model\.density: 0\.02 of the sites .* make {least + 5e-4:.3f}"):
+    with pytest.raises(UserError, match=rf"model\.density: 0\.02 of the sites .* makes {least + 5e-4:.3f}"):
         rule.check(net)
     RankRule(least + 1e-3, allocation="global").check(net)
