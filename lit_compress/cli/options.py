@@ -31,13 +31,12 @@ from lit_compress.models.own_code import trust_code
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import Task, task_name
+from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
-NO_METHOD = "model: no method given; start from a config (--config lpaf_sst2.yaml) or --model SecondOrder"
 # last part of an option that names a class -> module with these classes, and what they are called
 CLASSES = {
     "callbacks": ("lightning.pytorch.callbacks", "callback"),
@@ -125,37 +124,34 @@ class CommandLine:
     Args:
         line: taken apart and checked; or the words, which are checked here.
         command: its name.
-        base: the first config, which all others override.
-        usual: the same, of the program itself.
+        base: the first config, which all others override; somebody else may have written it.
 
     Attributes:
-        line: see above.
         config: all values.
         kind: the method.
     """
 
-    def __init__(
-        self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None,
-        usual: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None) -> None:
         if not isinstance(line, Line):
             line = checked(take_apart(command, line, {}))
         self.command, self.line = command, line
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self.config = self._parsed(merged_configs(line, base or usual), stored=base is not None)
+        self.config = self._parsed(merged_configs(line, base))
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
         use_device(accelerator if isinstance(accelerator, str) else "auto")
         pl.seed_everything(self.config.seed_everything, workers=True)
 
-    def _parsed(self, config: dict[str, Any], stored: bool) -> Namespace:
-        """Return all values: of ``config``, then of the options; ``stored``: somebody else may have written it."""
+    def _parsed(self, config: dict[str, Any]) -> Namespace:
+        """Return all values: of ``config``, then of the options."""
         model, line = config["model"], self.line
         if (name := model.get("class_path")) is None:
-            raise UserError(NO_METHOD)
+            raise UserError(
+                "model: no method given; start from a config (--config lpaf_sst2.yaml) or --model SecondOrder"
+            )
         if (kind := method_class(name)) is None:
             raise UserError(
                 f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
@@ -169,8 +165,7 @@ class CommandLine:
         words = [f"--{n}={text}" for n, text in line.options if n not in ("config", "model", "print_config")]
         words += ["--print_config"] if "print_config" in line.names else []
         config = {**config, "model": {"class_path": path, "init_args": init}}
-        if stored:  # in place of a group of options, the parser would read a file
-            check_config(config, path)
+        check_config(config, path)  # in place of a group of options, the parser would read a file
         try:
             given = _parser().parse_object(config)
             return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
@@ -260,9 +255,14 @@ class CommandLine:
             self._folders["teacher"] = self._folders["backbone"]
 
     def dump(self) -> dict[str, Any]:
-        """Return the whole config as plain values."""
+        """Return the whole config as plain values, with the labels and the pooling of the data once these are known."""
         if self._built is not None:
-            self._keep_labels(self._built[1].data.record)
+            record, given = self._built[1].data.record, self.config.data
+            if given.task == CUSTOM:
+                given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
+                given.custom.label = list(record.label_columns) or given.custom.label
+            if task_type(record).pools:
+                given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
         _take_plain_words(self.config)
         text = _parser().dump(self.config, skip_link_targets=False, skip_none=False, format="yaml")
         config: dict[str, Any] = yaml.safe_load(text)
@@ -271,15 +271,6 @@ class CommandLine:
         init |= {k: text for k, text in self.config.model.init_args.items() if k in init and isinstance(text, str)}
         init["task"] = self.config.data.task  # otherwise known only after build()
         return config
-
-    def _keep_labels(self, record: Task) -> None:
-        """Let the config have the labels and the pooling of the data, which later commands need."""
-        given = self.config.data
-        if given.task == CUSTOM:
-            given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
-            given.custom.label = list(record.label_columns) or given.custom.label
-        if task_type(record).pools:
-            given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
 
 
 def _take_plain_words(config: Namespace) -> None:

@@ -72,11 +72,7 @@ class Target:
         return Path() if self.named else self.folder
 
     def parse(self, line: Line) -> CommandLine:
-        """Return the options of a command, on top of the stored config if there is one.
-
-        Raises:
-            UserError: an option is wrong, or the task of a model that no run made is not named.
-        """
+        """Return the options of a command, on top of the stored config; without one they name the task."""
         if self.config is not None:
             return parse_stored(self.config, line, self.folder)
         if inferred_task(line) is None:
@@ -98,11 +94,7 @@ class Target:
         return {"data": {"custom": {"labels": names}}}
 
     def load(self, task: Task) -> PreTrainedModel:
-        """Load the model, whose head must be one for ``task``.
-
-        Raises:
-            UserError: it cannot be loaded, or answers another question.
-        """
+        """Load the model; refuse one whose head is not for ``task``."""
         if not (self.folder / "structure.json").is_file():
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
         net = load_net(self.folder)
@@ -154,22 +146,14 @@ def find_target(name: str, command: str) -> Target:
 def open_run(run: Run, line: Line) -> Job:
     """Return method and data of a finished run, with the tokenizer and the teacher that it keeps.
 
-    Args:
-        run: finished.
-        line: the method of the user's own that made it, and consent to run the code of its models.
-
-    Raises:
-        UserError: as :func:`parse_stored`.
+    ``line`` names a method of the user's own, and consents to run the code of the models; errors are
+    :func:`parse_stored`'s.
     """
     return parse_stored(run.config(strict=True), line, run.net("dense"), runs=True).build()
 
 
 def open_target(target: Target, line: Line) -> Job:
-    """Return the evaluation of a target: its task and data, read with its model's tokenizer.
-
-    Raises:
-        UserError: as :meth:`Target.parse`.
-    """
+    """Return the evaluation of a target: its task and data, read with its model's tokenizer."""
     job = target.parse(line).build()
     current_device()  # refuses one that is not here before anything is loaded
     job.data.read_as(str(target.folder))
@@ -179,11 +163,7 @@ def open_target(target: Target, line: Line) -> Job:
 
 
 def load_checked(target: Target, job: Job, command: str) -> PreTrainedModel:
-    """Load the model of ``target`` for ``command`` (validate, test or predict), if the memory suffices.
-
-    Raises:
-        UserError: as :meth:`Target.load`, or the machine has too little memory.
-    """
+    """Load the model of ``target`` for ``command`` (validate, test or predict); refuse one larger than the memory."""
     if all(path.is_file() for path in tensor_files(target.folder)):
         less = "give a smaller model, or a machine with more"
         check_memory("the model", net_bytes(target.folder), less)
@@ -213,13 +193,10 @@ def _is_another_table(known: str | None, given: str | None) -> bool:
 def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = False) -> CommandLine:
     """Return the options of a command on top of a config of :func:`~lit_compress.run.config.checked_config`.
 
-    The folder ``net``, whose files are at hand, is in the place of the backbone that it was made from; linked options
-    are computed.
-
     Args:
         config: plain values of known keys.
         line: of the command.
-        net: folder of the model.
+        net: folder of the model, in the place of the backbone that it was made from.
         runs: the command runs the method; others only evaluate, so that no method is needed.
 
     Raises:
@@ -251,11 +228,7 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
 
 
 def _method(model: Mapping[str, Any], line: Line) -> tuple[str, dict[str, Any]]:
-    """Return the name or import path of a stored method, and its arguments.
-
-    Raises:
-        UserError: as :func:`parse_stored`.
-    """
+    """Return the name or import path of a stored method, and its arguments, of which none names a class."""
     path, init = model["class_path"], dict(model["init_args"])
     package, _, name = path.rpartition(".")
     if f"{package}.".startswith(f"{methods.__name__}.") and name in catalogue.methods():
@@ -265,19 +238,10 @@ def _method(model: Mapping[str, Any], line: Line) -> tuple[str, dict[str, Any]]:
             f"{line.command}: the method '{path}' is not of this package, and is not imported; if you trust it, name "
             f"it: --model {path}"
         )
-    _refuse_functions(path, init)
-    return path, init
-
-
-def _refuse_functions(path: str, init: Mapping[str, Any]) -> None:
-    """Refuse strings for arguments of a method that take no string: the parser would import what they name.
-
-    Raises:
-        UserError: there is one.
-    """
     known = catalogue.of_method(path)
-    for name, value in flatten(init, "model").items():
-        kind = known[name].kind if name in known else "str"
+    for option, value in flatten(init, "model").items():  # in place of no string, the parser would import what it names
+        kind = known[option].kind if option in known else "str"
         texts = any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
         if texts and "str" not in kind and "Literal" not in kind:
-            raise UserError(f"{name}: '{value}' is no plain value; a stored config cannot name classes")
+            raise UserError(f"{option}: '{value}' is no plain value; a stored config cannot name classes")
+    return path, init

@@ -225,15 +225,7 @@ def plain(name: str) -> str:
 
 
 def check_names(line: Line, method: str | None) -> None:
-    """Refuse the first option that there is not, or that the command does not read.
-
-    Args:
-        line: the command line.
-        method: name or import path of the method at hand; None if none is named.
-
-    Raises:
-        UserError: see above.
-    """
+    """Refuse the first option that the command does not read or ``method``, of this name or import path, has not."""
     known = catalogue.names(method)
     classes = [f"trainer.{option}" for option in _CLASSES] + [f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)]
     if method and not catalogue.of_method(method):  # its class alone knows its options
