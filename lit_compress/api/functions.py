@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from lit_compress.api.compressed import Compressed
     from lit_compress.api.inputs import Data, Model, Tokenizer
 
-COLUMNS = ("task", "kind", "text", "label")  # options of all functions
-
 
 def factorize(
     model: Model,
@@ -141,7 +139,7 @@ def compress(
         given = {"model.backbone": source, "model.teacher": source if fine_tuned else None, **given, **options}
         given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
         _, report = run_fit(_line("fit", given))
-        return _made("compress", report, run.folder / "export", place)
+        return _made("fit", report, run.folder / "export", place)
 
 
 def evaluate(
@@ -266,7 +264,8 @@ class Compared(dict[str, Any]):
 
 def _asked(options: dict[str, Any]) -> dict[str, Any]:
     """Take the task and its columns out of the options of a function."""
-    return {name: options.pop(name) for name in COLUMNS if options.get(name) is not None}
+    names = ("task", "kind", "text", "label")
+    return {name: options.pop(name) for name in names if options.get(name) is not None}
 
 
 def _line(command: str, given: dict[str, Any]) -> Line:
@@ -275,11 +274,10 @@ def _line(command: str, given: dict[str, Any]) -> Line:
     return checked(from_python(command, given | {"device": device and str(device)}))
 
 
-def _made(function: str, report: dict[str, Any] | None, export: Path, place: Any) -> Compressed:
+def _made(command: str, report: dict[str, Any] | None, export: Path, place: Any) -> Compressed:
     """Return the model of an export; ``place`` is the temporary folder that holds it."""
     if report is None:
-        command = "fit" if function == "compress" else function
-        raise UserError(f"{function}: several processes were started; the command {command} is for them")
+        raise UserError(f"trainer.devices: several processes were started; the command {command} is for them")
     warn_missed(report)
     return with_export(export, place)
 

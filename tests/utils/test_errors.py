@@ -10,9 +10,6 @@ def test_a_very_long_value_is_cut_in_its_middle():
     assert len(line) == LONGEST and line.startswith("model.density: 'aaa") and line.endswith("nearest valid value 0.5")
 
 
-def test_others_stay():
+def test_others_stay_without_what_a_terminal_obeys():
     assert str(UserError("data.path:  no\n folder 'x'")) == "data.path: no folder 'x'"
-
-
-def test_no_value_reaches_the_terminal_as_a_command():
     assert str(UserError("data.path: '\x1b[2J\u202e'")) == r"data.path: '\u001b[2J\u202e'"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from itertools import islice
 
 import pytest
 
@@ -17,7 +16,3 @@ def test_a_short_phase_shows_in_a_terminal_alone(where, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: where != "file")
     assert list(track(iter("abc"), "decompose", 3)) == list("abc")
     assert ("decompose:" in capsys.readouterr().err) == (where == "terminal")
-
-
-def test_a_caller_need_not_take_all():
-    assert list(islice(track(range(9), "x", 9), 2)) == [0, 1]

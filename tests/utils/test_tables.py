@@ -12,7 +12,7 @@ from rich.console import Console
 
 import lit_compress
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import as_code, escaped, markdown_table, print, screen_table
+from lit_compress.utils.tables import as_code, escaped, print, screen_table
 
 ESCAPES = "\x1b[31m", "\x1b]8;;http://a\x07", "\x9b2J", "a\rb", "\u202eabc", "\u2066a", "\udc80", "\x7f", "\b"
 
@@ -22,10 +22,6 @@ def test_the_first_columns_are_on_the_left_and_stay_whole():
     assert [column.justify for column in table.columns] == ["left", "left", "right"]
     assert [column.no_wrap for column in table.columns] == [True, False, False]
     assert [list(column.cells) for column in table.columns] == [["a", "c"], ["b", "d"], ["1", "2"]]
-
-
-def test_markdown():
-    assert markdown_table(["a", "b"], [["1", "2"]]) == "| a | b |\n|---|---|\n| 1 | 2 |"
 
 
 @pytest.mark.parametrize("text", ESCAPES)
