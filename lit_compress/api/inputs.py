@@ -121,11 +121,7 @@ def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Pa
 
 
 def named(model: Any, tokenizer: Any) -> str | None:
-    """Return a model that is a folder or a name; None for one in memory, which has a fast tokenizer of transformers.
-
-    Raises:
-        UserError: it is none of these, or the tokenizer is not its.
-    """
+    """Return a model that is a folder or a name; None for one in memory with its tokenizer; refuse anything else."""
     from datasets import Dataset, DatasetDict
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -231,7 +227,8 @@ def choose_columns(
         raise UserError(f"kind: unknown '{kind}'; {nearest(kind, KINDS)}")
     if not (meant := KINDS[kind]).recognised:
         return {**given, "kind": kind}
-    head, labels = _classes_of(config) if trained else None, None
+    head = _classes_of(config) if trained else None
+    labels: Sequence[str] | None = None
     if meant.own_columns and not isinstance(label, str):
         labels = head if head and set(head) == set(label or head) and set(head) <= set(names) else None
         label = label or labels

@@ -74,7 +74,7 @@ class _Class:
         pairs = [*zip(first, usual, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
         return {arg.arg: (arg.annotation, default) for arg, default in pairs if arg.arg != "self"}
 
-    def _attributes(self) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr | None]]]:
+    def _attributes(self) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr]]]:
         for node in self.node.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
                 if "ClassVar" not in ast.unparse(node.annotation):

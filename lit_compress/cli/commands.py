@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from inspect import getdoc
 from json import dumps
 from pathlib import Path
@@ -174,8 +173,8 @@ def list_(
     """
     if folder is not None and what != "runs":
         raise UserError(f"list: '{folder}' means nothing to {what}; nearest: list runs {folder}")
-    made = {"methods": _methods, "tasks": _tasks, "recipes": _recipes, "runs": partial(_runs, Path(folder or "runs"))}
-    lines = made[what]()
+    made = {"methods": _methods, "tasks": _tasks, "recipes": _recipes}
+    lines = _runs(Path(folder or "runs")) if what == "runs" else made[what]()
     if json:
         print(dumps(lines, indent=2, ensure_ascii=False))
     else:

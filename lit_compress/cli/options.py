@@ -23,7 +23,7 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.lines import checked
 from lit_compress.cli.pins import pin
 from lit_compress.cli.recipes import CUSTOM, check_config, merged_configs
-from lit_compress.cli.words import SET_BY_STAGE, Line, choices_of, take_apart
+from lit_compress.cli.words import CLASSES, SET_BY_STAGE, Line, choices_of, take_apart
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
@@ -37,16 +37,6 @@ from lit_compress.utils.errors import UserError, nearest, require, user_error
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
-# last part of an option that names a class -> module with these classes, and what they are called
-CLASSES = {
-    "callbacks": ("lightning.pytorch.callbacks", "callback"),
-    "logger": ("lightning.pytorch.loggers", "logger"),
-    "plugins": ("lightning.pytorch.plugins", "plugin"),
-    "profiler": ("lightning.pytorch.profilers", "profiler"),
-    "strategy": ("lightning.pytorch.strategies", "strategy"),
-    "optimizer": ("torch.optim", "optimizer"),
-    "lr_scheduler": ("torch.optim.lr_scheduler", "schedule"),
-}
 _KEY = re.compile(r'Parser key "([\w.]+)"')  # these and the others: in messages of the parser
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", re.MULTILINE)
 _PATH = re.compile(r"class_path[ =]'([\w.]+)'")

@@ -29,8 +29,16 @@ SHORT = {
                                                   "removes", "axis", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
-_CLASSES = ("callbacks", "logger", "plugins", "profiler", "strategy")  # options of the Trainer that name classes
-CLASSES_OF_STAGES = ("optimizer", "lr_scheduler")  # options of a stage that name classes
+_OF_STAGES = {"optimizer": ("torch.optim", "optimizer"), "lr_scheduler": ("torch.optim.lr_scheduler", "schedule")}
+# last part of an option that names a class, of the Trainer or of a stage -> module with these, and what they are called
+CLASSES = {
+    "callbacks": ("lightning.pytorch.callbacks", "callback"),
+    "logger": ("lightning.pytorch.loggers", "logger"),
+    "plugins": ("lightning.pytorch.plugins", "plugin"),
+    "profiler": ("lightning.pytorch.profilers", "profiler"),
+    "strategy": ("lightning.pytorch.strategies", "strategy"),
+    **_OF_STAGES,
+}
 
 # arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
 SET_BY_STAGE = {
@@ -47,7 +55,7 @@ SET_BY_STAGE = {
 WHOLE = ("fit", "plan", "compare")  # commands that read all options
 _SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator", "data")
 # options of a stage that trains
-_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", *CLASSES_OF_STAGES)
+_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", *_OF_STAGES)
 # another command -> options, or groups of them, that it reads, and those among them that it does not; others read none
 READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "factorize": (
@@ -227,7 +235,7 @@ def plain(name: str) -> str:
 def check_names(line: Line, method: str | None) -> None:
     """Refuse the first option that the command does not read or ``method``, of this name or import path, has not."""
     known = catalogue.names(method)
-    classes = [f"trainer.{option}" for option in _CLASSES] + [f"{o}." for o in known if o.endswith(CLASSES_OF_STAGES)]
+    classes = [f"trainer.{option}" for option in CLASSES] + [f"{o}." for o in known if o.endswith(tuple(_OF_STAGES))]
     if method and not catalogue.of_method(method):  # its class alone knows its options
         classes.append("model.")
     for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:
