@@ -150,7 +150,7 @@ def answers(run) -> dict[str, object]:
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]
     target = find_target(str(run), "validate")
     parts = open_target(target, take_apart("validate", ["--data.path", "data"], {}))
-    read["validate"] = evaluate(load_checked(target, parts, "validate"), parts.data)
+    read["validate"] = evaluate(load_checked(target, parts, "validation"), parts.data)
     return read
 
 

@@ -175,7 +175,6 @@ def evaluate(
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
     asked = _asked(options)
-    command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
         target = _target(model, tokenizer, Path(written))
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
@@ -185,13 +184,13 @@ def evaluate(
             _, given = brought(str(target.folder), None, data, asked, Path(written), split, trained)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
-            values = evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True)
+            values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
         else:
             check_head(target.what, model.config, parts.data.record)
             with _as_it_was(model):
                 set_padding(model.config, str(target.folder), parts.data.record, "model")
                 task_type(parts.data.record).configure(model, parts.data.record)
-                values = evaluate_net(model, parts.data, command, sure=True)
+                values = evaluate_net(model, parts.data, split, sure=True)
     return {name.removeprefix("test/" if split == "test" else "val/"): value for name, value in values.items()}
 
 

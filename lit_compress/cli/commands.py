@@ -124,10 +124,9 @@ def evaluate(target: str, line: Line, *, split: Literal["validation", "test"] = 
         line: further options, which override the config that the model was made with.
         split: which one is scored.
     """
-    command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     found = find_target(target, line.command)
     parts = open_target(found, line)
-    scores = evaluate_net(load_checked(found, parts, command), parts.data, command, sure=True)
+    scores = evaluate_net(load_checked(found, parts, split), parts.data, split, sure=True)
     for name, value in scores.items():
         part, _, what = name.rpartition("/")
         if what == "rows":

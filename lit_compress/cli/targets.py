@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
@@ -162,16 +162,16 @@ def open_target(target: Target, line: Line) -> Job:
     return job
 
 
-def load_checked(target: Target, job: Job, command: str) -> PreTrainedModel:
-    """Load the model of ``target`` for ``command`` (validate, test or predict); refuse one larger than the memory."""
+def load_checked(target: Target, job: Job, split: Literal["validation", "test", "predict"]) -> PreTrainedModel:
+    """Load the model of ``target`` for a split, or the rows of ``predict``; refuse one larger than the memory."""
     if all(path.is_file() for path in tensor_files(target.folder)):
         less = "give a smaller model, or a machine with more"
         check_memory("the model", net_bytes(target.folder), less)
     net, data = target.load(job.data.record), job.data
-    if command == "validate":
+    if split == "validation":
         loaders = data.val_dataloader()
     else:
-        loaders = [data.test_dataloader() if command == "test" else data.predict_dataloader()]
+        loaders = [data.test_dataloader() if split == "test" else data.predict_dataloader()]
     check_evaluation(net, loaders)
     return net
 

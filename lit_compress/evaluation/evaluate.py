@@ -47,20 +47,20 @@ def outputs_of(
 
 
 def evaluate(
-    net: PreTrainedModel, data: DataModule, stage: Literal["validate", "test"] = "validate", sure: bool = False
+    net: PreTrainedModel, data: DataModule, split: Literal["validation", "test"] = "validation", sure: bool = False
 ) -> dict[str, float]:
     """Return ``val/<metric>`` of ``net`` on every validation split, as a fit logs them; or ``test/<metric>``.
 
     Args:
         net: on any device; it is on the CPU afterwards.
         data: of its task.
-        stage: whose splits.
+        split: which one is scored; of some tasks there are two for validation.
         sure: also return, per split, ``<split>/rows``; ``<split>/available``, of how many, if they are not one text;
             and the ends of every score's interval (evaluation/intervals.py), ``<split>/<metric>_low95`` and
             ``..._high95``.
     """
     names = ["val", *(name.replace("validation", "val") for name in data.record.validation[1:])]
-    test = stage == "test"
+    test = split == "test"
     splits = zip(["test"] if test else names, [data.test_dataloader()] if test else data.val_dataloader(), strict=False)
     values: dict[str, float] = {}
     kind = task_type(data.record)

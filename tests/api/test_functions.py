@@ -212,8 +212,6 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
         (lambda net, tok, data: lc.factorize(net, tok, data, density=1.5), r"1.5 is not in \(0, 1\]; nearest valid"),
         (lambda net, tok, data: lc.factorize(net, tok, data, densty=0.5), "unknown option 'densty'; did you mean"),
         (lambda net, tok, data: lc.factorize(net, tok), "data: it is missing; give a Dataset"),
-        (lambda net, tok, data: lc.factorize(net, tok, [1]), "data: a list is no Dataset"),
-        (lambda net, tok, data: lc.factorize(net, tok, data, text="body"), "text: the data has no column 'body'"),
         (lambda net, tok, data: untyped.compress(net, tok, data, method=3), "method: int is no method"),
         (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
         (
