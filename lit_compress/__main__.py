@@ -8,34 +8,6 @@ import threading
 from importlib import import_module
 from inspect import signature
 
-USAGE = """usage: python -m lit_compress COMMAND ...
-
-  fit --config NAME.yaml [--model.density 0.25 | --model.budget size=20MB] [--data.path DIR] [--run_dir DIR]
-      [--ckpt_path last]
-                         run every stage of a method and export the result; `last` continues a stopped run
-  plan --config NAME.yaml [--model.budget size=20MB]
-                         print the widths, ranks and sizes of a fit, without training
-  compare --config NAME.yaml [--out DIR] [--workers N] [--list] [--index N]
-                         compare methods, budgets and seeds with the same teachers and steps; a rerun continues
-  evaluate TARGET [--split test]
-                         metrics of a run, an export or any fine-tuned model (with --data.task NAME)
-  predict TARGET         write text, label and probability of every row as JSON lines
-  export RUN OUT [--format hf|onnx|openvino] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
-                         write a finished run as a folder that loads without lit_compress; also as one program
-  report RUN|FOLDER [--out DIR]
-                         the page of a run, or of all runs in a folder: tables, Pareto fronts, layers
-  list methods|tasks|recipes|runs [DIR] [--json]
-                         list the methods, tasks, recipes or runs
-  bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
-                         time a model and its dense model in the runtimes of this machine
-  factorize MODEL OUT --data.task NAME|--data.path FILE [--rank_ratio 0.33] [--weighting fisher] [--axis in]
-                         compress a fine-tuned model without training, and export it
-
-COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config, of which
-lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpaf.yaml --data.task sst2):
-  {configs}
-"""
-
 COMMANDS = (
     "fit", "plan", "compare", "evaluate", "predict", "export", "report", "list", "bench", "factorize",
 )  # fmt: skip
@@ -65,10 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     threading.excepthook = _told_by_main
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            from lit_compress.cli.recipes import recipes
-
-            names = (f"{name}_{{{','.join(tasks)}}}" if tasks else name for name, tasks in recipes().items())
-            print(USAGE.format(configs="\n  ".join(f"{name}.yaml" for name in names)))
+            import_module("lit_compress.cli.lines").print_usage(COMMANDS)
             return
         if argv[0] in REMOVED:
             raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")

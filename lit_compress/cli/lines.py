@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lit_compress.cli import catalogue
 from lit_compress.cli.catalogue import PACKAGE, Option
-from lit_compress.cli.recipes import check_config, merged_configs
+from lit_compress.cli.recipes import check_config, merged_configs, recipes
 from lit_compress.cli.words import (
     READ,
     SHORT,
@@ -79,13 +79,34 @@ def _one_shot_method(line: Line) -> str:
 # ------------------------------------------------------------------------------------------ help
 
 
+def print_usage(commands: Sequence[str]) -> None:
+    """Print the commands and the shipped configs."""
+    print("usage: python -m lit_compress COMMAND ...\n")
+    for command in commands:
+        print(f"  {_with_places(command)}\n      {_about(command)}")
+    print("\nCOMMAND --help shows every option with its default, e.g. of")
+    print("  fit --config NAME.yaml [--model.density 0.25 | --model.budget size=20MB] [--data.path DIR]")
+    print("NAME.yaml is a path or a shipped config, of which lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml:")
+    for name, tasks in recipes().items():
+        print(f"  {name}_{{{','.join(tasks)}}}.yaml" if tasks else f"  {name}.yaml")
+
+
+def _with_places(command: str) -> str:
+    """Return a command with the values that are given without a name."""
+    shown = ((name.upper(), option) for name, option in own_options(command).items() if option.position)
+    return " ".join([command, *(name if option.default is None else f"[{name}]" for name, option in shown)])
+
+
+def _about(command: str) -> str:
+    function = catalogue.command(command)
+    return function.about if function else ""
+
+
 def _print_help(line: Line) -> None:
     """Print the options of a command, for the method at hand if one is named."""
     command, own = line.command, own_options(line.command)
-    function = catalogue.command(command)
-    places = " ".join(f" {name.upper()}" for name, option in own.items() if option.position)
-    print(f"usage: python -m lit_compress {command}{places} [--OPTION VALUE ...]")
-    print(f"\n{function.about if function else ''}\n\noptions:")
+    print(f"usage: python -m lit_compress {_with_places(command)} [--OPTION VALUE ...]")
+    print(f"\n{_about(command)}\n\noptions:")
     _print_options(own)
     shared = catalogue.shared()
     if command == "factorize":
