@@ -25,15 +25,13 @@ DENSITIES = (0.5, 0.25, 0.16, 0.1)
 RATES = (3e-4, 1e-4)
 EXAMPLES, EPOCHS = 8000, 4  # 1,000 steps: what LPAF spends on pruning and retraining there
 TRAINED_DENSITIES = (0.16, 0.25)
-WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
-TARGETS = {"structures": STRUCTURED, "whole": WHOLE}
+TARGETS = {"structures": STRUCTURED}
 KFAC = ["--weighting", "kfac", "--labels", "drawn"]  # the default for two classes when the study was run
 CELLS: dict[str, list[str]] = {
     "kfac": KFAC,
     "kfac-exact": ["--weighting", "kfac", "--labels", "exact"],
     "structures": [*KFAC, "--removes", "structures"],
-    "whole": [*KFAC, "--scope", "all"],
     "none": ["--weighting", "none"],
     "fisher-in": ["--weighting", "fisher", "--axis", "in", "--fisher_examples", "1024"],
     "fisher-both": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "1024"],
@@ -75,11 +73,9 @@ def main() -> None:
         if options.list:
             return
         seconds = time.time() - start
-        structure = json.loads((out / "structure.json").read_text())
-        tables = [layer["rank"] for layer in structure.values() if layer["kind"] == "low_rank_embedding"]
         report = shortened(json.loads((out / "report.json").read_text()))
         made = {"name": name, "cell": cell, "target": density, "memory_mib": memory, "threads": options.threads,
-                "records": [], "table_rank": tables[0] if tables else None}  # fmt: skip
+                "records": []}  # fmt: skip
         scored = {"held_out": common.metrics_on(out, held_out, options.threads), "seconds": round(seconds, 1)}
         common.write(options, name, {**made, **scored, **report})
 

@@ -29,7 +29,7 @@ Estimate: what the compression adds to the loss of an example by the second-orde
 dense model / the export's, one text, one thread. Seconds and memory are of the whole command, evaluation and export included.
 """
 
-WHOLE = """### Of the whole model: `--scope all`
+WHOLE = """### Of the whole model, by `--scope all` of version 0.2
 
 The density is of all weights; the table of token embeddings (52 % of them) is factorized in the same queue. Bytes: of the file,
 of dense. Rank: of the table, of 384.

@@ -43,11 +43,6 @@ class Levers:
 WORDS = ("--vocabulary", "data")
 CELLS = {
     "blocks": Levers("blocks", (), (), (60, 55, 75)),
-    "table": Levers("blocks, table", ("--scope", "all"), (), (20, 40, 10, 60)),
-    "vocabulary": Levers("blocks, table, vocabulary", ("--scope", "all"), WORDS, (20, 10, 8, 15)),
-    "half": Levers(
-        "blocks, table, vocabulary, 16 bits", ("--scope", "all"), (*WORDS, "--dtype", "float16"), (8, 4, 2, 6, 3)
-    ),
     "int8": Levers(
         "blocks, table in 8 bits, vocabulary, 16 bits",
         (),
@@ -55,7 +50,7 @@ CELLS = {
         (8, 7, 10),
     ),
 }
-TRAINED = (("int8", 8), ("half", 4), ("half", 8))  # the most telling first
+TRAINED = (("int8", 8),)
 
 
 def main() -> None:

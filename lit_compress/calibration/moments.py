@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-UNSEEN = 0.1  # occurrences of a token that does not occur
 BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more products, larger ones are faster each
 
 
@@ -66,30 +65,12 @@ class Gram:
         return matrix.mul_(scale)
 
 
-class Counts:
-    """How often each of ``size`` tokens occurs: the second moment, a diagonal, of the one-hot inputs of a table."""
-
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.size, self.flat = size, torch.zeros(size, dtype=torch.float64, device=place_of_sums(device))
-
-    def add(self, rows: Tensor) -> None:
-        """Count the tokens ``rows``, int [tokens, 1]."""
-        self.flat += torch.bincount(rows.flatten(), minlength=self.size).to(self.flat.device)
-
-    def whole(self, scale: float = 1.0) -> Tensor:
-        """Return the diagonal of the moment, float64 [n] on the CPU: the counts, of all a little more, times ``scale``.
-
-        A token that does not occur counts as :data:`UNSEEN` of an occurrence, so that its row is still approximated.
-        """
-        return (self.flat.cpu() + UNSEEN) * scale
-
-
 @dataclass(frozen=True)
 class KroneckerFactors:
-    """The moments of one site, or of a table. Sites that read the same input share the sum of A.
+    """The moments of one site. Sites that read the same input share the sum of A.
 
     Attributes:
-        mean: m [in], float64, on the CPU; empty for a table.
+        mean: m [in], float64, on the CPU.
         tokens: how many inputs were summed, over all examples and uses.
         examples: how many examples.
     """
@@ -97,7 +78,7 @@ class KroneckerFactors:
     mean: Tensor
     tokens: int
     examples: int
-    _inputs: Gram | Counts
+    _inputs: Gram
     _gradients: Gram | None
 
     @property
@@ -118,7 +99,7 @@ class KroneckerFactors:
         return KroneckerFactors(tensors["mean"], int(tensors["tokens"]), 0, gram, None)
 
     def inputs(self) -> Tensor:
-        """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made again at every call."""
+        """Return A = E_token[x x^T], float64 [in, in]; made again at every call."""
         return self._inputs.whole(1 / self.tokens)
 
     def gradients(self) -> Tensor:
@@ -137,19 +118,13 @@ class Moments(Statistic):
         labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, in
             classes - 1 backward passes; ``true``, the data's. None: no gradients, only the second moments of the
             inputs.
-        table: name of the table of token embeddings, to collect its factors as for a matrix [width, tokens].
     """
 
-    table: str | None = None
     title = "Kronecker factors"
-
-    def names(self, net: Any) -> list[str]:
-        """Return the names of the table, if its factors are collected, and of the chosen sites."""
-        return [*filter(None, [self.table]), *super().names(net)]
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
-        return MomentSums(net, names, net.dtype, device, self.labels is not None, self.table)
+        return MomentSums(net, names, net.dtype, device, self.labels is not None)
 
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
         """Return the losses whose gradients give the Fisher information."""
@@ -161,7 +136,7 @@ class Moments(Statistic):
 
 
 class MomentSums(Collector):
-    """The sums of sites and of a ``table`` of embeddings, if ``names`` have it, and the number of tokens and examples.
+    """The sums of sites, and the number of tokens and examples.
 
     Sums are of ``dtype``, on ``device``. Gradients are summed only if they are asked for.
     """
@@ -169,12 +144,11 @@ class MomentSums(Collector):
     by_token = True
 
     def __init__(
-        self, net: Any, names: Sequence[str], dtype: torch.dtype, device: torch.device | str, gradients: bool,
-        table: str | None = None,
+        self, net: Any, names: Sequence[str], dtype: torch.dtype, device: torch.device | str, gradients: bool
     ) -> None:  # fmt: skip
-        self.table, self.with_gradients = table, gradients
+        self.with_gradients = gradients
         place = place_of_sums(device)
-        self.grams: dict[str, Gram | Counts] = {}
+        self.grams: dict[str, Gram] = {}
         self.outer: dict[str, Gram] = {}
         self.leader = {name: name for name in names}  # the site whose A a site shares
         for group in shared_inputs(net):
@@ -184,19 +158,17 @@ class MomentSums(Collector):
         for name in names:
             outputs, inputs = size_at(net, name)
             if self.leader[name] == name:
-                self.grams[name] = Counts(inputs, device) if name == table else Gram(inputs, dtype, device)
-                width = 1 if name == table else inputs + 1  # of a table only the number of tokens
-                self.means[name] = torch.zeros(width, dtype=torch.float64, device=place)
+                self.grams[name] = Gram(inputs, dtype, device)
+                self.means[name] = torch.zeros(inputs + 1, dtype=torch.float64, device=place)
             if gradients:
                 self.outer[name] = Gram(outputs, dtype, device)
 
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
-            inputs = tokens_at(x.detach() if name != self.table else x[..., None], where)
+            inputs = tokens_at(x.detach(), where)
             self.grams[name].add(inputs)
-            if name != self.table:
-                self.means[name][:-1] += double(inputs).sum(0).to(self.means[name].device)
+            self.means[name][:-1] += double(inputs).sum(0).to(self.means[name].device)
             self.means[name][-1] += len(inputs)
         if self.with_gradients:
             add = self.outer[name].add
@@ -226,7 +198,7 @@ class MomentSums(Collector):
                 raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a model with a finite loss")
         if gradients is not None and not gradients.flat.any():
             raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
-        if factors.tokens < inputs.size and self.leader[name] == name != self.table:
+        if factors.tokens < inputs.size and self.leader[name] == name:
             note(
                 f"calibration: {factors.tokens} tokens are fewer than the {inputs.size} inputs of '{name}'; "
                 "directions without any count only by the damping"
@@ -236,15 +208,14 @@ class MomentSums(Collector):
 def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list[list[str]]:
     """Return the sites that are asked in parts whose sums take at most ``limit`` bytes each, in forward order.
 
-    Sites that read the same input stay together. The table, if it is collected, is in the first part.
+    Sites that read the same input stay together.
     """
-    table, asked = statistic.table, statistic.names(net)
-    parts: list[list[str]] = [[table] if table else []]
+    asked, parts = statistic.names(net), list[list[str]]([[]])
     left = limit
     for group in shared_inputs(net):
         own = [name for name in group if name in asked]
         needs = statistic.bytes(net, own)
-        if needs > left and any(name != table for name in parts[-1]):
+        if needs > left and parts[-1]:
             parts.append([])
             left = limit
         parts[-1] += own

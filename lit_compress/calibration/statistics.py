@@ -218,7 +218,7 @@ def watched(
     number, loose = dict.fromkeys(modules, 0), loose or {}
 
     def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-        own = mask_of(sites[name], where) if name in sites else where[0]  # of a table
+        own = mask_of(sites[name], where) if name in sites else where[0]
         sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, examples)
         number[name] += 1
 

@@ -125,8 +125,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
     job, budget = replace(job, choices=_settle_dtype(cli, job.method, run)), job.method.budget
     if kinds := job.method.kinds:  # trials choose among them later
         job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
-    whole_net = job.method.rule is not None and job.method.rule.scope == "all"
-    if job.choices.vocabulary == "data" and (budget is not None or whole_net):
+    if job.choices.vocabulary == "data" and budget is not None:
         job = job.at(tokens=tokens_kept(job.dense, job.data))
     if budget is None:
         return job

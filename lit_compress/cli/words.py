@@ -23,8 +23,8 @@ ALIASES = {"device": "trainer.accelerator", "c": "config", "h": "help", "model.c
 _SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools -> the option's last part
 # short option of factorize -> option of fit
 SHORT = {
-    **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape", "allocation",
-                                          "scope")},
+    **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape",
+                                          "allocation")},
     **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
                                                   "removes", "axis", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},

@@ -18,7 +18,7 @@ from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedEmbedding, SizedLinear, SizedNorm
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
-from lit_compress.layers.deployed.tables import Int8Embedding, LowRankEmbedding
+from lit_compress.layers.deployed.tables import Int8Embedding
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
@@ -26,14 +26,14 @@ from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm
 
 LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
-    BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
+    BasisChange, Int8Embedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
     NarrowEmbedding, NarrowLinear, NarrowNorm, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
     SizedLinear, SizedNorm, SomeHeads, SomeT5Heads, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
     "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
-    "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
+    "HardConcrete", "Int8Embedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
     "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "ProjectedLinear",
     "ProjectedNorm", "Removed", "SizedEmbedding", "SizedLinear", "SizedNorm", "SomeHeads", "SomeT5Heads",
     "StackedLowRankLinear", "StreamBlock", "StreamNorm",

@@ -19,8 +19,7 @@ With W [out, in], x the input of a token and d the gradient of an example's loss
     b' = b + (W - X) m,  m = E[x],  A replaced by A - m m^T                     the bias takes over the mean       (C)
 
 Matrices that read the same input (query, key, value; gate, up) are stacked by rows and share one right factor. Heads
-and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py. The table of
-token embeddings is a matrix that reads one-hot vectors: its A is diagonal, how often every token occurs.
+and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py.
 
 The loss is the negative log-likelihood of labels drawn from the model itself, so that its gradients do not vanish where
 the model fits its training data. The stages are dense -> retrain: 1,024 training examples calibrate, one threshold on
@@ -46,7 +45,6 @@ from typing import Any, ClassVar
 from lit_compress.methods.base import Distillation, Ranked
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.rank_rule import Scope
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 
@@ -68,26 +66,17 @@ class KroneckerWeighted(Weighted):
 
 
 class SecondOrder(Ranked):
-    """Factorize a fine-tuned model under the Kronecker-factored Fisher information, then train the factors.
-
-    Args:
-        scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
-            model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-    """
+    """Factorize a fine-tuned model under the Kronecker-factored Fisher information, then train the factors."""
 
     allocation = "global"
-    scope: Scope = "blocks"
     retrain: KroneckerWeighted = KroneckerWeighted()
     matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
     distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
 
     def __post_init__(self) -> None:
         self.retrain.check_labels(self.kind)
-        rule = replace(self.rank_rule(self.allocation), scope=self.scope)
-        self.rule = rule = self.retrain.rule(rule)
-        self.budget = self.budget and replace(self.budget, of_net=self.scope == "all")
-        free = self.retrain.weighting in KRONECKER and self.scope == "blocks"
-        if self._fast and free and self.retrain.removes is None:
+        self.rule = rule = self.retrain.rule(self.rank_rule(self.allocation))
+        if self._fast and self.retrain.weighting in KRONECKER and self.retrain.removes is None:
             self.retrain = replace(self.retrain, removes="auto")  # the best kind, if only a speed-up is asked for
         if self._fast and self.round_to is None and self.retrain.removal != "components":
             on_cuda = self.budget is not None and self.budget.runtime == "cuda"

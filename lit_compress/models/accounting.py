@@ -104,11 +104,6 @@ def stored_density(net: PreTrainedModel) -> float:
     return count_params(net).sites / dense_site_params(net)
 
 
-def whole_density(net: PreTrainedModel) -> float:
-    """Return stored / original parameters of the whole model, embeddings included."""
-    return count_params(net).total / count_params(_dense(net)[0]).total
-
-
 def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
 

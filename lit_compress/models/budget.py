@@ -1,6 +1,6 @@
 """Budgets as people say them: a density, a number of parameters, a share of FLOPs, a size of the file, a speed-up.
 
-A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
+A budget is a limit. ``density=0.25`` is of the matrices, ``params=5M`` and
 ``size=20MB`` are of the whole model, embeddings included, ``size`` of its program if the export has one, ``flops=0.3``
 is a share of a forward of the dense model, and ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a
 runtime, for batches of texts of so many tokens, on one thread of this machine's CPU, or with ``@cuda`` on its
@@ -43,7 +43,6 @@ class Budget:
         kind: the unit.
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
-        of_net: a density counts all weights of the model, embeddings included, not only the matrices.
         runtime: of a speed-up, or the type of an accelerator; None: the fastest runtime that is installed.
         shapes: of a speed-up: texts in a batch, and their length in tokens; it is reached in all. (): one text and 32
             texts of the task's length.
@@ -52,7 +51,6 @@ class Budget:
     kind: BudgetKind
     value: float
     asked: str
-    of_net: bool = False
     runtime: str | None = None
     shapes: tuple[tuple[int, int], ...] = ()
 
@@ -65,7 +63,7 @@ class Budget:
         """Return the exported model's value in a report, in the units of ``value``."""
         compressed, ratios = report["compressed"], report["ratios"]
         if self.kind == "density":
-            return ratios["params"]["total"] if self.of_net else compressed["density"]
+            return compressed["density"]
         if self.kind == "flops":
             return ratios["flops"]
         if self.kind == "speedup":

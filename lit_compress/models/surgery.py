@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from lit_compress.layers import (
     LAYER_TYPES,
     LAYERS,
-    LowRankEmbedding,
     LowRankLinear,
     LowRankSparseLinear,
     Removed,
-    SizedEmbedding,
     SomeHeads,
     StackedLowRankLinear,
 )
@@ -153,11 +151,11 @@ def factorize(
     mean: Callable[[str], Tensor | None] = lambda name: None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PreTrainedModel:
-    """Replace the Linears named in ``ranks`` by ``layer``, stacks of them by StackedLowRankLinears, tables by factors.
+    """Replace the Linears named in ``ranks`` by ``layer``, stacks of them by StackedLowRankLinears.
 
     Args:
         net: changed in place.
-        ranks: name of a site, or of a table of embeddings, -> rank.
+        ranks: name of a site -> rank.
         factors: function of name, weight [out, in] and rank that returns left [out, rank] and right [rank, in]; None
             for zeros, where a checkpoint will be loaded, or for shapes only.
         layer: class of the layer that replaces a Linear.
@@ -177,9 +175,7 @@ def factorize(
                 for site, part in zip(names, change.split(heights), strict=True):
                     net.get_parameter(f"{site}.bias").data += part
         old = net.get_submodule(name)
-        if isinstance(old, nn.Embedding | SizedEmbedding):
-            replace(net, name, LowRankEmbedding.from_factors(old, right.T.contiguous(), left.T.contiguous()))
-        elif len(names) == 1:
+        if len(names) == 1:
             replace(net, name, layer.from_factors(old, left, right))
         else:
             for site, part in zip(names, left.split(heights), strict=True):
@@ -189,12 +185,7 @@ def factorize(
 
 
 def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
-    """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input.
-
-    A table of embeddings is the matrix [width, tokens] that reads one-hot vectors.
-    """
-    if isinstance(table := net.get_submodule(names[0]), nn.Embedding | SizedEmbedding):
-        return table.weight.detach().T
+    """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input."""
     weights = [module_at(net, name, nn.Linear).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import Int8Embedding, LowRankEmbedding, SizedEmbedding
+from lit_compress.layers import Int8Embedding, SizedEmbedding
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import size_at
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import replace, stacked_weight, with_same_parameters
+from lit_compress.models.surgery import replace, with_same_parameters
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
@@ -132,11 +132,9 @@ def check_table(net: PreTrainedModel) -> str:
         UserError: its tensor has other uses, or it is compressed already.
     """
     if (name := token_table(net)) is None:
-        why = "has other uses (an output layer, a second stack), or its own forward"
-        if isinstance(net.get_input_embeddings(), LowRankEmbedding):
-            why = "is factorized already"
         raise UserError(
-            f"export: --embeddings int8: the table of token embeddings of '{net.config.model_type}' {why}; leave it out"
+            f"export: --embeddings int8: the table of token embeddings of '{net.config.model_type}' has other uses (an "
+            "output layer, a second stack), or its own forward; leave it out"
         )
     return name
 
@@ -156,7 +154,7 @@ def shrink_table(net: PreTrainedModel) -> float:
         UserError: as :func:`check_table`.
     """
     name = check_table(net)
-    before = stacked_weight(net, (name,)).T
+    before = net.get_parameter(f"{name}.weight").detach()
     replace(net, name, Int8Embedding.from_table(before))
     after = net.get_submodule(name)(torch.arange(len(before)))
     return float((after - before).norm() / before.norm())

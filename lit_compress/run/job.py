@@ -63,8 +63,6 @@ class Job:
         if removes is not None:
             given["retrain"] = replace(given["retrain"], removes=removes)
         other.method = type(self.method)(**given)
-        if other.method.rule is not None:
-            other.method.rule = replace(other.method.rule, tokens_left=other.tokens)
         return other
 
     @cached_property

@@ -83,11 +83,6 @@ class Outline:
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
     """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read."""
     choices.check()
-    if choices.embeddings and method.rule is not None and method.rule.scope == "all":
-        raise UserError(
-            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
-            "--embeddings out, or give --scope blocks"
-        )
     choices.check_net(net)
 
 
@@ -241,7 +236,7 @@ def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
     least = (cost(budget, made) + more) / (1 - MARGIN if made.about else 1) / (before if kind == "flops" else 1)
     what = " of the FLOPs" if kind == "flops" else ""
     near = {"flops": f"{1.005 * least:.3g}", "params": f"{1.005 * least:.0f}", "size": f"{1.005 * least / 1e6:.4g}MB"}
-    advice = "; --model SecondOrder --model.scope all, --export.vocabulary data and 16 bits a value need less"
+    advice = "; --export.embeddings int8, --export.vocabulary data and 16 bits a value need less"
     return UserError(
         f"model.budget: '{budget.asked}' cannot be met by {name}, which leaves at least {shown(kind, least)}{what}; "
         f"nearest: {kind}={near[kind]}{'' if what else advice}"

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear
-from lit_compress.models.accounting import stored_density, whole_density
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -37,13 +35,9 @@ class ByRule(Compression):
         """Whether nothing is removed."""
         return self.rule.keeps_all
 
-    def density_left(self, net: PreTrainedModel) -> float:
-        """Return the density of ``net`` in the scope of the ranks."""
-        return whole_density(net) if self.rule.scope == "all" else stored_density(net)
-
 
 class Factors(ByRule):
-    """Low rank: factors in the places of matrices, stacks of them and tables, of ranks under one rule.
+    """Low rank: factors in the places of matrices, and stacks of them, of ranks under one rule.
 
     ``sigma_side``: which factor gets the singular values in the plain SVD.
     """
@@ -59,13 +53,6 @@ class Factors(ByRule):
         return lambda name, weight, components=None: weighted_svd(
             weight, sigma_side=self.sigma_side, name=name, components=components
         )
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse a table of embeddings."""
-        if self.rule.scope == "all":
-            raise UserError(
-                "--by_block: scope 'all' factorizes the table of tokens, which is in no block; nearest: blocks"
-            )
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank that makes no matrix smaller."""

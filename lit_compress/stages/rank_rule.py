@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.models.accounting import count_params, dense_layers
+from lit_compress.models.accounting import dense_layers
 from lit_compress.models.sites import find_sites, size_at, stacks
 from lit_compress.models.surgery import stacked_weight
-from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.ranks import (
     Price,
     Shape,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Allocation = Literal["uniform", "global"]
-Scope = Literal["blocks", "all"]
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,8 @@ class RankRule:
         allocation: ``uniform`` as above; ``global`` gives as many parameters in all to the components with the most
             energy (squared singular value) per parameter, wherever they are.
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
-        scope: ``blocks``: the density counts the blocks' matrices. ``all``: it counts all weights of the model, and the
-            table of token embeddings is factorized with the matrices.
         fill: with ``uniform``: one more rank each for the first matrices, of what rounding down leaves: a budget is met
             so.
-        tokens_left: rows of this table that the export keeps, by which scope ``all`` counts it; None: all.
         round_to: ranks are multiples of it: rounded down, and the rest is spent in such steps, on the first matrices
             (``uniform``) or by worth (``global``). A rank below it stays.
         uniform: where heads and neurons go in place of ranks, every layer keeps as many.
@@ -61,9 +56,7 @@ class RankRule:
     rank_ratio: float | None = None
     allocation: Allocation = "uniform"
     stacked: bool = False
-    scope: Scope = "blocks"
     fill: bool = False
-    tokens_left: int | None = None
     round_to: int = 1
     uniform: bool = False
 
@@ -71,12 +64,6 @@ class RankRule:
         require(self, "model.rank", low=1)
         require(self, "model.round_to", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
-        if self.scope == "all" and not self.by_density:
-            raise UserError("model.scope: 'all' needs a density; give model.density")
-        if self.scope == "all" and self.allocation != "global":
-            raise UserError(
-                f"model.scope: 'all' needs one budget for all; model.allocation is '{self.allocation}', nearest: global"
-            )
 
     @property
     def by_density(self) -> bool:
@@ -91,16 +78,11 @@ class RankRule:
     def check(self, net: PreTrainedModel) -> None:
         """Refuse by a UserError a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
 
-        Also refuse a budget below one component of each matrix, and with scope ``all`` a table with other uses.
+        Also refuse a budget below one component of each matrix.
         """
-        replace(self, allocation="uniform", scope="blocks").allocate(net)
-        if self.scope == "all" and token_table(net) is None:
-            raise UserError(
-                f"model.scope: the token embeddings of '{net.config.model_type}' have other uses (an output "
-                "layer); nearest: blocks"
-            )
+        replace(self, allocation="uniform").allocate(net)
         if self.allocation == "global" and self.by_density:
-            self._budget(net, self.prices(net))
+            self._budget(self.prices(net))
 
     def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
         """Return {site: rank} of the Linears of the dense ``net`` to factorize; a stack is called by its first site.
@@ -126,7 +108,7 @@ class RankRule:
         assert sigma is not None
         prices = self.prices(net)
         if self.by_density:
-            budget = self._budget(net, prices)
+            budget = self._budget(prices)
         else:
             budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         sigmas = {name: sigma(name, stacked_weight(net, names)) for name, names in members.items()}
@@ -161,38 +143,23 @@ class RankRule:
 
         return self.allocate(net, sigma)
 
-    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
-        """Return the budget of the matrices, with scope ``all`` also of the table; a UserError below a step each."""
+    def _budget(self, prices: Mapping[str, Price]) -> float:
+        """Return the budget of the matrices; a UserError below a step each."""
         whole = sum(price.dense for price in prices.values())
-        total = count_params(net).total if self.scope == "all" else whole
-        rest = total - self._cut_off(net) - whole
-        least = rest + sum(price.at(self.round_to) for price in prices.values())
-        if self.density * total < least:
-            counted = "model" if self.scope == "all" else "sites"
+        least = sum(price.at(self.round_to) for price in prices.values())
+        if self.density * whole < least:
             raise UserError(
-                f"model.density: {self.density} of the {counted} cannot be reached with allocation global; one step of "
-                f"the ranks each makes {least / total + 5e-4:.3f}"
+                f"model.density: {self.density} of the sites cannot be reached with allocation global; one step of "
+                f"the ranks each makes {least / whole + 5e-4:.3f}"
             )
-        return floor(self.density * total) - rest
-
-    def _cut_off(self, net: PreTrainedModel) -> int:
-        """Return the weights of the rows of the table that the export leaves out, with scope ``all``."""
-        if self.tokens_left is None or (name := self.table(net)) is None:
-            return 0
-        width, rows = size_at(net, name)
-        return (rows - self.tokens_left) * width
+        return floor(self.density * whole)
 
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
         """Return the parameters of every matrix or stack at every rank."""
         members = self.members(net)
         sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        prices = prices_of(shapes)
-        if (table := self.table(net)) is None:
-            return prices
-        ((width,), rows) = shapes[table]
-        rows = self.tokens_left or rows
-        return prices | {table: Price(width + rows, width * rows)}
+        return prices_of(shapes)
 
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave of ``net``, dense or factorized; ``density`` if it gives them."""
@@ -202,20 +169,15 @@ class RankRule:
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
-    def table(self, net: PreTrainedModel) -> str | None:
-        """Return the name of the table that is factorized with the matrices; None without one."""
-        return token_table(net) if self.scope == "all" else None
-
     def stacks(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
         """Return {first site: names of all} of the matrices that get one right factor; {} if they are not stacked."""
         return stacks(net) if self.stacked else {}
 
     def members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-        """Return {name: sites} in forward order: the table, stacks, and every other site by itself."""
+        """Return {name: sites} in forward order: stacks, and every other site by itself."""
         stacked = self.stacks(net)
         inside = {name for names in stacked.values() for name in names[1:]}
-        names = [*filter(None, [self.table(net)]), *(s.name for s in find_sites(net))]
-        return {name: stacked.get(name, (name,)) for name in names if name not in inside}
+        return {s.name: stacked.get(s.name, (s.name,)) for s in find_sites(net) if s.name not in inside}
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:

@@ -186,13 +186,9 @@ class UnitRemoval(UnderWeighting):
     """
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse a scope, ranks, sub-layers that cannot be cut, and a density that cannot be reached."""
+        """Refuse ranks, sub-layers that cannot be cut, and a density that cannot be reached."""
         super().check(net)
         rule = self.rule
-        if rule.scope == "all":
-            raise UserError(
-                "retrain.removes: 'structures' counts the blocks' matrices; nearest with scope all: components"
-            )
         if not rule.by_density:
             raise UserError("retrain.removes: 'structures' needs a density; give model.density")
         if rule.uniform:

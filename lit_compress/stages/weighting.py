@@ -120,12 +120,8 @@ class Weighted(Retraining):
         return self.calibration_examples or min(CALIBRATION_EXAMPLES, data.train_size()), seed
 
 
-def calibration_for(
-    settings: Weighted, data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
-) -> Calibration | None:
+def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] | None = None) -> Calibration | None:
     """Return the statistic of a weighting, of some ``sites``, by default all, and its examples; None without one.
-
-    ``table`` names a table of embeddings, to also collect its moments.
 
     Raises:
         UserError: there are too few examples.
@@ -138,7 +134,7 @@ def calibration_for(
     labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
     count, seed = settings.drawn(data)
     batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
-    return Calibration(Moments(labels, seed, sites, table=table), batches)
+    return Calibration(Moments(labels, seed, sites), batches)
 
 
 def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
@@ -163,14 +159,6 @@ class UnderWeighting(ByRule):
     def __init__(self, settings: Weighted, rule: RankRule) -> None:
         super().__init__(rule)
         self.settings, self.moments = settings, settings.weighting if settings.weighting in KRONECKER else None
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse a scope that the weighting does not allow."""
-        if self.rule.scope == "all" and self.settings.weighting not in KRONECKER:
-            raise UserError(
-                f"model.scope: 'all' needs whole second moments, which weighting '{self.settings.weighting}' has not; "
-                "nearest: blocks"
-            )
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
@@ -213,7 +201,7 @@ class WeightedFactors(UnderWeighting, Factors):
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
-        return calibration_for(self.settings, data, table=self.rule.table(net))
+        return calibration_for(self.settings, data)
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""

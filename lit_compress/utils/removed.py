@@ -32,6 +32,10 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "consistency_after_decay": (True, "two forwards go on after it; --model.retrain.consistency 0 turns them off"),
     "prune.reduction": ("sum", "the scores of all matrices that lose a head or a neuron are summed"),
     "prune.scope": ("global", "the weights of all matrices are ranked together"),
+    "scope": (
+        "blocks",
+        "a density counts the blocks' matrices; --export.embeddings int8 makes the table of tokens smaller",
+    ),
     "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
     "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
     "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
@@ -47,6 +51,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
 # kind of a layer in exports of earlier versions -> what to do
 REMOVED_LAYERS: dict[str, str] = {
     "pivot": "export its run again, or load it with transformers, by its own code",
+    "low_rank_embedding": "load it with transformers, by its own code",
 }
 
 # last part of the option, one of its values -> what to do in its place

@@ -15,7 +15,6 @@ from lit_compress.calibration import moments
 from lit_compress.calibration.moments import Gram
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.models.vocabulary import token_table
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
 from lit_compress.tasks import KINDS
@@ -237,13 +236,6 @@ def _rank(rank, folder):
         for name in names:
             torch.testing.assert_close(shared[name].rows, alone[name].rows)
             torch.testing.assert_close(shared[name].columns, alone[name].columns)
-        table = token_table(net)
-        both, one = (
-            collect_kronecker(net, part, "classification", table=table, reduce=how)[table]
-            for part, how in ((mine, reduce), (batches, None))
-        )
-        torch.testing.assert_close(both.inputs(), one.inputs())
-        torch.testing.assert_close(both.gradients(), one.gradients())
         mine = batches if rank == 0 else []
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
     with pytest.raises(UserError, match="no examples"):
@@ -282,32 +274,6 @@ def test_few_tokens_are_said(capsys):
     assert "tokens are fewer than the 64 inputs of" in capsys.readouterr().err
     collect_kronecker(net, [batch_of(net, size=30, length=9, seed=5)], "classification", [name])
     assert capsys.readouterr().err == ""
-
-
-def test_the_table_is_a_matrix_that_reads_one_hot_vectors():
-    """By plain autograd, one example after the other: how often every token occurs, and the gradients of its rows."""
-    net, name = make(), "bert.embeddings.word_embeddings"
-    batch, table = batch_of(net), net.bert.embeddings.word_embeddings
-    counts, outer = torch.zeros(table.num_embeddings, dtype=torch.float64), 0.0
-    for row in cut(batch, *[1] * 4):
-        outputs = []
-        handle = table.register_forward_hook(lambda _, args, y, seen=outputs: seen.append((args[0], y)))
-        logits = net(input_ids=row["input_ids"], attention_mask=row["attention_mask"]).logits
-        handle.remove()
-        ((ids, y),) = outputs
-        counts += torch.bincount(ids.flatten(), minlength=len(counts))
-        for weight, loss in losses_of(KINDS["classification"], logits, row, "exact", 0):
-            (d,) = torch.autograd.grad(loss, y, retain_graph=True)
-            outer = outer + weight * torch.einsum("...i,...j->ij", d, d)
-    found = collect_kronecker(net, cut(batch, 3, 1), "classification", labels="exact", table=name)
-    plain = collect_kronecker(net, [batch], "classification", labels="exact")
-    tokens = int(counts.sum())
-    torch.testing.assert_close(found[name].inputs(), (counts + moments.UNSEEN) / tokens)
-    torch.testing.assert_close(found[name].gradients(), outer / 4)
-    assert found[name].tokens == tokens and not found[name].mean.numel()
-    assert found.keys() - plain.keys() == {name}
-    for site in plain:
-        torch.testing.assert_close(found[site].gradients(), plain[site].gradients())
 
 
 @pytest.mark.parametrize("size", [5, 24, 25, 60])

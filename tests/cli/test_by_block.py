@@ -135,7 +135,6 @@ def test_a_budget_is_searched_on_shapes_and_the_dtype_is_the_given_one(llama, da
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--scope", "all"], "nearest: blocks"),
         (["--refine", "0"], "--refine: 0 is below 1, the smallest valid value"),
         (
             ["--refine", "5", "--method", "SliceGPT"],

@@ -107,8 +107,7 @@ def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
     said, report = capsys.readouterr().out, json.loads((tmp_path / "out" / "report.json").read_text())
     assert "vocabulary: 26 of 100 pieces are left" in said and "embeddings: int8, 936 of 3,328 bytes" in said
     assert report["compressed"]["density"] <= 0.5 and report["export_difference"] <= 1e-5
-    said = fails(capsys, *line, "--embeddings", "int8", "--scope", "all")
-    assert "--embeddings: 'int8' and scope all both make the table of embeddings smaller" in said
+    assert "scope: this option was removed in version 0.3" in fails(capsys, *line, "--scope", "all")
 
 
 def test_mistakes_are_one_line(words, run, tmp_path, capsys):

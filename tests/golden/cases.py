@@ -77,7 +77,6 @@ BOTH_WAYS = {
 }  # fmt: skip
 IN_MEMORY = {
     "bert kfac flops": ["--budget", "flops=0.6"],
-    "bert kfac all": [*HALF, "--scope", "all"],
     "bert sliced": [*SLICED, "--density", "0.7"],
     "tied sliced": [*SLICED, "--density", "0.6"],
     "opt sliced": [*SLICED, "--density", "0.7"],

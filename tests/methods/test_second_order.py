@@ -4,14 +4,11 @@ import pytest
 import torch
 from helpers import started
 from in_memory import collect_kronecker
-from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.layers import LowRankEmbedding
 from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
-from lit_compress.models.accounting import whole_density
-from lit_compress.models.sites import find_sites, shared_inputs
+from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.utils.errors import UserError
@@ -48,41 +45,6 @@ def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data
         ranks[names[0]] = layers[0].rank
     assert len(set(ranks.values())) > 1
     assert any(len(names) > 1 and names[0] in ranks for names in groups)
-
-
-def test_scope_all_meets_the_density_of_the_whole_net(fit, dense):
-    """The table is factorized with the matrices; what stays as it was counts, too."""
-    net = started(fit, second_order(density=0.25, scope="all"), dense, teacher=dense)
-    reference = load_net(dense)
-    table, old = net.bert.embeddings.word_embeddings, reference.bert.embeddings.word_embeddings
-    assert isinstance(table, LowRankEmbedding) and table.left.shape == (old.num_embeddings, table.rank)
-    assert 0.23 < whole_density(net) <= 0.25
-    assert any(hasattr(net.get_submodule(site.name), "rank") for site in find_sites(net))
-    weight = table.left @ table.right
-    used = torch.randperm(len(weight))[:5]
-    assert (weight - old.weight)[used].norm() < old.weight[used].norm()
-
-
-def test_scope_all_is_refused_where_it_cannot_be(dense):
-    net = load_net(dense)
-    with pytest.raises(UserError, match=r"model\.scope: 'all' needs a density"):
-        SecondOrder(backbone="x", rank=3, scope="all")
-    with pytest.raises(UserError, match=r"model\.scope: 'all' needs one budget .* nearest: global"):
-        SecondOrder(backbone="x", scope="all", allocation="uniform")
-    for changes, message in (
-        ({"weighting": "fisher"}, r"needs whole second moments.*'fisher'.*nearest: blocks"),
-        (
-            {"removes": "structures"},
-            r"retrain\.removes: 'structures' counts the blocks' matrices; nearest with scope all: comp",
-        ),
-    ):
-        method = SecondOrder(backbone="x", scope="all", retrain=KroneckerWeighted(**changes))
-        with pytest.raises(UserError, match=message):
-            method.stages()[-1].check(net)
-    with pytest.raises(UserError, match=r"model\.density: 0\.01 of the model .* one component of each .* make 0\.\d"):
-        SecondOrder(backbone="x", scope="all", density=0.01).stages()[-1].check(net)
-    with pytest.raises(UserError, match=r"token embeddings of 'qwen3' have other uses .* nearest: blocks"):
-        SecondOrder(backbone="x", scope="all").rule.check(make_net("qwen3", "wikitext2"))
 
 
 def test_defaults():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from lit_compress.methods import SecondOrder
 from lit_compress.models.budget import budget_line, parse_budget
 from lit_compress.utils.errors import UserError
 
@@ -130,8 +129,3 @@ def test_a_size_is_that_of_the_program():
         budget.reached(made | {"program": {"bytes": 20.6e6}}) == 20.6e6
     )  # in float it is larger than the folder's file
     assert budget.reached(made | {"program": None}) == 20e6
-
-
-def test_a_density_of_the_whole_net():
-    method = SecondOrder(backbone="bert", task="sst2", budget="density=0.7", scope="all")
-    assert method.budget.check(report(), 0.7)["reached"] == 0.7

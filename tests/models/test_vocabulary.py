@@ -7,8 +7,7 @@ from tiny import make_batch, make_net
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.accounting import count_params
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import factorize
-from lit_compress.models.vocabulary import keep_tokens, shrink_table, special_ids, token_table
+from lit_compress.models.vocabulary import keep_tokens, shrink_table, special_ids
 from lit_compress.utils.errors import UserError
 
 KEPT = [0, 1, 2, 3, 4, *range(7, 100, 3)]
@@ -70,15 +69,6 @@ def test_output_layers_and_special_ids(family, tmp_path):
             assert torch.allclose(found, expected, atol=1e-6)
 
 
-def test_a_factorized_table():
-    net = make_net("bert").eval()
-    name = "bert.embeddings.word_embeddings"
-    factorize(net, {name: 4}, lambda _, weight, rank: (torch.randn(len(weight), rank), torch.randn(rank, 100)))
-    small = keep_tokens(net, KEPT)
-    assert small.get_submodule(name).left.shape == (len(KEPT), 4)
-    assert small.get_submodule(name).num_embeddings == len(KEPT)
-
-
 def test_positions_that_follow_an_id_are_refused():
     """RoBERTa counts positions from the id of padding: it may not move."""
     assert keep_tokens(make_net("roberta"), [0, 1, 2, *range(9, 60)]).config.pad_token_id == 1
@@ -105,7 +95,3 @@ def test_what_cannot_be_made_smaller_is_refused():
     for family, task in (("opt", "wikitext2"), ("t5", "xsum"), ("bart", "sst2")):
         with pytest.raises(UserError, match=r"--embeddings int8: the table .* has other uses"):
             shrink_table(make_net(family, task))
-    net = make_net("bert")
-    factorize(net, {token_table(net): 24}, None)
-    with pytest.raises(UserError, match="of 'bert' is factorized already"):
-        shrink_table(net)

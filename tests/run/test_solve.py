@@ -10,6 +10,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import fuse
 from lit_compress.export.speed_asked import Place
 from lit_compress.methods.second_order import KroneckerWeighted
+from lit_compress.methods.sp3.stage import ProjectedPruning
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.models.shapes import without_values
@@ -98,13 +99,13 @@ def test_the_program_that_is_written_has_the_size(form, dtype, monkeypatch):
     assert 0.99 * job.method.budget.value < written(outline(job, density).net) <= job.method.budget.value
 
 
-def test_scope_all_makes_a_small_file_possible(dense):
+def test_a_smaller_table_makes_a_small_file_possible(dense):
     asked = "size=30kB"
-    with pytest.raises(UserError, match=r"at least 37.* kB; nearest: size=0.037\d*MB; .* --model.scope all, --export"):
+    with pytest.raises(UserError, match=r"at least 37.* kB; nearest: size=0.037\d*MB; --export.emb"):
         solve(job_of("SecondOrder", asked, dense))
     with pytest.raises(UserError, match=r"at least 67.* kB; nearest: size=0.06"):
         solve(job_of("SecondOrder", asked, dense, Choices(format="onnx", dtype="int8")))
-    job = job_of("SecondOrder", asked, dense, scope="all")
+    job = job_of("SecondOrder", asked, dense, Choices(embeddings="int8"))
     assert 0.98 * 30e3 < outline(job, solve(job)).bytes <= 30e3
 
 
@@ -140,9 +141,8 @@ def test_whole_sublayers_may_go_for_a_small_budget(dense):
 @pytest.mark.parametrize("asked", ["size=60kB", "speedup=9x@onnx,1x12"])
 def test_settings_that_never_work_are_refused_as_without_a_budget(asked, dense, monkeypatch):
     monkeypatch.setattr(module, "programs_of", lambda _: ByWeights())
-    retrain = KroneckerWeighted(weighting="fisher")
-    with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):
-        solve(job_of("SecondOrder", asked, dense, scope="all", retrain=retrain))
+    with pytest.raises(UserError, match=r"^prune\.tokens: 4 tokens are fewer than the 32 dimensions"):
+        solve(job_of("SP3", asked, dense, prune=ProjectedPruning(tokens=4)))
 
 
 def test_a_density_and_the_dense_net_need_no_search(dense):
