@@ -283,4 +283,5 @@ def _classes_in(splits: Mapping[str, Dataset], kind: str, label: str, head: list
 def _classes_of(config: PreTrainedConfig | None) -> list[str] | None:
     """Return the names of a model's classes; their numbers where they have no names."""
     names = None if config is None else [str(name) for _, name in sorted((config.id2label or {}).items())]
-    return names and [name.removeprefix("LABEL_") if name == f"LABEL_{i}" else name for i, name in enumerate(names)]
+    unnamed = names == [f"LABEL_{i}" for i in range(len(names or ()))]
+    return [str(i) for i in range(len(names or ()))] if unnamed else names
