@@ -38,6 +38,8 @@ def test_names_of_the_data_are_classes_and_numbers_with_fractions_are_regression
     assert chosen({"text": ["a"], "label": [0.5]}, UNNAMED).kind == "regression"
     assert chosen({"text": ["a"], "label": ["positive"]}).labels == ["negative", "positive"]
     assert chosen({"text": ["a", "b"], "label": ["x", "y"]}, split="validation").labels == ["x", "y"]
+    half = BertConfig.from_dict({"id2label": {"0": "LABEL_0", "1": "good"}, "architectures": ["BertForX"]})
+    assert chosen({"text": ["a", "b"], "label": ["LABEL_0", "good"]}, half).labels == ["LABEL_0", "good"]
     assert chosen({"text": ["a", "b"], "label": ["x", "y"]}).labels is None  # read with the training rows
 
 
