@@ -133,15 +133,9 @@ class OfModel(ABC):
 
 
 def whole(
-    net: PreTrainedModel,
-    statistic: Statistic,
-    batches: Iterable[Batch],
-    kind: TaskType | str,
-    *,
-    names: Sequence[str] | None = None,
-    device: torch.device | str | None = None,
-    reduce: Reduce = None,
-) -> dict[str, Any]:
+    net: PreTrainedModel, statistic: Statistic, batches: Iterable[Batch], kind: TaskType | str, *,
+    names: Sequence[str] | None = None, device: torch.device | str | None = None, reduce: Reduce = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return a statistic of the model in memory on the examples of ``batches``, from one forward and backward of each.
 
     The model runs where it is, in evaluation mode and its own dtype (float32 or float64), not wrapped by any strategy;

@@ -57,10 +57,7 @@ def bench(
         UserError: an option or a folder cannot be used.
         KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
-    numbers = {"threads": [threads], "rounds": [rounds], "batch": batch or [], "length": length or []}
-    for name, values in numbers.items():
-        if (wrong := next((value for value in values if value < 1), None)) is not None:
-            raise UserError(f"{name}: '{wrong}' is not a positive integer; the smallest is 1")
+    _check_positive(threads=[threads], rounds=[rounds], batch=batch or [], length=length or [])
     for name in runtimes or ():
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
@@ -92,6 +89,12 @@ def bench(
     _show(result, folder)
     if result["stopped"]:
         raise KeyboardInterrupt
+
+
+def _check_positive(**numbers: list[int]) -> None:
+    for name, values in numbers.items():
+        if (wrong := next((value for value in values if value < 1), None)) is not None:
+            raise UserError(f"{name}: '{wrong}' is not a positive integer; the smallest is 1")
 
 
 def _nets(target: Target, out: str, baseline: str | None, against: list[str]) -> dict[str, Path]:
