@@ -235,7 +235,8 @@ def plain(name: str) -> str:
 def check_names(line: Line, method: str | None) -> None:
     """Refuse the first option that the command does not read or ``method``, of this name or import path, has not."""
     known = catalogue.names(method)
-    classes = [f"trainer.{option}" for option in CLASSES] + [f"{o}." for o in known if o.endswith(tuple(_OF_STAGES))]
+    classes = [f"trainer.{option}" for option in CLASSES if option not in _OF_STAGES]
+    classes += [f"{option}." for option in known if option.endswith(tuple(_OF_STAGES))]
     if method and not catalogue.of_method(method):  # its class alone knows its options
         classes.append("model.")
     for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:

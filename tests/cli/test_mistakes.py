@@ -79,6 +79,7 @@ def test_the_nearest_is_the_option_that_was_meant(capsys):
         (("SVD", "--method", "LPAF"), "unknown option 'method'; did you mean 'model'?"),
         (("SVD", "--task", "sst2"), "unknown option 'task'; did you mean 'data.task'?"),
         (("SVD", "--run_dr", "x"), "unknown option 'run_dr'; did you mean 'run_dir'?"),
+        (("SVD", "--trainer.optimizer", "SGD"), "unknown option 'trainer.optimizer'; "),
     ],
 )
 def test_hints_are_of_the_method_at_hand(args, words, capsys):
