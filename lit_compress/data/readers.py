@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
@@ -250,7 +251,20 @@ def _first_line(where: str, file: Path, place: Place) -> str:
         first = lines.readline(2**20)
     if "\0" in first:
         raise _other_encoding(where, place, "it has NUL")
+    with _unpacked(file) as stream:
+        if place.encoding and _is_utf8(stream.read(START), place.encoding):
+            raise UserError(f"{where} is UTF-8, not {place.encoding}; leave --data.encoding out (null)")
     return first
+
+
+def _is_utf8(start: bytes, encoding: str) -> bool:
+    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
+    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
+    except UnicodeDecodeError:
+        return False
+    return one_byte and not text.isascii()
 
 
 def _read_separated(usual: str) -> Reader:

@@ -143,6 +143,12 @@ def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
     assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
 
 
+def test_utf8_is_not_read_as_another_encoding(tmp_path):
+    content = "sentence,label\ncaf\u00e9 \u2713,1\n".encode()
+    with pytest.raises(UserError, match="is UTF-8, not latin-1; leave --data"):
+        read("sst2", tmp_path, "train.csv", content, encoding="latin-1")
+
+
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
 def test_a_header_says_the_sign_between_fields(tmp_path, sign):
     content = f"\ufeffsentence{sign}label\na, b{sign}1\n".encode()
