@@ -168,7 +168,7 @@ def _list(value: Any, *kinds: type) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "methods": (lambda value: isinstance(value, dict), "one key per method"),
     **dict.fromkeys(("options", "taught"), (lambda value: isinstance(value, dict), "OPTION: VALUE")),
-    "budgets": (lambda value: _list(value, object), "a list, e.g. [0.25]"),
+    "budgets": (lambda value: _list(value, str, int, float), "a list, e.g. [0.25]"),
     "seeds": (lambda value: _list(value, int), "a list of whole numbers, e.g. [1]"),
     "learning_rates": (  # YAML reads 1e-4 as text
         lambda value: _list(value, int, float) and min(value) > 0,

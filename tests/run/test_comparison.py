@@ -117,6 +117,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
         ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
         ({"budgets": ["much"]}, "'much' is no density"),
+        ({"budgets": [[0.25]]}, "budgets: [[0.25]]; give a list, e.g. [0.25]"),
         ({"methods": {"LPAF": {"split": {"retain": 1}}}}, "no stage 'retain'; did you mean 'retrain'?"),
         ({"methods": {"LPAF": {"split": {"prune": 0}}}}, "all shares are 0; give train: false"),
     ],
