@@ -127,20 +127,20 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     """
     name, revision = split_name(option, text, revision)
     where = f"{option}: '{name}'"
-    with _asking(option, name, "dataset", revision):
-        if (known := _resolved.get(("dataset", name, revision, configuration))) is not None:
-            return known
-        for branch in (revision, CONVERTED):
+    if (known := _resolved.get(("dataset", name, revision, configuration))) is not None:
+        return known
+    for branch in (revision, CONVERTED):
+        with _asking(option, name, "dataset", branch):
             commit = _resolve(name, "dataset", branch)
             folder, names = _download(name, "dataset", commit, ("README.md", "dataset_infos.json"))
             listed = card_configurations(folder)
             if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
                 folder, _ = _download(name, "dataset", commit, [*map(glob.escape, tables)])
                 return _keep(name, commit, folder, "dataset", revision, configuration)
-            if branch is not None or not any(file.endswith(".py") for file in names):
-                break
-            note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
-        raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
+        if branch is not None or not any(file.endswith(".py") for file in names):
+            break
+        note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
+    raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
 
 
 def card_configurations(folder: Path) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def test_what_can_be_a_name(tmp_path, monkeypatch):
 
 def test_a_script_is_not_run_but_its_tables_are_read(hub, capsys):
     hub.add("me/script", {"script.py": b"raise SystemExit", "README.md": b"# x"}, kind="datasets")
+    with pytest.raises(UserError, match="'me/script@refs/convert/parquet' from the hub: it has no such revision"):
+        dataset_snapshot("data.path", "me/script")
     made = hub.add("me/script", {"default/train/0000.parquet": b"x"}, kind="datasets", revision="refs/convert/parquet")
     found = dataset_snapshot("data.path", "me/script")
     assert found.commit == made and names(found.folder) == ["default/train/0000.parquet"]
