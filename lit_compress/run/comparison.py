@@ -161,7 +161,11 @@ def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
 
 
 def _list(value: Any, *kinds: type) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(one, kinds) for one in value)
+    return isinstance(value, list | tuple) and len(value) > 0 and all(_is(one, *kinds) for one in value)
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 # key -> whether a value can be used, and advice
@@ -176,7 +180,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     **dict.fromkeys(
         ("updates", "hold_out"),
-        (lambda value: isinstance(value, int) and value >= 1, "a whole number from 1 on"),
+        (lambda value: _is(value, int) and value >= 1, "a whole number from 1 on"),
     ),
 }
 

@@ -112,6 +112,8 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"learning_rates": ["1e-4"]}, "give a list of numbers above 0, with a point, e.g. [1.0e-4]"),
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
         ({"seeds": [0.5]}, "seeds: [0.5]; give a list of whole numbers, e.g. [1]"),
+        ({"seeds": [True]}, "seeds: [True]; give a list of whole numbers, e.g. [1]"),
+        ({"updates": True}, "updates: True; give a whole number from 1 on"),
         ({"updates": 0}, "updates: 0; give a whole number from 1 on"),
         ({"epochs": 4}, "epochs in 'c.yaml': this key was removed in version 0.3; leave it out"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
