@@ -113,7 +113,8 @@ class Job:
     def status(self) -> str:
         """``done``, ``failed``, ``unfinished``, of a run that runs or was stopped, or ``missing``."""
         status = self.state.get("status", "missing")
-        return "done" if self.done else "missing" if status == "done" else status
+        lost = {"done": "missing", "running": "unfinished"}  # as version 0.2 called it
+        return "done" if self.done else lost.get(status, status)
 
     @contextmanager
     def lock(self) -> Iterator[int | None]:

@@ -189,3 +189,9 @@ def test_processes_at_once_share_the_cores(at_once, given, threads, monkeypatch)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert Worker([], at_once)._environment().get("OMP_NUM_THREADS") == threads
+
+
+def test_a_run_that_was_killed_in_an_earlier_version_is_unfinished(tmp_path):
+    job = Job(tmp_path, "a", ("fit",), label="SVD")
+    job.record(status="running")
+    assert job.status == "unfinished"
