@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -85,10 +86,11 @@ class CubicSchedule(Training):
         super().__post_init__()
         require(self, "prune.epochs", low=1)
         for name, value in (("start", self.start), ("end", self.end)):
-            if value < 0 or (value >= 1 and value != int(value)):
+            if not 0 <= value < inf or (value >= 1 and value != int(value)):
+                near = max(0, round(value)) if isfinite(value) else 0.1
                 raise UserError(
                     f"prune.{name}: {value} is neither a fraction of the steps nor a number of them; "
-                    f"nearest valid {max(0, round(value))}"
+                    f"nearest valid {near}"
                 )
         if self.start < 1 and self.end < 1 and self.start + self.end >= 1:
             raise UserError(
