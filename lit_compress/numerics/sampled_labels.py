@@ -19,7 +19,7 @@ added loss estimates the distance from its own vectors, and needs no label.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
 from lit_compress.utils.devices import double
+from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
 
@@ -61,7 +62,12 @@ def fisher_losses(
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
         seed: of the draws.
+
+    Raises:
+        UserError: the choice is unknown.
     """
+    if choice not in get_args(Labels):
+        raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
     if kind == "vectors":
         assert choice == "drawn" and index is not None and isinstance(logits, Tensor)
         return [(logits * draw_noise(logits, index, seed)).sum()]

@@ -6,6 +6,7 @@ from moments import draw
 from torch.nn import functional as F
 
 from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses, softmax_fisher_root
+from lit_compress.utils.errors import UserError
 
 
 def outer(weight, x, losses):
@@ -84,3 +85,8 @@ def test_regression():
     labels = torch.tensor([0.5, -1.0, 2.0])
     (loss,) = fisher_losses(logits, "regression", "true", labels=labels)
     torch.testing.assert_close(torch.autograd.grad(loss, logits)[0][:, 0], logits.detach()[:, 0] - labels)
+
+
+def test_unknown_labels_are_not_those_of_the_data():
+    with pytest.raises(UserError, match=r"labels: unknown 'draw'; did you mean 'drawn'"):
+        fisher_losses(draw(2, 3), "classification", "draw", labels=torch.tensor([0, 1]))
