@@ -164,3 +164,10 @@ def test_flops_fall_with_the_parameters():
     dense, net = make_net(), compress(make_net(), 0.5)
     saved = dense_site_params(net) - count_params(net).sites
     assert flops(dense, 16) - flops(net, 16) == 2 * 16 * saved
+
+
+def test_sizes_are_printed():
+    assert repr(StackedLowRankLinear(8, 6, 2)) == "StackedLowRankLinear(8, 6, rank=2)"
+    assert repr(LowRankLinear(8, 6, 2)) == "LowRankLinear(8, 6, rank=2)"
+    assert repr(LowRankRowsLinear(8, 6, 2, 3)) == "LowRankRowsLinear(8, 6, rank=2, rows=3)"
+    assert repr(Int8Embedding(9, 4)) == "Int8Embedding(9, 4)"

@@ -58,6 +58,32 @@ def test_offline_is_one_line(hub, monkeypatch):
     assert not hub.asked()
 
 
+def test_offline_takes_the_newest_commit_that_was_seen_of_the_revision(hub, monkeypatch):
+    """Not the one that was downloaded last."""
+    tables = {"train.csv": b"text,label\na,b\n"}
+    old = hub.add("me/rows", tables, kind="datasets")
+    new = hub.add("me/rows", tables | {"train.csv": b"text,label\nc,d\n"}, kind="datasets")
+    assert dataset_snapshot("data.path", "me/rows").commit == new
+    assert dataset_snapshot("data.path", "me/rows", old).commit == old  # is modified last
+    as_a_new_process()
+    hub.requests.clear()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert dataset_snapshot("data.path", "me/rows").commit == new
+    assert dataset_snapshot("data.path", "me/rows", old).commit == old
+    assert not hub.asked()
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the cache does not have all of it"):
+        dataset_snapshot("data.path", "me/other")
+
+
+def test_what_is_half_there_is_asked_for_again(hub):
+    hub.add("me/net", FILES)
+    hub.fault = lambda method, path: 404 if "model.safetensors" in path else None
+    with pytest.raises(UserError):
+        model_snapshot(OPTION, "me/net")
+    hub.fault = lambda method, path: None
+    assert "model.safetensors" in names(model_snapshot(OPTION, "me/net").folder)
+
+
 @pytest.mark.parametrize("trouble", ["closed", "drop", 503])
 def test_the_cache_serves_while_the_hub_does_not(trouble, hub):
     commit = hub.add("me/net", FILES)

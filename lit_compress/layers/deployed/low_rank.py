@@ -39,6 +39,10 @@ class LowRankLinear(nn.Module):
         """Return left [out_features, rank] and right [rank, in_features]."""
         return self.left, self.right
 
+    def extra_repr(self) -> str:
+        """Return the sizes, for print."""
+        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         return F.linear(F.linear(x, self.right), self.left, self.bias)
@@ -100,6 +104,10 @@ class LowRankRowsLinear(nn.Module):
         if self.left is not None:
             weight += self.left @ self.right[: self.rank]
         return weight.index_add_(0, self.index.long(), self.right[self.rank :])
+
+    def extra_repr(self) -> str:
+        """Return the sizes, for print."""
+        return f"{self.in_features}, {self.out_features}, rank={self.rank}, rows={self.rows}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""

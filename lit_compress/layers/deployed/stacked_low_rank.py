@@ -60,6 +60,10 @@ class StackedLowRankLinear(nn.Module):
         """Return left [out_features, rank] and right [rank, in_features]."""
         return self.left, self._holder[0].right
 
+    def extra_repr(self) -> str:
+        """Return the sizes, for print."""
+        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         return F.linear(self._holder[0].reduce(x), self.left, self.bias)

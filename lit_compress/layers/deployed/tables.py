@@ -32,6 +32,10 @@ class Int8Embedding(nn.Module):
         layer.scale = nn.Parameter(scale, requires_grad=False)
         return layer
 
+    def extra_repr(self) -> str:
+        """Return the sizes, for print."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
         return self.weight[ids].to(self.scale.dtype) * self.scale[ids][..., None]
