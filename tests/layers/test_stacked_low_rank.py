@@ -8,6 +8,7 @@ import torch
 from tiny import make_batch, make_net
 from torch import nn
 
+from lit_compress.layers import Int8Embedding, LowRankLinear, LowRankRowsLinear, StackedLowRankLinear
 from lit_compress.models import storage, surgery
 from lit_compress.models.accounting import count_params, dense_site_params, flops, stored_density
 from lit_compress.models.sites import find_sites
