@@ -87,7 +87,8 @@ def test_a_recipe_has_its_values_and_makes_its_run(recipe, hub, tiny_backbone):
 def typed_for(name):
     """Return an option by its last part, in full, and a method that had it."""
     pairs = ((option, method) for method, names in FROZEN["methods"].items() for option in names)
-    return next(pair for pair in pairs if f".{pair[0]}".endswith(f".{name}"))
+    others = tuple(f".{other}" for other in REMOVED if other.endswith(f".{name}"))  # have lines of their own
+    return next(pair for pair in pairs if f".{pair[0]}".endswith(f".{name}") and not pair[0].endswith(others))
 
 
 def changed(before, now):
