@@ -40,13 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["LIT_COMPRESS_METHOD"] = method
 
 
+# files whose tests run, write or load whole models, seconds each
+OF_RUNS = ("test_commands.py", "test_card.py", "test_own_code.py", "test_embedded.py", "test_splits.py",
+           "test_guard.py", "test_finite_steps.py", "test_distilling.py", "test_workers.py")  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of whole commands, and those across rooms, as slow."""
     for item in items:
         folder, file = item.path.parent, item.path.name
         if (
             folder.name in ("cli", "api")
-            or file == "test_commands.py"
+            or file in OF_RUNS
             or (folder == Path(__file__).parent and file not in ("test_house.py", "test_project.py"))
         ):
             item.add_marker("slow")
