@@ -133,7 +133,7 @@ def share_measurements(folder: Path) -> None:
 class Maker(workers.Worker):
     """Makes the runs of one task, and keeps of a finished one its records, and its export if that is wanted."""
 
-    def _share(self, job: workers.Job) -> None:
+    def _share(self, job: workers.Fit) -> None:
         if job.label:
             for net in job.folder.glob("*/net"):
                 shutil.rmtree(net)
@@ -178,7 +178,7 @@ def works(device: str) -> bool:
         return False
 
 
-def queue(plans: dict[str, Plan]) -> list[tuple[str, workers.Job]]:
+def queue(plans: dict[str, Plan]) -> list[tuple[str, workers.Fit]]:
     """Return all runs with their tasks, the most valuable first: by seed, the methods' order and their budgets'."""
     ranked = []
     for place, (task, plan) in enumerate(plans.items()):
@@ -196,7 +196,7 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     """Make all runs that are missing, ``at_once`` at a time, until a time; then end those that still run."""
     began = time.time()
 
-    def ended(task: str, job: workers.Job, error: str | None) -> None:
+    def ended(task: str, job: workers.Fit, error: str | None) -> None:
         seconds = job.state.get("seconds")
         print(f"{time.time() - began:4.0f} s: {task} {job.name}: {seconds} s, {error or 'done'}", flush=True)
 

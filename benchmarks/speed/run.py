@@ -27,7 +27,7 @@ from lit_compress.methods.svd import SVD
 
 STUDY = "speed"
 DENSITY = 0.25
-MODES = ("sequential", "accumulated")
+MODES = ("sequential", "accumulated")  # on an accelerator the two forwards are one batch
 # `accumulated`: two passes over half batches, two of which make a step (batch_size 16, accumulate_grad_batches 2)
 VARIANTS = ("dense", "prune", "svd", *(f"mixed {m}{half}" for m in MODES for half in ("", " p=0")))
 

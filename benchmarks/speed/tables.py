@@ -156,20 +156,25 @@ def sections() -> list[str]:
     rows = [["dense, seconds", "", "", *(f"{seconds:.2f}" for seconds in dense)]]
     for v in variants:
         shown = [spread(r["ratio"][v]) if v in r["ratio"] else "" for r in steps]
-        rows.append([v + " (removed)" * ("checkpoint" in v), *goals.get(v, ["", ""]), *shown])
+        rows.append([v + " (removed)" * ("checkpoint" in v or "concat" in v), *goals.get(v, ["", ""]), *shown])
     for mode in ("sequential", "concat", "accumulated"):
         halves = [
             [r["ratio"][f"mixed {mode}{h}"]["median"] for h in ("", " p=0") if f"mixed {mode}{h}" in r["ratio"]]
             for r in steps
         ]
         rows.append(
-            [f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves)]
+            [
+                f"mixed {mode}, mean of both" + " (removed)" * (mode == "concat"),
+                "1.3",
+                "1.0",
+                *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves),
+            ]
         )
     lines = [STEPS, table(["step", "paper", "goal", *names(steps, "steps-")], rows)]
     if memory:
         rows = [
             [
-                v + " (removed)" * ("checkpoint" in v),
+                v + " (removed)" * ("checkpoint" in v or "concat" in v),
                 *(["1.4", "1.1"] if "mixed" in v else ["", ""]),
                 *(f"{r['ratio'][v]:.2f} ({r['mib'][v]:,.0f} MiB)" if v in r["mib"] else "" for r in memory),
             ]

@@ -18,7 +18,7 @@ from lit_compress.run import pages
 from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison, words_of
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
-from lit_compress.run.workers import COMMAND, Job, Worker, stopped_by_sigterm
+from lit_compress.run.workers import COMMAND, Fit, Worker, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
@@ -148,7 +148,7 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
     print(f"{len(jobs)} of {len(plan.asked)} runs, {sum(job.done for job in jobs)} of them done already: {plan.out}")
     print(plan.fairness(), flush=True)
 
-    def ended(job: Job, error: str | None) -> None:
+    def ended(job: Fit, error: str | None) -> None:
         count = sum(some.done or bool(some.error) for some in jobs)
         said = f"failed: {error}" if error else f"done, {job.state['seconds']:.0f} s"
         print(f"[{count}/{len(jobs)}] {job.name if job.label else f'teacher {job.name}'}: {said}", flush=True)

@@ -8,9 +8,9 @@ equation (M)),
 
 The factorization F ~ T (G kron A) of the Fisher information is from K-FAC (Martens & Grosse 2015, arXiv 1503.05671). It
 ignores that x and d of the same token depend on each other, terms between two tokens, and terms between two matrices.
-The first and the last make the estimate too small; those between tokens hardly change it. Every moment is whole [n, n],
-its diagonal [n], or None for the identity. G = I and A diagonal is FWSVD (arXiv 2207.00112), G = I and A whole is DRONE
-(Chen et al., NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD (arXiv 2505.17974). With the Cholesky
+The first and the last make the estimate too small; those between tokens hardly change it. A moment is [n, n], or
+None for the identity. G = I and A diagonal is FWSVD (arXiv 2207.00112), G = I and A whole is DRONE (Chen et al.,
+NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD (arXiv 2505.17974). With the Cholesky
 factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
 
     left = W L V_k  [out, k],    right = V_k^T L^-1  [k, in]
@@ -29,7 +29,7 @@ from torch import Tensor
 from lit_compress.numerics.decompose import Factorization, all_finite, gram_eigenvectors
 from lit_compress.utils.errors import UserError
 
-Moment = Tensor | None  # whole [n, n], its diagonal [n], or None for the identity
+Moment = Tensor | None  # [n, n], or None for the identity
 
 DAMPING = {"inputs": 1e-3, "gradients": 1e-2}  # of the means of the diagonals of A (or C) and G
 
@@ -39,29 +39,23 @@ class Root:
     """The Cholesky factor L of a damped second moment. Float64, on the CPU.
 
     Attributes:
-        factor: [n, n] lower triangular; [n], the diagonal of a diagonal one; None for the identity.
+        factor: [n, n] lower triangular; None for the identity.
     """
 
     factor: Tensor | None
 
     def times(self, rows: Tensor) -> Tensor:
         """Return rows @ L for ``rows`` [..., n]."""
-        if self.factor is None:
-            return rows
-        return rows * self.factor if self.factor.ndim == 1 else rows @ self.factor
+        return rows if self.factor is None else rows @ self.factor
 
     def before(self, columns: Tensor) -> Tensor:
         """Return L @ columns for ``columns`` [n, m]."""
-        if self.factor is None:
-            return columns
-        return self.factor[:, None] * columns if self.factor.ndim == 1 else self.factor @ columns
+        return columns if self.factor is None else self.factor @ columns
 
     def divide(self, rows: Tensor) -> Tensor:
         """Return rows @ L^-1 for ``rows`` [m, n]."""
         if self.factor is None:
             return rows
-        if self.factor.ndim == 1:
-            return rows / self.factor
         return torch.linalg.solve_triangular(self.factor, rows, upper=False, left=False)
 
 
@@ -70,8 +64,8 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
     """Return the Cholesky factor of ``moment + DAMPING[what] * mean(diagonal) I``.
 
     Args:
-        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric, [n], or None for the identity, which
-            is not damped. A whole float64 one on the CPU becomes its factor, which takes no memory of its own.
+        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric, or None for the identity, which is not
+            damped. A float64 one on the CPU becomes its factor, which takes no memory of its own.
         name: of the matrix, for messages.
         what: see above.
 
@@ -83,18 +77,12 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
     wide = moment.detach().to("cpu", torch.float64)
     if not all_finite(wide):
         raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a model with finite {what}")
-    diagonal = wide if wide.ndim == 1 else wide.diagonal()
-    mean = float(diagonal.mean())
+    mean = float(wide.diagonal().mean())
     if mean <= 0:
         raise UserError(f"{name}: all its {what} are zero, no approximation of it is better than another; leave it out")
-    added = DAMPING[what] * mean
-    if wide.ndim == 1:
-        factor, failed = (wide + added).clamp_min(0).sqrt(), bool((wide + added <= 0).any())
-    else:
-        wide.diagonal().add_(added)
-        by_columns, info = wide.mT, torch.empty((), dtype=torch.int32)  # LAPACK's order: it is symmetric
-        torch.linalg.cholesky_ex(by_columns, out=(by_columns, info))
-        factor, failed = by_columns, bool(info)
+    wide.diagonal().add_(DAMPING[what] * mean)
+    factor, failed = wide.mT, torch.empty((), dtype=torch.int32)  # LAPACK's order: it is symmetric
+    torch.linalg.cholesky_ex(factor, out=(factor, failed))
     if failed:
         raise UserError(
             f"{name}: the second moments of its {what} are singular with damping {DAMPING[what]}; give more examples"
@@ -105,13 +93,11 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
 def centred(moment: Moment, mean: Tensor | None) -> Moment:
     """Return the covariance C = A - m m^T of inputs with mean m [in]; ``moment`` itself without a mean.
 
-    A is [in, in] or [in]; None stays None, and a whole float64 one becomes the covariance.
+    None stays None, and a float64 A [in, in] becomes the covariance.
     """
     if moment is None or mean is None:
         return moment
     m = mean.double()
-    if moment.ndim == 1:
-        return moment.double() - m.square()
     return moment.double().addr_(m, m, alpha=-1)
 
 
@@ -135,9 +121,9 @@ def kronecker_svd(
 
     Args:
         weight: [out, in].
-        inputs: A [in, in], its diagonal [in], or None for the identity.
-        gradients: G [out, out] or its diagonal [out] of each matrix; None for identities. They are asked for one after
-            the other, so that a generator needs the memory of one. Whole float64 moments on the CPU are overwritten.
+        inputs: A [in, in], or None for the identity.
+        gradients: G [out, out] of each matrix; None for identities. They are asked for one after the other, so that a
+            generator needs the memory of one. Float64 moments on the CPU are overwritten.
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank.

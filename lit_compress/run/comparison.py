@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.run.results import COMPARISON, read_record, read_report
-from lit_compress.run.workers import Job
+from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
 
@@ -237,7 +237,7 @@ def divide(updates: int, splits: Sequence[Mapping[str, int]], batches: int) -> t
     )
 
 
-def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Job]:
+def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, length: int) -> list[Fit]:
     """Return all runs: of a teacher per seed, unless a folder is given; then per budget, seed, method and rate.
 
     ``entries`` are the methods with their stages, which share ``epochs`` epochs of ``length`` training steps.
@@ -247,10 +247,10 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
         **made.options, "data.hold_out": made.hold_out,
     }  # fmt: skip
 
-    def job(name: str, words: Sequence[str], seed: int, **more: Any) -> Job:
-        folder = Job(out, name, (), **more).folder
+    def job(name: str, words: Sequence[str], seed: int, **more: Any) -> Fit:
+        folder = Fit(out, name, (), **more).folder
         place = (f"--seed_everything={seed}", f"--run_dir={folder}", "--ckpt_path=last")
-        return Job(out, name, ("fit", *words, *place), seed, **more)
+        return Fit(out, name, ("fit", *words, *place), seed, **more)
 
     teachers = {}
     if not isinstance(made.teacher, str):
@@ -294,18 +294,18 @@ class Plan:
 
     comparison: Comparison
     out: Path
-    jobs: Sequence[Job]
+    jobs: Sequence[Fit]
     task: str = ""
     command: str = ""
     only: frozenset[str] = frozenset()
 
     @property
-    def teachers(self) -> list[Job]:
+    def teachers(self) -> list[Fit]:
         """The runs of the dense model; [] if a folder is given."""
         return [job for job in self.jobs if not job.label]
 
     @property
-    def asked(self) -> list[Job]:
+    def asked(self) -> list[Fit]:
         """The runs to be made, without teachers, in their order."""
         return [job for job in self.jobs if job.label in self.only]
 
@@ -330,7 +330,7 @@ class Plan:
 
     def gather(self) -> dict[str, Any]:
         """Write ``compare.json``, a function of the files in the folder, and return its content."""
-        cells: dict[str, list[Job]] = {}
+        cells: dict[str, list[Fit]] = {}
         for job in self.jobs:
             if job.label:
                 cells.setdefault(job.cell, []).append(job)
@@ -345,7 +345,7 @@ class Plan:
         return gathered
 
 
-def _cell(name: str, jobs: Sequence[Job], metric: Any) -> dict[str, Any]:
+def _cell(name: str, jobs: Sequence[Fit], metric: Any) -> dict[str, Any]:
     """Return the entry of a cell: its learning rates, and the run that held-out rows choose."""
     first, tried = jobs[0], [_tried(job, metric) for job in jobs]
     errors = [one["error"] for one in tried if one["error"]]
@@ -364,7 +364,7 @@ def _cell(name: str, jobs: Sequence[Job], metric: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tried(job: Job, metric: Any) -> dict[str, Any]:
+def _tried(job: Fit, metric: Any) -> dict[str, Any]:
     """Return the entry of a learning rate."""
     held_out, memory = None, None
     if job.done:

@@ -159,9 +159,9 @@ def _layer_notes(outline: Outline) -> Iterator[str]:
         yield f"out x in of every matrix; r: rank of its factors{more}"
     table: Any = outline.net.get_input_embeddings()
     before = len(outline.dense.get_input_embeddings().get_parameter("weight"))
-    rank, whole = getattr(table, "rank", 0), next(table.parameters()).is_floating_point()
-    if rank or not whole or table.num_embeddings < before:
-        form = f", rank {rank}" if rank else "" if whole else ", int8"
+    whole = next(table.parameters()).is_floating_point()
+    if not whole or table.num_embeddings < before:
+        form = "" if whole else ", int8"
         kept = "" if table.num_embeddings == before else f" of {before:,}"
         yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
     if outline.about:

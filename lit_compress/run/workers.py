@@ -38,7 +38,7 @@ _FREE = ("--data.path=", "--data.num_workers=", "--trainer.accelerator=", "--tra
 
 
 @dataclass(frozen=True)
-class Job:
+class Fit:
     """One ``fit`` of a comparison in ``out``, and its files.
 
     Attributes:
@@ -60,7 +60,7 @@ class Job:
     budget: str = ""
     cell: str = ""
     rate: float | None = None
-    teacher: Job | None = None
+    teacher: Fit | None = None
 
     @property
     def folder(self) -> Path:
@@ -186,7 +186,7 @@ class Worker:
     """
 
     def __init__(
-        self, jobs: Sequence[Job], at_once: int = 1, ended: Callable[[Job, str | None], None] = lambda job, error: None
+        self, jobs: Sequence[Fit], at_once: int = 1, ended: Callable[[Fit, str | None], None] = lambda job, error: None
     ) -> None:
         self.jobs, self.at_once, self.ended = jobs, at_once, ended
         self.began, self.stopped, self._patience = time.time(), False, 0.0
@@ -204,7 +204,7 @@ class Worker:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.stop()
 
-    def make(self, job: Job, wait: bool = True) -> None:
+    def make(self, job: Fit, wait: bool = True) -> None:
         """Make a job, and the teacher that it needs; ``wait`` if another worker makes it."""
         if job.teacher and not job.teacher.done and not self._is_over(job):
             self.make(job.teacher)
@@ -218,13 +218,13 @@ class Worker:
                 return None
             time.sleep(POLL)
 
-    def _is_over(self, job: Job) -> bool:
+    def _is_over(self, job: Fit) -> bool:
         """Return whether a job needs no run: it is done, failed since this worker began, or the worker was stopped."""
         state = job.state
         failed = state.get("status") == "failed" and state.get("ended", 0) >= self.began
         return self.stopped or failed or job.done
 
-    def _run(self, job: Job, handle: int) -> None:
+    def _run(self, job: Fit, handle: int) -> None:
         """Run the process of a job, and record its end."""
         begin = time.time()
         job.clear()
@@ -248,7 +248,7 @@ class Worker:
         share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.at_once))} if self.at_once > 1 else {}
         return {"TERM": "dumb", **share, **os.environ}
 
-    def _end(self, job: Job, error: str | None, **values: Any) -> None:
+    def _end(self, job: Fit, error: str | None, **values: Any) -> None:
         """Record the end of a job, and tell it; a job that this worker has stopped is as it was."""
         with self._told:
             if not self.stopped:
@@ -256,7 +256,7 @@ class Worker:
                 job.record(**said, **values, ended=time.time())
                 self.ended(job, error)
 
-    def _share(self, job: Job) -> None:
+    def _share(self, job: Fit) -> None:
         """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
         if job.teacher:
             link_if_equal(*(one.folder / "dense" / "net" / "model.safetensors" for one in (job, job.teacher)))

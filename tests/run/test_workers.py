@@ -13,15 +13,15 @@ from forks import Fork
 from lit_compress.export.report import of_program
 from lit_compress.run import workers
 from lit_compress.run.comparison import Comparison, Plan
-from lit_compress.run.workers import Job, Worker, last_line
+from lit_compress.run.workers import Fit, Worker, last_line
 from lit_compress.utils.errors import UserError
 
 
 def job(place, name, rate=0.1, teacher="seed=1", held_out=0.5, label="A", cell=""):
     """A job whose words say what its report will have; "fail" instead of a number: why it fails."""
     needed = job(place, teacher, None, None, label="") if isinstance(teacher, str) else teacher
-    folder = Job(place, name, (), label=label).folder
-    return Job(
+    folder = Fit(place, name, (), label=label).folder
+    return Fit(
         place, name, (str(folder), str(held_out)), label=label, cell=cell or name, rate=rate, teacher=needed,
         method="SVD", budget="density=0.25",
     )  # fmt: skip
@@ -192,6 +192,6 @@ def test_processes_at_once_share_the_cores(at_once, given, threads, monkeypatch)
 
 
 def test_a_run_that_was_killed_in_an_earlier_version_is_unfinished(tmp_path):
-    job = Job(tmp_path, "a", ("fit",), label="SVD")
+    job = Fit(tmp_path, "a", ("fit",), label="SVD")
     job.record(status="running")
     assert job.status == "unfinished"
