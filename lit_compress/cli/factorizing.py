@@ -42,7 +42,7 @@ from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json, remove
-from lit_compress.utils.memory import freed_memory_returned, trim
+from lit_compress.utils.memory import return_freed_memory, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
@@ -213,8 +213,8 @@ def _factorized(
     data.reads_labels = stage.compression.reads_labels(method.kind) or learns
     finetuned_config(method.backbone, method.task, "model")  # refuses a model of another task
     check_factorize(job, stage, run is not None)
-    with freed_memory_returned():
-        dense = load_model(method.backbone, method)
+    return_freed_memory()
+    dense = load_model(method.backbone, method)
     check_choices(job.choices, method, dense)
     if recovery.refine is not None:
         check_refinement(dense, stage.compression.dense_states, type(method).__name__)
@@ -224,6 +224,7 @@ def _factorized(
         if made is None:
             return None
         net, facts = made
+        return_freed_memory()  # again: a training keeps it, as a call to the system for every tensor would take time
         trim()
         if calibration := facts["calibration"]:
             calibration["measured_loss"] = divergence(net, dense, data)
@@ -272,9 +273,8 @@ def compress_and_refine(
     scores, compression = evaluate(dense, data, sure=True), stage.compression
     stage.check(dense)
     stage.check_data(dense, data)
-    with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
-        compression.folder = Path(method.backbone).expanduser()
-        net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
+    compression.folder = Path(method.backbone).expanduser()
+    net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
     made = compression.record(data, loss)
     trim()
     net, refined = (net, None) if refine is None else _refined(dense, net, stage, data, refine)
