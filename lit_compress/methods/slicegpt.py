@@ -53,10 +53,9 @@ from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.block_net import one_by_one
-from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size, outline_projected
-from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
+from lit_compress.models.projected.gates import ProjectionSpec, gated_size
+from lit_compress.models.projected.projections import identity_bases, narrowed
 from lit_compress.models.residual_stream import ResidualStream, residual_stream
-from lit_compress.models.surgery import link
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
@@ -200,11 +199,9 @@ class SliceGPT(OneShot):
 
     def fill(self, net: PreTrainedModel, plan: dict[str, list[int]], measured: Measured | None) -> None:
         """Slice a model; without axes along the dense model's, and without values only its shapes."""
-        widths, size = plan["widths"], net.config.hidden_size
-        if net.device.type == "meta":
-            outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})
-            return
-        axes = [torch.eye(size) if measured is None else _whole(measured[str(i)]) for i in range(len(widths))]
+        widths, axes = plan["widths"], None
+        if measured is not None:
+            axes = [_whole(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
 
 
@@ -213,15 +210,14 @@ def _whole(axes: Tensor) -> Tensor:
     return nn.functional.pad(axes, (0, len(axes) - axes.shape[1]))
 
 
-def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) -> PreTrainedModel:
+def slice_stream(net: PreTrainedModel, axes: list[Tensor] | None, widths: list[int]) -> PreTrainedModel:
     """Give hidden states their bases, U [d, d] of every site, and keep the first of their directions, in place.
 
-    ``net`` is dense, on the CPU; ``widths`` are the numbers of directions that the sites keep.
+    ``net`` is dense, on the CPU or without values, ``axes`` are by default its own; ``widths`` are the numbers of
+    directions that the sites keep.
     """
-    insert_projections(net, replace(identity_bases(net), sites=axes), SLICED)
-    z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]
-    GateSlots(net, SLICED).set({"hidden": z.to(net.dtype)})
-    return link(fold_projections(net))  # as a checkpoint rebuilds it
+    bases = identity_bases(net)
+    return narrowed(net, SLICED, {"hidden": torch.tensor(widths)}, replace(bases, sites=axes or bases.sites))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def centred_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
 def site_projections(axes: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """Return P_in = U^T R and P_out = diag(gamma) U, both [d, d]; ``axes`` is U, ``gamma`` [d] a norm's weight."""
     axes = axes.double()
-    return axes.mT - axes.mean(0)[:, None], gamma.detach().cpu().double()[:, None] * axes
+    return axes.mT - axes.mean(0)[:, None], gamma.detach().to(axes)[:, None] * axes
 
 
 def query_key_projections(gram_query: Tensor, gram_key: Tensor, ridge: float = 1e-6) -> tuple[Tensor, Tensor]:

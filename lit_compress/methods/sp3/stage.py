@@ -27,9 +27,14 @@ from lit_compress.models.projected.gates import (
     even_units,
     gate_shapes,
     gated_size,
-    outline_projected,
 )
-from lit_compress.models.projected.projections import Bases, fold_projections, identity_bases, insert_projections
+from lit_compress.models.projected.projections import (
+    Bases,
+    fold_projections,
+    identity_bases,
+    insert_projections,
+    narrowed,
+)
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
@@ -163,7 +168,8 @@ class ProjectedStage(GatedStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        return outline_projected(net, self.form, even_units(gated_size(net, self.form), self.asked(net)))
+        kept = even_units(gated_size(net, self.form), self.asked(net))
+        return narrowed(net, self.form, kept, identity_bases(net, self.settings.group))
 
     def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
         """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""

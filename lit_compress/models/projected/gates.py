@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import NarrowEmbedding, NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
-from lit_compress.models.sites import has, head_width, module_at, size_at
-from lit_compress.models.surgery import replace
+from lit_compress.models.sites import head_width, size_at
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.search import largest
 from lit_compress.utils.errors import UserError
@@ -138,61 +136,6 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
         }
 
     return kept(largest(lambda share: size.count(kept(share)) <= density * size.total, 0.0, 1.0))
-
-
-def narrow_table(net: PreTrainedModel, name: str, width: int) -> None:
-    """Give a table of embeddings another width, without values; a subclass of nn.Embedding keeps its own forward."""
-    table = module_at(net, name, nn.Embedding)
-    if type(table) is nn.Embedding:
-        replace(net, name, SizedEmbedding(table.num_embeddings, width))
-    else:
-        NarrowEmbedding.adopt(table, width)
-
-
-def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run.
-
-    ``kept`` is how many units every gate keeps, [groups]: by :func:`even_units`, or by a rule.
-    """
-    stream, gated = form.residual_stream(net), "hidden" in form.gates
-    widths = kept["hidden"].tolist() if gated else [net.config.hidden_size] * len(stream.sites)
-    turned = gated and stream.pre_norm  # then the biases of norms go into those of the Linears that read them
-    shifts = {name: turned and getattr(net.get_submodule(name), "bias", None) is not None
-              for place in stream.sites for name in place.norms}  # fmt: skip
-
-    def put(name: str, inner: int, out: int, norm: str | None = None) -> None:
-        bias = getattr(net.get_submodule(name), "bias", None) is not None if has(net, name) else False
-        replace(net, name, SizedLinear(inner, out, bias or (norm is not None and shifts[norm])))
-
-    with torch.device("meta"):
-        for sublayers in (stream.attentions, stream.networks):
-            for i, sublayer in enumerate(sublayers):
-                ffn = sublayer.kind == "ffn"
-                for role, name in sublayer.linears.items():
-                    out, inner = size_at(net, name)
-                    gate = "neurons" if ffn else "qk" if role in "qk" else "vo"
-                    last, units = role == sublayer.last, 0
-                    if gate in kept and (ffn or has_head_projections(net)):
-                        units = int(kept[gate][i]) * (len(parts_of(role)) if ffn else net.config.num_attention_heads)
-                    if last:
-                        put(name, units or inner, widths[sublayer.writes])
-                    else:
-                        put(name, widths[sublayer.roles[role]], units or out, sublayer.norm)
-        if gated:
-            written = {sublayer.writes: widths[sublayer.reads] for sublayer in stream.sublayers}
-            for i, (place, width) in enumerate(zip(stream.sites, widths, strict=True)):
-                for name in place.tables:
-                    narrow_table(net, name, width)
-                for name in place.norms:
-                    replace(net, name, NarrowNorm(0 if stream.pre_norm else written.get(i, 0), width, 0, 1e-5, 0))
-            for sublayer in stream.attentions if stream.pre_norm else ():
-                StreamBlock.adopt(net.get_submodule(sublayer.host))  # counts the matrices between bases
-            for sublayer in stream.group_ends:
-                put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes])
-            if stream.reader:
-                out, _ = size_at(net, stream.reader)
-                put(stream.reader, widths[-1], out, stream.sites[-1].norms[-1])
-    return net
 
 
 class GateSlots:

@@ -31,7 +31,7 @@ the weights already, and there is a W_R only where the basis changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from lit_compress.layers import (
     BasisChange,
+    NarrowEmbedding,
     NarrowLinear,
     NarrowNorm,
     ProjectedLinear,
@@ -51,7 +52,7 @@ from lit_compress.layers import (
     StreamNorm,
 )
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.gates import ProjectionSpec, narrow_table
+from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import (
     ResidualStream,
@@ -61,7 +62,7 @@ from lit_compress.models.residual_stream import (
     residual_stream,
 )
 from lit_compress.models.sites import base_prefix, has, head_width, module_at, size_at
-from lit_compress.models.surgery import fill, replace, tell_heads
+from lit_compress.models.surgery import fill, link, replace, tell_heads
 from lit_compress.numerics.pca import site_projections
 from lit_compress.utils.devices import move
 
@@ -88,7 +89,8 @@ class Bases:
 def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
     """Return identity matrices as projections (the paper's Table 3 without PCA)."""
     stream, heads = residual_stream(net, group), net.config.num_attention_heads
-    one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
+    sizes = (net.config.hidden_size, head_width(net, "encoder"))
+    one, small = (torch.eye(size, device=net.device).double() for size in sizes)
     count = len(stream.attentions) * has_head_projections(net)
     return Bases([one] * len(stream.rotatable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))
 
@@ -188,28 +190,32 @@ def plain(layer: Any) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class _Site:
-    """The matrices of one site for folding: A (write), a (shift), B (read), beta, and its norm's eps and width."""
+    """The matrices of one site for folding: A (write), a (shift), B (read), beta, which directions stay, norm's eps."""
 
     write: Tensor
     shift: Tensor
     read: Tensor
-    beta: Tensor
+    beta: Tensor | None
+    kept: Tensor
     eps: float
-    width: int
+
+    @property
+    def width(self) -> int:
+        """Number of directions that stay."""
+        return len(self.write)
 
 
 def _site(module: ProjectedNorm | StreamNorm) -> _Site:
-    d, z = module.features, module.z.double()
-    kept = z > 0
-    k = int(kept.sum())
-    ratio = d / k
+    d, kept, beta = module.features, module.z > 0, None
+    ratio = d / int(kept.sum())
     if isinstance(module, StreamNorm):
-        p_in, shift, beta = torch.eye(d).double(), torch.zeros(d).double(), torch.zeros(d).double()
-        p_out = p_in
+        p_in = p_out = torch.eye(d).double()
+        shift = torch.zeros(d).double()
     else:
         p_in, p_out, shift, beta = (p.detach().double() for p in (module.p_in, module.p_out, module.shift, module.bias))
+    z = module.z.to(p_in)
     read = p_out[:, kept] * z[kept] * ratio**0.5
-    return _Site(z[kept, None] * p_in[kept], (z * shift)[kept], read, beta, module.eps * ratio, k)
+    return _Site(z[kept, None] * p_in[kept], (z * shift)[kept], read, beta, kept, module.eps * ratio)
 
 
 @torch.no_grad()
@@ -225,7 +231,7 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
     else:
         d = net.config.hidden_size
         one, zero = torch.eye(d).double(), torch.zeros(d).double()
-        sites = [_Site(one, zero, one, zero, 0.0, d)] * len(stream.sites)
+        sites = [_Site(one, zero, one, None, zero, 0.0)] * len(stream.sites)
     relative = _take_positions(net)
     for sublayer in stream.sublayers:
         lead = 0 if stream.pre_norm or not isinstance(norms[0], ProjectedNorm) else sites[sublayer.reads].width
@@ -241,6 +247,21 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
     return move(net, dtype)
 
 
+def narrowed(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor], bases: Bases) -> PreTrainedModel:
+    """Give the dense ``net``, in place, the projections ``bases`` and the first of their directions, and fold them.
+
+    ``kept`` is how many units every gate of ``form`` keeps, [groups]. The model may be without values.
+    """
+    heads, z = net.config.num_attention_heads, dict[str, Tensor]()
+    for name, (_, units) in gate_shapes(net, form).items():
+        values = (torch.arange(units) < kept[name][:, None]).to(net.dtype)
+        z[name] = values.repeat(1, heads) if name in ("qk", "vo") else values
+    with net.device:
+        insert_projections(net, bases, form)
+        GateSlots(net, form).set(z)
+        return link(fold_projections(net))  # as a checkpoint rebuilds it
+
+
 def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site]) -> None:
     """Fold norms, residual matrices W_R, embeddings, and the layer that reads the last hidden states."""
     written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
@@ -251,17 +272,20 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
         for name in place.norms:
             new = NarrowNorm(before.width if before else 0, site.width, room, site.eps)
             if before:
-                fill(new, weight=site.write @ before.read, bias=site.write @ before.beta + site.shift)
+                fill(new, weight=site.write @ before.read, bias=_moved(site.write, site.shift, before))
             replace(net, name, new)
         for number, name in enumerate(place.tables):
             table = module_at(net, name, nn.Embedding)
             shift = site.shift if number == 0 else torch.zeros_like(site.shift)
             weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
-            narrow_table(net, name, site.width)
+            if type(table) is nn.Embedding:
+                replace(net, name, SizedEmbedding(table.num_embeddings, site.width))
+            else:  # keeps a forward of its own
+                NarrowEmbedding.adopt(table, site.width)
             fill(net.get_submodule(name), weight=weight)
     for sublayer in stream.group_ends:
         weight = module_at(net, sublayer.junction, BasisChange).weight.double()
-        turned = (sites[sublayer.writes].write @ weight)[:, sites[sublayer.reads].write.ne(0).any(0)]
+        turned = (sites[sublayer.writes].write @ weight)[:, sites[sublayer.reads].kept]
         replace(net, sublayer.junction, SizedLinear.from_tensors(turned, None))
     if stream.reader:
         replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
@@ -279,9 +303,7 @@ def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
 
 def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
     """Return the bias of a folded Linear that reads from ``site``."""
-    if bias is None and not site.beta.any():
-        return None
-    return weight @ site.beta + (0 if bias is None else bias)
+    return bias if site.beta is None else weight @ site.beta + (0 if bias is None else bias)
 
 
 def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> NarrowLinear:
@@ -290,7 +312,8 @@ def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> 
 
 
 def _gate(values: Tensor | None, size: int) -> Tensor:
-    return torch.ones(size).double() if values is None else values.double()
+    """Return the values of gates, which a model without values has too; 1 for none."""
+    return torch.ones(size, device="cpu").double() if values is None else values.double()
 
 
 def _fuse_attention(
@@ -308,19 +331,19 @@ def _fuse_attention(
         layer, site = module_at(net, sublayer.linears[role], ProjectedLinear), sites[sublayer.roles[role]]
         weight, own_bias = plain(layer)
         bias = _moved(weight, own_bias, site)
-        picked, z = (used[:, None] & directions).flatten(), z.flatten()
+        picked, z = (used[:, None] & directions).flatten(), z.flatten().to(weight.device)
         read, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
         new = _narrow(read, bias, side="out", heads=int(used.sum()), head_width=d // heads)
         if positions is not None and role != "v":
             products = positions @ weight.mT + (0 if own_bias is None else own_bias)
-            new.add_positions((_gate(layer.z_out, products.shape[1]) * products)[:, picked])
+            new.add_positions((_gate(layer.z_out, products.shape[1]).to(products) * products)[:, picked])
         replace(net, sublayer.linears[role], new)
 
     rows("q", in_scores, z_q)
     rows("k", in_scores, torch.ones_like(z_q))
     rows("v", in_values, z_v)
     weight, bias = plain(o)
-    picked = (used[:, None] & in_values).flatten()
+    picked, alive = (used[:, None] & in_values).flatten(), alive.to(weight)
     projection, shift = (tensor.double() for tensor in o.projected())
     bias = alive * (weight @ shift + (0 if bias is None else bias))
     weight, of_heads = alive * (weight @ projection[:, picked]), {"heads": int(used.sum()), "head_width": d // heads}
@@ -354,6 +377,7 @@ def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site]
         new, rows = _reader(net, sublayer.linears[role], sites[read]), kept.repeat(len(parts_of(role)))
         replace(net, sublayer.linears[role], _narrow(new.weight[rows], None if new.bias is None else new.bias[rows]))
     weight, bias = plain(down)
+    alive, z = alive.to(weight), z.to(weight)
     weight, bias = alive * (weight * z)[:, kept], None if bias is None else alive * bias
     replace(net, sublayer.linears["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
 
