@@ -13,7 +13,6 @@ import torch
 from benchmarks import timing
 from benchmarks.speed.low_rank import low_rank
 from lit_compress.export.fuse import fuse
-from lit_compress.models.outline import unit_prices
 from lit_compress.models.shorten import shorten, stack_lengths
 from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.stages.rank_rule import RankRule
@@ -55,11 +54,10 @@ def narrow(dense: Any, density: float, step: int, even: bool) -> Any:
     """
     net, rng = copy.deepcopy(dense), np.random.default_rng(0)
     parts = sublayers(net)
-    prices = unit_prices(net, parts)
     attentions, networks = of_kind(parts, "attention"), of_kind(parts, "ffn")
-    head, neuron = (prices[group[0].last] for group in (attentions, networks))
-    heads = max(1, int(density * head.count))
-    neurons = int((density * (head.whole + neuron.whole) - heads * head.weights) / neuron.weights)
+    first, whole = attentions[0], attentions[0].weights(net) + networks[0].weights(net)
+    heads = max(1, int(density * first.count(net)))
+    neurons = int((density * whole - heads * first.price(net)) / networks[0].price(net))
     neurons = neurons // step * step if step > 1 else neurons - 1 + neurons % 2
     kept = dict.fromkeys((part.last for part in attentions), heads)
     kept |= dict.fromkeys((part.last for part in networks), neurons)
@@ -70,7 +68,7 @@ def narrow(dense: Any, density: float, step: int, even: bool) -> Any:
             kept[attentions[less].last], kept[attentions[more].last] = heads - fewer, heads + fewer
             fewer = int(rng.integers(0, neurons // step + 1)) * step
             kept[networks[less].last], kept[networks[more].last] = neurons - fewer, neurons + fewer
-    cut_removed(net, {name: torch.arange(count, prices[name].count) for name, count in kept.items()})
+    cut_removed(net, {part.last: torch.arange(kept[part.last], part.count(net)) for part in parts})
     return fuse(net)
 
 

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.uses import frozen, hooked, real_rows, token_places, tokens_at
-from lit_compress.models.outline import unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.stages.units import cut_removed, unit_inputs
 
@@ -146,10 +145,11 @@ def kprune(dense: Any, batches: Sequence[Any], kind: Any, density: float, settin
         settings: of the scores.
     """
     net, parts = copy.deepcopy(dense).eval(), sublayers(dense)
-    prices, rows = unit_prices(dense, parts), [real_rows(kind, batch, dense.device, None) for batch in batches]
+    prices = {part.last: part.price(dense) for part in parts}
+    rows = [real_rows(kind, batch, dense.device, None) for batch in batches]
     places = [token_places(kind.masks(row)[0]) for row in rows]
     widths = {part.last: unit_inputs(dense, part).shape[1] for part in parts}
-    budget = density * sum(price.whole for price in prices.values())
+    budget = density * sum(part.weights(dense) for part in parts)
     with frozen(dense), frozen(net):
         targets = residual_sums(dense, kind, rows, places, [str(part.norm) for part in parts])
         for number, part in enumerate(parts):
@@ -157,10 +157,10 @@ def kprune(dense: Any, batches: Sequence[Any], kind: Any, density: float, settin
             target = targets.pop(str(part.norm))
             scores, gram, cross = measured(net, kind, rows, places, target, part, above, widths, settings)
             heads = torch.cat([torch.full((len(scores[n]),), float(widths[n] > 1)) for n in above])
-            costs = torch.cat([torch.full((len(scores[n]),), float(prices[n].weights)) for n in above])
+            costs = torch.cat([torch.full((len(scores[n]),), float(prices[n])) for n in above])
             values = torch.cat([scores[name] for name in above]) / costs * torch.where(heads > 0, settings.heads, 1.0)
             kept = highest_within(values, costs, budget)[: len(scores[part.last])]
-            budget -= float(kept.sum()) * prices[part.last].weights
+            budget -= float(kept.sum()) * prices[part.last]
             columns = kept.repeat_interleave(widths[part.last]).nonzero()[:, 0]
             layer = net.get_submodule(part.last)
             solved = fitted(gram, cross, torch.cat([columns, torch.tensor([len(gram) - 1])]))

@@ -169,7 +169,7 @@ class _Sums:
         for i, place in enumerate(self.stream.rotatable):
             add |= {name: partial(self._site, i) for name in place.norms}
         for i, sublayer in enumerate(self.attentions):
-            add |= {sublayer.linears[role]: partial(self._heads, i, role) for role in "qkv"}
+            add |= {sublayer.sites[role]: partial(self._heads, i, role) for role in "qkv"}
         modules = {name: self.net.get_submodule(name) for name in add}
         with frozen(self.net), hooked(modules, lambda name, x, y: add[name](x, y)):
             yield

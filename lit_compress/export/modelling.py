@@ -141,7 +141,7 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).group_ends:
         return None
     stream = residual_stream(net)
-    neurons = {size_at(net, sublayer.linears["down"])[1] for sublayer in stream.networks}
+    neurons = {size_at(net, sublayer.sites["down"])[1] for sublayer in stream.networks}
     if len(neurons) > 1:
         return None
     config = type(net.config).from_dict(net.config.to_dict())
@@ -158,7 +158,7 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
         else:
             parameter.fill_((k / width) ** 0.5)  # a norm
     if get_architecture(net).head_norms:
-        names = (block.linears[role] for block in residual_stream(ordinary).attentions for role in "qk")
+        names = (block.sites[role] for block in residual_stream(ordinary).attentions for role in "qk")
         for parameter in (p for name in names for p in ordinary.get_submodule(name).parameters()):
             parameter.mul_((net.config.hidden_size / width) ** 0.5)
     return ordinary.eval()

@@ -45,7 +45,7 @@ from lit_compress.layers import BlockMaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, add_constant, cut_closed
-from lit_compress.models.outline import cut_evenly, unit_price
+from lit_compress.models.outline import cut_evenly
 from lit_compress.models.record import parts_of
 from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import Structure, replace
@@ -95,7 +95,7 @@ class BlockPruning(MovementStage):
                 "BlockMovement cannot cut; Movement and ITP can"
             )
         for what, kind in (("heads", "attention"), ("neurons", "ffn")):
-            different = {unit_price(net, part).count for part in of_kind(parts, kind)}
+            different = {part.count(net) for part in of_kind(parts, kind)}
             if len(different) > 1:
                 raise UserError(
                     f"model.backbone: {min(different)} and {max(different)} {what} in sub-layers of a model; all must "
@@ -111,7 +111,7 @@ class BlockPruning(MovementStage):
                     f"prune.block: {block} x {block} blocks do not divide the {height} x {width} weights of '{name}'; "
                     f"nearest valid {near}"
                 )
-        cost, total = _head_price(net, parts), dense_site_params(net)
+        cost, total = of_kind(parts, "attention")[0].price(net), dense_site_params(net)
         if keep_count(self.density, total) < cost:
             raise UserError(
                 f"model.density: {self.density:g} is less than one head, {cost} of {total} weights; valid: at least "
@@ -148,8 +148,8 @@ class BlockPruning(MovementStage):
         self._blocks = len(units)
         for part in of_kind(parts, "ffn"):
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            units.append(MaskedUnits(tuple(layers), unit_price(net, part).weights, True))
-        self._head = _head_price(net, parts)
+            units.append(MaskedUnits(tuple(layers), part.price(net), True))
+        self._head = of_kind(parts, "attention")[0].price(net)
         self._pairs = self._find_pairs(units)
         return units
 
@@ -270,9 +270,9 @@ def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
     if held is not None:  # it cannot go as a whole
         first[attentions.index(held), counts[attentions.index(held)].argmax()] = True
     if budget is not None:
-        used = int(neurons.sum()) * unit_price(net, ffns[0]).weights
+        used = int(neurons.sum()) * ffns[0].price(net)
         order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
-        counts.view(-1)[order[max(0, budget - used) // _head_price(net, parts) :]] = 0
+        counts.view(-1)[order[max(0, budget - used) // attentions[0].price(net) :]] = 0
     z = {"heads": (counts > 0) | first, "neurons": neurons}
     layers = {layer: z[unit].new_ones(len(z[unit]), 1) for layer, unit in SUBLAYER_GATES.values()}
     cut_closed(net, {name: value.to(net.dtype) for name, value in (z | layers).items()}, constant=True)
@@ -304,11 +304,6 @@ def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:
 def _values(part: SubLayer) -> str:
     """Return the role of the matrix with the values."""
     return next(role for role in part.sites if "v" in parts_of(role))
-
-
-def _head_price(net: PreTrainedModel, parts: list[SubLayer]) -> int:
-    """Return the number of weights of one head."""
-    return unit_price(net, of_kind(parts, "attention")[0]).weights
 
 
 class BlockMovement(Method):

@@ -39,7 +39,6 @@ from lit_compress.calibration.gradients import Gradients
 from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts
@@ -101,8 +100,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
         UserError: a head and a step of neurons in each are more than the density leaves.
     """
     parts = pruned_parts(net, settings)
-    table = unit_prices(net, parts)
-    units, price = ({name: getattr(of, field) for name, of in table.items()} for field in ("count", "weights"))
+    units, price = {part.last: part.count(net) for part in parts}, {part.last: part.price(net) for part in parts}
     heads, neurons = ([part.last for part in parts if part.kind == kind] for kind in ("attention", "ffn"))
     total, cut = dense_site_params(net), sum(units[name] * price[name] for name in units)
     room = floor(density * total + 1e-6) - (total - cut)
@@ -129,7 +127,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
 
 def group_importance(net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites."""
-    units, scores = unit_price(net, part).count, []
+    units, scores = part.count(net), []
     for role, name in part.sites.items():
         weight, reads = net.get_parameter(f"{name}.weight").detach(), role in ("o", "down")
         w, g = (m.mT if reads else m for m in (weight, gradients[name]))
@@ -199,8 +197,8 @@ class LLMPruner(OneShot):
         """Return the units that stay by last matrix, bool [units]; without measurements the first ones."""
         if measured is not None:
             return {part.last: measured[f"{part.last}.kept"] for part in self.parts(net)}
-        prices = unit_prices(net, self.parts(net))
-        return {name: torch.arange(prices[name].count) < count for name, count in self.counts(net).items()}
+        counts = self.counts(net)
+        return {part.last: torch.arange(part.count(net)) < counts[part.last] for part in self.parts(net)}
 
     def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
         """Remove heads and neurons."""

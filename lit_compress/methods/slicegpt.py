@@ -258,7 +258,7 @@ class Axes(OfModel):
                 f"{name}.{path}": module for name, block in blocks.items() for path, module in block.named_modules()
             }
             for i, site in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-                names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].host}.")]
+                names = [name for name in site.norms if not blocks or name.startswith(f"{stream.sublayers[i].block}.")]
                 own = {name: modules[name] for name in names}
                 ends = len(own) < len(site.norms)  # the last norm of the model reads what the block gives
                 gram = _gram(own, net.config.hidden_size, device, passes(i), not ends, reduce)
@@ -270,9 +270,9 @@ class Axes(OfModel):
                         hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
                         undo.callback(modules[name].register_forward_pre_hook(hook).remove)
                     for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
-                        turn = sublayer.junction.removeprefix(f"{sublayer.host}.")
-                        setattr(blocks[sublayer.host], turn, part)
-                        undo.callback(delattr, blocks[sublayer.host], turn)
+                        turn = sublayer.junction.removeprefix(f"{sublayer.block}.")
+                        setattr(blocks[sublayer.block], turn, part)
+                        undo.callback(delattr, blocks[sublayer.block], turn)
         return dict(enumerate(axes))
 
 
@@ -289,7 +289,7 @@ def _of_model(
 
 def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
     """Yield the forwards of the block of a site, behind the slices before it."""
-    number = walk.net.names.index(stream.sublayers[site].host)
+    number = walk.net.names.index(stream.sublayers[site].block)
     walk.reach(number)
     with walk.net.block(number):
         for rows, hidden in zip(walk.rows(), walk.states(number), strict=True):

@@ -7,8 +7,7 @@ weights is right and their places are not.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +15,10 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
-from lit_compress.models.sites import (
-    SubLayer,
-    embedding_params,
-    held_part,
-    module_at,
-    of_kind,
-    site_shapes,
-    size_at,
-    sublayers,
-)
+from lit_compress.models.sites import embedding_params, held_part, module_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
-from lit_compress.numerics.ranks import Shape, stored
+from lit_compress.numerics.ranks import stored
 from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
@@ -73,49 +63,14 @@ def weight_bytes(value: Tensor, bits: int) -> int:
     return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 32
 
 
-@dataclass(frozen=True)
-class UnitPrice:
-    """The heads of an attention (with grouped queries of keys, with their queries) or the neurons of a network.
-
-    Attributes:
-        count: number of units.
-        sizes: site -> (out, in) of its matrix, which has outputs or inputs for each unit.
-    """
-
-    count: int
-    sizes: Mapping[str, Shape]
-
-    @property
-    def whole(self) -> int:
-        """Weights of all units of the sub-layer."""
-        return sum(out * inner for out, inner in self.sizes.values())
-
-    @property
-    def weights(self) -> int:
-        """Weights of one unit, in all matrices of the sub-layer."""
-        return self.whole // self.count
-
-
-def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:
-    """Return the units of a sub-layer of the dense ``net``."""
-    sizes = {name: size_at(net, name) for name in part.sites.values()}
-    return UnitPrice(part.heads if part.kind == "attention" else sizes[part.last][1], sizes)
-
-
-def unit_prices(net: PreTrainedModel, parts: Sequence[SubLayer]) -> dict[str, UnitPrice]:
-    """Return :func:`unit_price` of every sub-layer, by the matrix that reads its units."""
-    return {part.last: unit_price(net, part) for part in parts}
-
-
 def cut_evenly(
     net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
 ) -> PreTrainedModel:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
     left, z, parts = spread_evenly(net, density, units, whole), {}, sublayers(net)
-    prices = unit_prices(net, parts)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         if group := [part for part in of_kind(parts, kind) if part.last in left]:
-            z[unit] = torch.stack([(torch.arange(prices[part.last].count) < left[part.last]).float() for part in group])
+            z[unit] = torch.stack([(torch.arange(part.count(net)) < left[part.last]).float() for part in group])
             if whole:
                 z[layer] = torch.ones(len(group), 1)  # closes with the last of its units
     cut_closed(net, z, constant=whole)
@@ -135,8 +90,7 @@ def spread_evenly(
             one.
     """
     parts = sublayers(net)
-    prices = unit_prices(net, parts)
-    left = {kind: sum(prices[part.last].whole for part in of_kind(parts, kind)) for kind in _KINDS}
+    left = {kind: sum(part.weights(net) for part in of_kind(parts, kind)) for kind in _KINDS}
     room, held, kept_units, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
         unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
@@ -144,7 +98,7 @@ def spread_evenly(
             continue
         cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and k not in done)
         share = max(0.0, (room - sum(left.values()) + cut) / cut)
-        counts = [prices[part.last].count for part in group]
+        counts = [part.count(net) for part in group]
         least = [0 if whole and part is not held else 1 for part in group]
         kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
         kept_units |= {part.last: count for part, count in zip(group, kept, strict=True)}

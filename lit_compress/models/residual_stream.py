@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.record import SubLayerType
-from lit_compress.models.sites import base_prefix, blocks, get_removable, gives_states, has
+from lit_compress.models.sites import SubLayer, base_prefix, blocks, get_removable, gives_states, has, of_kind
 from lit_compress.models.sites import sublayers as find_sublayers
 from lit_compress.utils.errors import UserError
 
@@ -37,22 +36,14 @@ class StreamSite:
 
 
 @dataclass(frozen=True)
-class StreamSubLayer:
-    """An attention or a feed-forward network between two sites of the residual stream.
+class StreamSubLayer(SubLayer):
+    """A sub-layer between two sites of the residual stream; ``norm`` is the norm before it in a pre-norm model.
 
     Attributes:
-        kind: ``attention``, ``ffn``, or ``cross`` (a decoder's attention over the encoder's states).
-        host: name of its transformer block.
-        linears: role -> name of the Linear.
-        norm: name of its norm.
         reads, writes: indices of the sites that it reads and writes.
-        memory: index of the site that keys and values read: for ``cross`` the encoder's last, else ``reads``.
+        memory: index of the site that keys and values read: over the encoder's states its last, else ``reads``.
     """
 
-    kind: SubLayerType
-    host: str
-    linears: dict[str, str]
-    norm: str
     reads: int
     writes: int
     memory: int
@@ -60,17 +51,12 @@ class StreamSubLayer:
     @property
     def roles(self) -> dict[str, int]:
         """Role -> index of the site that it reads; ``o`` and ``down`` read none."""
-        return {r: self.memory if r in ("k", "v") else self.reads for r in self.linears if r != self.last}
-
-    @property
-    def last(self) -> str:
-        """Role of the Linear that writes to the stream."""
-        return "down" if self.kind == "ffn" else "o"
+        return {r: self.memory if r in ("k", "v") else self.reads for r in self.sites if self.sites[r] != self.last}
 
     @property
     def junction(self) -> str:
         """Name of the module that changes the basis of the stream, if this sub-layer ends a group."""
-        return f"{self.host}.{'end' if self.kind == 'ffn' else 'middle'}"
+        return f"{self.block}.{'end' if self.kind == 'ffn' else 'middle'}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +85,7 @@ class ResidualStream:
     @property
     def attentions(self) -> list[StreamSubLayer]:
         """The attentions, those over the encoder's states included."""
-        return [sublayer for sublayer in self.sublayers if sublayer.kind != "ffn"]
+        return of_kind(self.sublayers, "attention")
 
     @property
     def group_ends(self) -> list[StreamSubLayer]:
@@ -109,7 +95,7 @@ class ResidualStream:
     @property
     def networks(self) -> list[StreamSubLayer]:
         """The feed-forward networks."""
-        return [sublayer for sublayer in self.sublayers if sublayer.kind == "ffn"]
+        return of_kind(self.sublayers, "ffn")
 
 
 def has_head_projections(net: PreTrainedModel) -> bool:
@@ -157,7 +143,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
                 reads, writes = first + i, first + i + 1
                 sites.append(StreamSite([norm], [], stack))
             read = memory if part.type == "cross" else reads
-            sublayers.append(StreamSubLayer(part.type, part.block, part.sites, norm, reads, writes, read))
+            sublayers.append(StreamSubLayer(**vars(part) | {"norm": norm}, reads=reads, writes=writes, memory=read))
         if architecture.pre_norm:
             sites[-1].norms.append(f"{prefix}{end}")
     return ResidualStream(sites, sublayers, _reader(net), architecture.pre_norm, _fixed(net))

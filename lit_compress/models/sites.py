@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Module = TypeVar("Module", bound=nn.Module)
+Part = TypeVar("Part", bound="SubLayer")
 # keys and values of a decoder's attention over the encoder's states
 _OF_ENCODER = re.compile(r"(?:encoder|cross)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
 _NUMBER = re.compile(r"\.(\d+)\.")
@@ -88,6 +90,18 @@ class SubLayer:
     def last(self) -> str:
         """Name of the Linear that reads the heads or neurons."""
         return self.sites["o" if self.kind == "attention" else "down"]
+
+    def count(self, net: nn.Module) -> int:
+        """Return the number of heads (with grouped queries of keys) or neurons in ``net``."""
+        return self.heads if self.kind == "attention" else size_at(net, self.last)[1]
+
+    def weights(self, net: nn.Module) -> int:
+        """Return the number of weights in all matrices in ``net``."""
+        return sum(prod(size_at(net, name)) for name in self.sites.values())
+
+    def price(self, net: nn.Module) -> int:
+        """Return the number of weights of one head, with grouped queries with its queries, or one neuron."""
+        return self.weights(net) // self.count(net)
 
 
 def module_at(net: nn.Module, name: str, kind: type[Module]) -> Module:
@@ -299,7 +313,7 @@ def held_part(parts: list[SubLayer]) -> SubLayer | None:
     return next((part for part in parts if part.cached), None)
 
 
-def of_kind(parts: list[SubLayer], kind: str) -> list[SubLayer]:
+def of_kind(parts: list[Part], kind: str) -> list[Part]:
     """Return the attentions or the feed-forward networks, in order; a gate has a group for each."""
     return [part for part in parts if part.kind == kind]
 

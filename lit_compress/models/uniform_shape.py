@@ -13,7 +13,6 @@ import torch
 
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.outline import unit_price
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import SubLayer, head_width, size_at, sublayers
 from lit_compress.models.surgery import as_linears, describe
@@ -56,12 +55,11 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
     """
     record, groups = get_architecture(net), list[UniformGroup]()
     for field, parts in _by_field(net).items():
-        prices = [unit_price(net, part) for part in parts]
-        units = prices[0].count
+        units = parts[0].count(net)
         counts = tuple(range(step, units, step))
         if field in record.heads_fields:
             counts = tuple(count for count in range(1, units) if _resized(net, _heads(net, parts[0], count)))
-        groups.append(UniformGroup(tuple(parts), units, (*counts, units), sum(price.weights for price in prices)))
+        groups.append(UniformGroup(tuple(parts), units, (*counts, units), sum(part.price(net) for part in parts)))
     if not groups:
         raise UserError(
             f"model.shape: 'uniform' is not for '{net.config.model_type}', whose configuration has no number of "

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lit_compress.calibration.moments import Gram, KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.outline import spread_evenly, unit_price, unit_prices
-from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, sublayers
+from lit_compress.models.outline import spread_evenly
+from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
 from lit_compress.models.uniform_shape import even_counts, kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
@@ -65,16 +65,15 @@ class Units:
 
 def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
-    price = unit_price(net, part)
-    return torch.arange(price.sizes[part.last][1]).view(price.count, -1)
+    return torch.arange(size_at(net, part.last)[1]).view(part.count(net), -1)
 
 
 def least_density(net: PreTrainedModel) -> float:
     """Return the least density that leaves ``net`` a head or a neuron; a UserError if it cannot be cut."""
     parts = sublayers(net)
-    prices, held = unit_prices(net, parts), held_part(parts)
-    least = min(price.weights for price in prices.values()) if held is None else prices[held.last].weights
-    return least / sum(price.whole for price in prices.values())
+    held = held_part(parts)
+    least = min(part.price(net) for part in (parts if held is None else [held]))
+    return least / sum(part.weights(net) for part in parts)
 
 
 def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> dict[str, Tensor]:
@@ -244,8 +243,8 @@ class UnitRemoval(UnderWeighting):
             left = even_counts(net, self.rule.density, self.rule.round_to)
         else:
             left = spread_evenly(net, self.rule.density, whole=True)
-        prices = unit_prices(net, sublayers(net, removable=False))
-        return {name: torch.arange(kept, prices[name].count) for name, kept in left.items()}
+        counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
+        return {name: torch.arange(kept, counts[name]) for name, kept in left.items()}
 
     def loss(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured) -> float:
         """Return the estimate of the costs of the removed units."""
@@ -259,8 +258,8 @@ class UnitRemoval(UnderWeighting):
         for part in sublayers(net, removable=False):
             if f"{part.last}.costs" in measured:
                 order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
-                path, price = RemovalPath(order.split(sizes.tolist()), costs), unit_price(net, part)
-                units[part.last] = Units(part, path, price.weights, price.count)
+                path = RemovalPath(order.split(sizes.tolist()), costs)
+                units[part.last] = Units(part, path, part.price(net), part.count(net))
         return units
 
     def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
@@ -273,8 +272,8 @@ class UnitRemoval(UnderWeighting):
 
     def told(self, net: PreTrainedModel, plan: dict[str, Tensor]) -> dict[str, Any]:
         """Return how many heads or neurons are left."""
-        prices = unit_prices(net, sublayers(net, removable=False))
-        return {"units": {name: prices[name].count - len(gone) for name, gone in plan.items()}}
+        counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
+        return {"units": {name: counts[name] - len(gone) for name, gone in plan.items()}}
 
 
 def weighted(settings: Weighted, rule: RankRule) -> Compression:

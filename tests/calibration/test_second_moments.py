@@ -61,7 +61,7 @@ def test_grams_by_hand(family, group):
 
     norms = [name for place in stream.rotatable for name in place.norms]
     handles = [net.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: note(n, a[0])) for n in norms]
-    handles += [net.get_submodule(b.linears[r]).register_forward_hook(lambda _, a, y, n=b.linears[r]: note(n, y))
+    handles += [net.get_submodule(b.sites[r]).register_forward_hook(lambda _, a, y, n=b.sites[r]: note(n, y))
                 for b in attentions for r in "qkv"]  # fmt: skip
     logits_before = net(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits
     for handle in handles:
@@ -78,7 +78,7 @@ def test_grams_by_hand(family, group):
     assert len(grams.heads) == len(attentions)
     for i, block in enumerate(attentions):
         for kind, role in enumerate("qkv"):
-            uses = inputs[block.linears[role]]
+            uses = inputs[block.sites[role]]
             assert len(uses) == (3 if family == "albert" else 1)
             for head, x in enumerate(torch.cat(uses).split(8, 1)):
                 assert torch.allclose(grams.heads[i, kind, head], x.T @ x, rtol=1e-9, atol=1e-9)
@@ -106,8 +106,8 @@ def test_tokens_of_two_stacks():
     grams = collect_grams(net, whole, 10**6, masks=lambda batch: [read, wrote])
     found = {}
     names = {"first": stream.sites[0].norms[0], "last": stream.sites[-1].norms[0]}
-    names |= {f"cross_{role}": stream.sublayers[5].linears[role] for role in "qk"}
-    assert stream.sublayers[5].kind == "cross"
+    names |= {f"cross_{role}": stream.sublayers[5].sites[role] for role in "qk"}
+    assert stream.sublayers[5].type == "cross"
     for key, name in names.items():
         module = net.get_submodule(name)
         module.register_forward_hook(lambda _, args, y, key=key: found.update({key: (args[0], y)}))

@@ -12,7 +12,6 @@ from lit_compress.methods import LLMPruner
 from lit_compress.methods.llm_pruner import CoupledPruning, group_importance, kept_counts, pruned_parts
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import unit_price
 from lit_compress.utils.errors import UserError
 
 
@@ -35,7 +34,7 @@ def test_importance_is_what_the_paper_says():
     rows |= {"v": rows["k"], "o": rows["q"], "down": rows["up"]}
     for part, units in ((attention, (0, 1)), (network, (0, 31, 63))):
         found = group_importance(net, part, gradients)
-        assert len(found) == unit_price(net, part).count == (2 if part is attention else 64)
+        assert len(found) == part.count(net) == (2 if part is attention else 64)
         for unit in units:
             scores = []
             for role, name in part.sites.items():
@@ -73,7 +72,7 @@ def test_what_goes_is_coupled(family):
     with torch.no_grad():
         reference = copy.deepcopy(net)
         for part in parts:
-            units, kept = unit_price(net, part).count, counts[part.last]
+            units, kept = part.count(net), counts[part.last]
             assert 0 < kept <= units
             masks[part.last] = torch.randperm(units, generator=generator) < kept
             weight = reference.get_parameter(f"{part.last}.weight")

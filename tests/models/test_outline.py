@@ -10,7 +10,7 @@ from lit_compress.layers import LowRankRowsLinear
 from lit_compress.models.accounting import count_params, dense_site_params, flops
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import cut_evenly, file_bytes, keep_rows_evenly, unit_prices
+from lit_compress.models.outline import cut_evenly, file_bytes, keep_rows_evenly
 from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import find_sites, site_shapes, sublayers
 from lit_compress.models.storage import save_net
@@ -81,16 +81,14 @@ def test_a_unit_weighs_what_a_net_without_it_lacks(family):
     kind, settings = ALL[family]
     net = without_values(lambda: make_net(kind, **settings))
     parts, cuts_heads = sublayers(net, removable=False), get_architecture(net).cuts_heads
-    table = unit_prices(net, parts)
-    assert {part.last for part in parts} == table.keys()
-    assert sum(price.whole for price in table.values()) == sum(out * inner for out, inner in site_shapes(net).values())
+    assert sum(part.weights(net) for part in parts) == sum(out * inner for out, inner in site_shapes(net).values())
     for part in (part for part in parts if part.kind == "ffn" or cuts_heads):
-        smaller, price = copy.deepcopy(net), table[part.last]
-        cut_units(smaller, {part.last: torch.arange(price.count) != price.count - 1})
+        smaller, count = copy.deepcopy(net), part.count(net)
+        cut_units(smaller, {part.last: torch.arange(count) != count - 1})
         matrices = [sum(of.get_parameter(f"{name}.weight").numel() for name in part.sites.values())
                     for of in (net, smaller)]  # fmt: skip
-        assert matrices[0] - matrices[1] == price.weights
-        assert matrices[0] == price.whole == price.count * price.weights
+        assert matrices[0] - matrices[1] == part.price(net)
+        assert matrices[0] == part.weights(net) == count * part.price(net)
 
 
 def test_one_component_of_each_is_the_least():

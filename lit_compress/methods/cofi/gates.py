@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
-from lit_compress.models.outline import unit_price
 from lit_compress.models.residual_stream import stream_norm
 from lit_compress.models.sites import get_removable, gives_states, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import replace
@@ -43,8 +42,8 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
     shapes = {
         "attention_layer": (len(attentions), 1),
         "ffn_layer": (len(ffns), 1),
-        "heads": (len(attentions), unit_price(net, attentions[0]).count),
-        "neurons": (len(ffns), unit_price(net, ffns[0]).count),
+        "heads": (len(attentions), attentions[0].count(net)),
+        "neurons": (len(ffns), ffns[0].count(net)),
         "hidden": (1, net.config.hidden_size),
     }
     return {name: shape for name, shape in shapes.items() if name in gates}
@@ -55,10 +54,9 @@ def gated_size(net: PreTrainedModel, gates: Collection[str]) -> Size:
     weights, parts = [], sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
-            price = unit_price(net, part)
-            sizes = {layer: 1, unit: price.count, "hidden": net.config.hidden_size}
+            sizes = {layer: 1, unit: part.count(net), "hidden": net.config.hidden_size}
             factors = [(name, 0 if name == "hidden" else group) for name in sizes if name in gates]
-            weights.append(Weights(price.whole // prod(sizes[name] for name, _ in factors), *factors))
+            weights.append(Weights(part.weights(net) // prod(sizes[name] for name, _ in factors), *factors))
     return Size(weights, gate_shapes(net, gates))
 
 

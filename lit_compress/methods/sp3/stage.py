@@ -223,7 +223,7 @@ class ProjectedStage(GatedStage):
         self._slots = GateSlots(net, self.form)
         self._rms = get_architecture(net).rms
         sublayers = reversed(self.form.residual_stream(net).sublayers)
-        firsts = reversed({sublayer.host: sublayer for sublayer in sublayers}.values())
+        firsts = reversed({sublayer.block: sublayer for sublayer in sublayers}.values())
         self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
 
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
@@ -361,7 +361,7 @@ def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
 def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:
     """Freeze the embeddings and, in post-norm models, the original matrices (pre-norm ones hold projections)."""
     for sublayer in () if stream.pre_norm else stream.sublayers:
-        for name in sublayer.linears.values():
+        for name in sublayer.sites.values():
             layer = net.get_submodule(name)
             for parameter in (layer.weight, layer.bias):
                 if parameter is not None:

@@ -76,7 +76,7 @@ def gate_shapes(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -
 def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, units) for all gates, used or not."""
     attentions, networks, wide = len(stream.attentions), len(stream.networks), head_width(net, "encoder")
-    _, neurons = size_at(net, stream.networks[0].linears["down"])
+    _, neurons = size_at(net, stream.networks[0].sites["down"])
     return {
         "hidden": (len(stream.sites), net.config.hidden_size), "qk": (attentions, wide), "vo": (attentions, wide),
         "neurons": (networks, neurons), "heads": (attentions, net.config.num_attention_heads),
@@ -108,11 +108,11 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
                 inner = ("qk" if role in "qk" else "vo", i)
                 products.append(weights(1, ("hidden", read), inner, *whole))
             else:
-                products.append(weights(size_at(net, sublayer.linears[role])[role == "o"], ("hidden", read)))
+                products.append(weights(size_at(net, sublayer.sites[role])[role == "o"], ("hidden", read)))
         if positions:
             products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
-        for role, read in (*sublayer.roles.items(), (sublayer.last, sublayer.writes)):
+        for role, read in (*sublayer.roles.items(), ("down", sublayer.writes)):
             products.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
     if "hidden" in form.gates:
         changes = [sublayer for sublayer in stream.sublayers if sublayer.reads != sublayer.writes]
@@ -148,7 +148,7 @@ class GateSlots:
             ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == i]
             self.sites.append([net.get_submodule(name) for name in (*place.norms, *ends)])
         self.attentions, self.networks = (
-            [{role: net.get_submodule(name) for role, name in sublayer.linears.items()} for sublayer in blocks]
+            [{role: net.get_submodule(name) for role, name in sublayer.sites.items()} for sublayer in blocks]
             for blocks in (stream.attentions, stream.networks)
         )
 

@@ -109,7 +109,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
         (_turn if stream.pre_norm else _project_norms)(net, stream, bases.sites)
     if has_head_projections(net):
         for sublayer, query, key, value in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
-            d, _ = size_at(net, sublayer.linears["q"])
+            d, _ = size_at(net, sublayer.sites["q"])
             gates_v = d * ("vo" in named or "heads" in named)
             for role, projection, side, gates in (
                 ("q", query, "out", d * ("qk" in named)),
@@ -118,10 +118,10 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
                 ("o", value.mT, "in", int("attention_layer" in named)),
             ):
                 matrix = torch.block_diag(*projection) if form.heads == "dense" else projection
-                _put(net, sublayer.linears[role], matrix, side, heads, 0, gates, form.heads)
+                _put(net, sublayer.sites[role], matrix, side, heads, 0, gates, form.heads)
     for sublayer in stream.networks:
-        neurons = size_at(net, sublayer.linears["down"])[1] * ("neurons" in form.gates)
-        _put(net, sublayer.linears["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
+        neurons = size_at(net, sublayer.sites["down"])[1] * ("neurons" in form.gates)
+        _put(net, sublayer.sites["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
     return move(net, dtype).train(net.training)
 
 
@@ -154,12 +154,12 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
             fill(table, weight=table.weight.double() @ writes[0].mT)
     for sublayer in stream.sublayers:
         for role in sublayer.roles:
-            _absorb(net, sublayer.linears[role], norms[sublayer.norm], axes[sublayer.reads])
-        last, write = net.get_submodule(sublayer.linears[sublayer.last]), writes[sublayer.writes]
+            _absorb(net, sublayer.sites[role], norms[sublayer.norm], axes[sublayer.reads])
+        last, write = net.get_submodule(sublayer.last), writes[sublayer.writes]
         weight, bias = plain(last)
         fill(last, weight=write @ weight, bias=None if bias is None else write @ bias)
         if sublayer.kind == "attention":
-            StreamBlock.adopt(net.get_submodule(sublayer.host))
+            StreamBlock.adopt(net.get_submodule(sublayer.block))
     for sublayer in stream.group_ends:
         junction = BasisChange(net.config.hidden_size)
         fill(junction, weight=axes[sublayer.writes].mT @ axes[sublayer.reads])
@@ -241,9 +241,9 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
             _fuse_attention(net, sublayer, sites, lead, relative)
         else:
             for role, read in sublayer.roles.items():
-                replace(net, sublayer.linears[role], _reader(net, sublayer.linears[role], sites[read]))
-            weight, bias = plain(net.get_submodule(sublayer.linears["o"]))
-            replace(net, sublayer.linears["o"], _writer(weight, bias, sites[sublayer.writes]))
+                replace(net, sublayer.sites[role], _reader(net, sublayer.sites[role], sites[read]))
+            weight, bias = plain(net.get_submodule(sublayer.sites["o"]))
+            replace(net, sublayer.sites["o"], _writer(weight, bias, sites[sublayer.writes]))
     return move(net, dtype)
 
 
@@ -320,7 +320,7 @@ def _fuse_attention(
     net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int, positions: Tensor | None
 ) -> None:
     """Fold an attention; q and k store their products with the relative ``positions`` [rows, d]."""
-    q, v, o = (module_at(net, sublayer.linears[role], ProjectedLinear) for role in "qvo")
+    q, v, o = (module_at(net, sublayer.sites[role], ProjectedLinear) for role in "qvo")
     heads, d, alive = q.heads, q.out_features, _gate(o.z_out, 1)
     z_q = _gate(q.z_out, d).view(heads, -1)
     z_v = alive.ne(0) * _gate(v.z_out, d).view(heads, -1)
@@ -328,7 +328,7 @@ def _fuse_attention(
     in_scores, in_values = z_q.gt(0).any(0), z_v.gt(0).any(0)
 
     def rows(role: str, directions: Tensor, z: Tensor) -> None:
-        layer, site = module_at(net, sublayer.linears[role], ProjectedLinear), sites[sublayer.roles[role]]
+        layer, site = module_at(net, sublayer.sites[role], ProjectedLinear), sites[sublayer.roles[role]]
         weight, own_bias = plain(layer)
         bias = _moved(weight, own_bias, site)
         picked, z = (used[:, None] & directions).flatten(), z.flatten().to(weight.device)
@@ -337,7 +337,7 @@ def _fuse_attention(
         if positions is not None and role != "v":
             products = positions @ weight.mT + (0 if own_bias is None else own_bias)
             new.add_positions((_gate(layer.z_out, products.shape[1]).to(products) * products)[:, picked])
-        replace(net, sublayer.linears[role], new)
+        replace(net, sublayer.sites[role], new)
 
     rows("q", in_scores, z_q)
     rows("k", in_scores, torch.ones_like(z_q))
@@ -347,9 +347,9 @@ def _fuse_attention(
     projection, shift = (tensor.double() for tensor in o.projected())
     bias = alive * (weight @ shift + (0 if bias is None else bias))
     weight, of_heads = alive * (weight @ projection[:, picked]), {"heads": int(used.sum()), "head_width": d // heads}
-    replace(net, sublayer.linears["o"], _writer(weight, bias, sites[sublayer.writes], lead=lead, side="in", **of_heads))
+    replace(net, sublayer.sites["o"], _writer(weight, bias, sites[sublayer.writes], lead=lead, side="in", **of_heads))
     left = used.nonzero().flatten().tolist() or [0]
-    tell_heads(net, sublayer.linears["q"].rpartition(".")[0], d // heads, left)
+    tell_heads(net, sublayer.sites["q"].rpartition(".")[0], d // heads, left)
 
 
 @torch.no_grad()
@@ -369,17 +369,17 @@ def _take_positions(net: PreTrainedModel) -> Tensor | None:
 
 
 def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
-    down = module_at(net, sublayer.linears["down"], ProjectedLinear)
+    down = module_at(net, sublayer.sites["down"], ProjectedLinear)
     alive = _gate(down.z_out, 1)
     z = alive.ne(0) * _gate(down.z_in, down.in_features)
     kept = z > 0
     for role, read in sublayer.roles.items():
-        new, rows = _reader(net, sublayer.linears[role], sites[read]), kept.repeat(len(parts_of(role)))
-        replace(net, sublayer.linears[role], _narrow(new.weight[rows], None if new.bias is None else new.bias[rows]))
+        new, rows = _reader(net, sublayer.sites[role], sites[read]), kept.repeat(len(parts_of(role)))
+        replace(net, sublayer.sites[role], _narrow(new.weight[rows], None if new.bias is None else new.bias[rows]))
     weight, bias = plain(down)
     alive, z = alive.to(weight), z.to(weight)
     weight, bias = alive * (weight * z)[:, kept], None if bias is None else alive * bias
-    replace(net, sublayer.linears["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
+    replace(net, sublayer.sites["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
 
 
 def _narrow(weight: Tensor, bias: Tensor | None, **places: Any) -> NarrowLinear:
