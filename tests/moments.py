@@ -31,11 +31,6 @@ def factors_of(decomposer: Decomposer) -> Callable[[str, Tensor, int], tuple[Ten
     return lambda name, weight, rank: decomposer(name, weight, rank).factors(rank)
 
 
-def sigma_of(decomposer: Decomposer) -> Callable[[str, Tensor], Tensor]:
-    """Return the function of name and weight that gives all singular values."""
-    return lambda name, weight: decomposer(name, weight).sigma
-
-
 def estimated_loss(
     weight: Tensor, approx: Tensor, inputs: Moment = None, gradients: Moment = None, mean: Tensor | None = None
 ) -> float:

@@ -6,7 +6,6 @@ A matrix that a factorization would not make smaller stays dense.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil, floor
 
 import torch
@@ -57,71 +56,42 @@ def rounded(number: int, multiple: int) -> int:
     return number - number % multiple if number >= multiple else number
 
 
-@dataclass(frozen=True)
-class Price:
-    """The cost of a factorized matrix at a rank, and of the dense one: parameters or FLOPs.
-
-    Attributes:
-        component: of one more rank, above 0.
-        dense: of the whole matrix, or of all stacked matrices.
-    """
-
-    component: float
-    dense: float
-
-    def at(self, rank: int) -> float:
-        """Return the price at a rank; dense where factors would not be cheaper."""
-        return min(rank * self.component, self.dense)
-
-    def saves(self, rank: int) -> bool:
-        """Return whether factors of this rank are cheaper than the dense matrix."""
-        return rank * self.component < self.dense
-
-
-def prices_of(shapes: Mapping[str, tuple[tuple[int, ...], int]]) -> dict[str, Price]:
-    """Return by name the parameters of every matrix, or stack of matrices, of the shape (heights, width)."""
-    return {name: Price(sum(outs) + inner, sum(outs) * inner) for name, (outs, inner) in shapes.items()}
-
-
-def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int = 1) -> dict[str, int]:
-    """Spend a budget on the components of all matrices that are worth most for their price; return the rank by matrix.
+def allocate(sigma: Mapping[str, Tensor], shapes: Mapping[str, Shape], budget: float, step: int = 1) -> dict[str, int]:
+    """Spend a budget of parameters on the components that are worth most for their price; return the rank by matrix.
 
     One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix, of at least one
     component. With the singular values of a Fisher-weighted matrix the sum over dropped components is the second-order
-    estimate of the loss it costs (second-order compression, section 3). A matrix whose factors would not be cheaper is
+    estimate of the loss it costs (second-order compression, section 3). A matrix whose factors would not be smaller is
     left out and stays dense.
 
     Args:
-        sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
-        prices: by matrix.
+        sigma: singular values by matrix, falling.
+        shapes: by matrix; matrices that are stacked on one right factor count as one.
         budget: not exceeded, unless one step each is more.
         step: ranks are multiples of it, except if a matrix has fewer components; so many components count as one.
     """
-    if step > 1:
-        groups, coarse = {}, {}
-        for name, values in sigma.items():
-            energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
-            groups[name] = energy.view(-1, step).sum(1).sqrt()
-            price = prices[name]
-            coarse[name] = Price(step * price.component, price.dense)
-        counts = allocate(groups, coarse, budget)
-        return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}
-    worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}
+    worth = {}
+    for name, values in sigma.items():
+        energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
+        worth[name] = energy.view(-1, step).sum(1) / (step * sum(shapes[name]))
     thresholds = torch.cat(list(worth.values())).sort(descending=True).values
-    thresholds = torch.cat([thresholds.new_full((1,), torch.inf), thresholds])  # at the first, one component each
+    thresholds = torch.cat([thresholds.new_full((1,), torch.inf), thresholds])  # at the first, one step each
 
-    def ranks(threshold: Tensor) -> dict[str, int]:
+    def steps(threshold: Tensor) -> dict[str, int]:
         return {name: max(1, int((values >= threshold).sum())) for name, values in worth.items()}
 
-    def size(chosen: dict[str, int]) -> float:
-        return sum(prices[name].at(rank) for name, rank in chosen.items())
+    def price(name: str, count: int) -> int:
+        return stored(*shapes[name], step * count)
 
-    last = largest(lambda i: size(ranks(thresholds[i])) <= budget, 0, len(thresholds) - 1)
-    chosen = ranks(thresholds[last])
+    def size(chosen: dict[str, int]) -> int:
+        return sum(price(*pair) for pair in chosen.items())
+
+    last = largest(lambda i: size(steps(thresholds[i])) <= budget, 0, len(thresholds) - 1)
+    chosen = steps(thresholds[last])
     if last + 1 < len(thresholds):  # many components may be worth the same: those that are affordable are kept
         left = budget - size(chosen)
-        for name, rank in ranks(thresholds[last + 1]).items():
-            price = prices[name]
-            while chosen[name] < rank and (more := price.at(chosen[name] + 1) - price.at(chosen[name])) <= left:
+        for name, count in steps(thresholds[last + 1]).items():
+            while chosen[name] < count and (more := price(name, chosen[name] + 1) - price(name, chosen[name])) <= left:
                 chosen[name], left = chosen[name] + 1, left - more
-    return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}
+    saving = [name for name, count in chosen.items() if step * count <= largest_rank(*shapes[name])]
+    return {name: min(step * chosen[name], len(sigma[name])) for name in saving}

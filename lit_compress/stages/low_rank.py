@@ -55,8 +55,8 @@ class Factors(ByRule):
         )
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank that makes no matrix smaller."""
-        self.rule.check(net)
+        """Refuse a rank that makes no matrix smaller, and a density below one component of each."""
+        self.rule.allocate(net)
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
@@ -65,9 +65,8 @@ class Factors(ByRule):
 
         The factors have the rule's rank, or, if singular values decide, as many components as make the matrix smaller.
         """
-        decomposer, even = self.decomposer(net, statistics), None
-        if self.rule.allocation == "uniform":
-            even = self.rule.allocate(net)
+        decomposer = self.decomposer(net, statistics)
+        even = self.rule.allocate(net) if self.rule.allocation == "uniform" else None
         members = {name: sites for name, sites in self.rule.members(net).items() if name in names}
         for name, sites in track(members.items(), "singular values", len(members)):
             if even is not None and name not in even:
@@ -84,9 +83,7 @@ class Factors(ByRule):
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, int]:
         """Return {site: rank}; without singular values, for matrices that matter alike."""
-        if measured is None:
-            return self.rule.even(net)
-        return self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
+        return self.rule.allocate(net, None if measured is None else lambda name: measured[f"{name}.sigma"])
 
     def loss(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured) -> float:
         """Return the half of the sum of the squared singular values that are left out."""

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.models.accounting import dense_layers
-from lit_compress.models.sites import find_sites, size_at, stacks
-from lit_compress.models.surgery import stacked_weight
-from lit_compress.numerics.ranks import (
-    Price,
-    Shape,
-    allocate,
-    largest_rank,
-    prices_of,
-    rank_for_density,
-    rank_for_ratio,
-    rounded,
-    stored,
-)
+from lit_compress.models.sites import site_shapes, stacks
+from lit_compress.numerics.ranks import Shape, allocate, largest_rank, rank_for_density, rank_for_ratio, rounded, stored
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -75,28 +63,19 @@ class RankRule:
         """Whether no matrix is factorized."""
         return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
 
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse by a UserError a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
-
-        Also refuse a budget below one component of each matrix.
-        """
-        replace(self, allocation="uniform").allocate(net)
-        if self.allocation == "global" and self.by_density:
-            self._budget(self.prices(net))
-
-    def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
+    def allocate(self, net: PreTrainedModel, sigma: Callable[[str], Tensor] | None = None) -> dict[str, int]:
         """Return {site: rank} of the Linears of the dense ``net`` to factorize; a stack is called by its first site.
 
-        ``sigma``, for ``global``, is a function of site and weight that returns singular values, falling, on one scale
-        for all sites. For a stack it gets the rows of all matrices.
+        ``sigma``, for ``global``, gives the singular values of a site or stack, falling, on one scale for all. None:
+        all matrices matter alike; only shapes are read.
 
         Raises:
             UserError: the rank or the ratio makes no matrix smaller, or the budget is below one component of each.
         """
         if self.keeps_all:
             return {}
-        members = self.members(net)
-        shapes = {n: (sum(size_at(net, s)[0] for s in sites), size_at(net, n)[1]) for n, sites in members.items()}
+        sizes = site_shapes(net)
+        shapes = {n: (sum(sizes[s][0] for s in sites), sizes[n][1]) for n, sites in self.members(net).items()}
         ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
         kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
         if not kept and not self.by_density:
@@ -105,14 +84,21 @@ class RankRule:
             raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
         if self.allocation == "uniform":
             return self._filled(kept, shapes) if (self.fill or self.round_to > 1) and self.by_density else kept
-        assert sigma is not None
-        prices = self.prices(net)
+        budget: float = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         if self.by_density:
-            budget = self._budget(prices)
-        else:
-            budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        sigmas = {name: sigma(name, stacked_weight(net, names)) for name, names in members.items()}
-        chosen = allocate(sigmas, prices, budget, self.round_to)
+            whole = sum(out * inner for out, inner in shapes.values())
+            least = sum(stored(*shape, self.round_to) for shape in shapes.values())
+            if self.density * whole < least:
+                raise UserError(
+                    f"model.density: {self.density} of the sites cannot be reached with allocation global; one step of "
+                    f"the ranks each makes {least / whole + 5e-4:.3f}"
+                )
+            budget = floor(self.density * whole)
+        chosen = allocate(
+            {name: _even(i / len(shapes), *shape) if sigma is None else sigma(name)
+             for i, (name, shape) in enumerate(shapes.items())},
+            shapes, budget, self.round_to,
+        )  # fmt: skip
         return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in chosen.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
@@ -129,43 +115,11 @@ class RankRule:
                 filled[name], left = rank + step, left - more
         return filled
 
-    def even(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return the ranks that the dense ``net`` would get if its matrices mattered alike; only shapes are read."""
-        if self.allocation == "uniform":
-            return self.allocate(net)
-        prices = self.prices(net)
-        place = {name: i / len(prices) for i, name in enumerate(prices)}  # no two components are worth the same
-
-        def sigma(name: str, weight: Tensor) -> Tensor:
-            most = min(weight.shape)
-            worth = 1 - (torch.arange(most, dtype=torch.float64) + place[name]) / most
-            return (prices[name].component * worth).sqrt()
-
-        return self.allocate(net, sigma)
-
-    def _budget(self, prices: Mapping[str, Price]) -> float:
-        """Return the budget of the matrices; a UserError below a step each."""
-        whole = sum(price.dense for price in prices.values())
-        least = sum(price.at(self.round_to) for price in prices.values())
-        if self.density * whole < least:
-            raise UserError(
-                f"model.density: {self.density} of the sites cannot be reached with allocation global; one step of "
-                f"the ranks each makes {least / whole + 5e-4:.3f}"
-            )
-        return floor(self.density * whole)
-
-    def prices(self, net: PreTrainedModel) -> dict[str, Price]:
-        """Return the parameters of every matrix or stack at every rank."""
-        members = self.members(net)
-        sizes = {site: size_at(net, site) for names in members.values() for site in names}
-        shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        return prices_of(shapes)
-
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave of ``net``, dense or factorized; ``density`` if it gives them."""
         if self.by_density:
             return self.density
-        shapes = [(layer.out_features, layer.in_features) for layer in dense_layers(net).values()]
+        shapes = list(site_shapes(net).values())
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
@@ -177,7 +131,7 @@ class RankRule:
         """Return {name: sites} in forward order: stacks, and every other site by itself."""
         stacked = self.stacks(net)
         inside = {name for names in stacked.values() for name in names[1:]}
-        return {s.name: stacked.get(s.name, (s.name,)) for s in find_sites(net) if s.name not in inside}
+        return {name: stacked.get(name, (name,)) for name in site_shapes(net) if name not in inside}
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:
@@ -185,3 +139,9 @@ class RankRule:
         if self.rank_ratio is not None:
             return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
         return rounded(rank_for_density(self.density, out, inner), self.round_to)
+
+
+def _even(place: float, out: int, inner: int) -> Tensor:
+    """Return singular values with which matrices matter alike; in ``place``, no two components are worth the same."""
+    most = min(out, inner)
+    return ((out + inner) * (1 - (torch.arange(most, dtype=torch.float64) + place) / most)).sqrt()

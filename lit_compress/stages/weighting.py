@@ -190,8 +190,7 @@ class WeightedFactors(UnderWeighting, Factors):
     """Low rank under a weighting."""
 
     def check(self, net: PreTrainedModel) -> None:
-        """Also refuse ranks that cannot be, and a shape."""
-        self.rule.check(net)
+        """Also refuse a shape."""
         super().check(net)
         if self.rule.uniform:
             raise UserError(

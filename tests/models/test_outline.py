@@ -15,7 +15,6 @@ from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import find_sites, site_shapes, sublayers
 from lit_compress.models.storage import save_net
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.ranks import Price, prices_of
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
@@ -70,11 +69,6 @@ def test_rows_are_kept_evenly(density):
     assert {type(net.get_submodule(name)) for name in sites} == {LowRankRowsLinear}
 
 
-def test_parameters_of_stacks():
-    shapes = {"qkv": ((8, 8, 8), 10), "k": ((8,), 10)}
-    assert prices_of(shapes) == {"qkv": Price(34, 240), "k": Price(18, 80)}
-
-
 @pytest.mark.parametrize("family", ALL)
 def test_a_unit_weighs_what_a_net_without_it_lacks(family):
     """Delete one head, or head of keys with its queries, or neuron, and count the parameters that are left."""
@@ -94,7 +88,7 @@ def test_a_unit_weighs_what_a_net_without_it_lacks(family):
 def test_one_component_of_each_is_the_least():
     net = make_net("bert")
     rule = RankRule(0.02, allocation="global")
-    least = sum(price.component for price in rule.prices(net).values()) / dense_site_params(net)
+    least = sum(map(sum, site_shapes(net).values())) / dense_site_params(net)
     with pytest.raises(UserError, match=rf"model\.density: 0\.02 of the sites .* makes {least + 5e-4:.3f}"):
-        rule.check(net)
-    RankRule(least + 1e-3, allocation="global").check(net)
+        rule.allocate(net)
+    RankRule(least + 1e-3, allocation="global").allocate(net)

@@ -12,11 +12,9 @@ from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import (
-    Price,
     allocate,
     break_even_rank,
     largest_rank,
-    prices_of,
     rank_for_density,
     rank_for_ratio,
     stored,
@@ -48,7 +46,7 @@ def test_bert_base_fixed_ranks(bert_base, rank, sites):
 )
 def test_what_saves_nothing_is_one_line(rule, words):
     with pytest.raises(UserError, match=words):
-        RankRule(**rule).check(make_net())  # 32 x 64: break-even 21.3
+        RankRule(**rule).allocate(make_net())  # 32 x 64: break-even 21.3
 
 
 @pytest.mark.parametrize("rule", [RankRule(1.0), RankRule(0.5, rank_ratio=1.0), RankRule(1.0, allocation="global")])
@@ -66,23 +64,23 @@ def test_largest_rank_is_the_last_that_saves():
 def test_stacked_matrices_are_one_shape():
     """Three matrices on one right factor: a component costs the sum of their outs and the inputs once."""
     sigma = {"qkv": torch.tensor([4.0, 3.0, 2.0, 1.0]), "o": torch.tensor([3.9, 2.9, 1.9, 0.9])}
-    prices = prices_of({"qkv": ((10, 10, 10), 10), "o": ((10,), 10)})
+    shapes = {"qkv": (30, 10), "o": (10, 10)}
     # 16, 9 | 4, 1 over 40 beside 15.21, 8.41, 3.61 | 0.81 over 20
-    assert allocate(sigma, prices, 40 * 2 + 20 * 3) == {"qkv": 2, "o": 3}
+    assert allocate(sigma, shapes, 40 * 2 + 20 * 3) == {"qkv": 2, "o": 3}
 
 
-@pytest.mark.parametrize("budget", [20.0, 33.0, 50.0, 64.0, 75.0])
-def test_any_price(budget):
-    """One threshold on energy per price; where factors are dearer than the dense matrix it stays, and is counted."""
-    prices = {"a": Price(7.0, 30.0), "b": Price(3.0, 36.0), "c": Price(1.5, 5.0)}
+@pytest.mark.parametrize("budget", [30.0, 33.0, 50.0, 64.0, 75.0])
+def test_worth_decides(budget):
+    """One threshold on energy per price; where factors are larger than the dense matrix it stays, and is counted."""
+    shapes = {"a": (5, 6), "b": (9, 4), "c": (3, 3)}
     generator, scale = torch.Generator().manual_seed(0), {"a": 3.0, "b": 1.0, "c": 0.2}
-    sigma = {n: x * torch.rand(5 - (n == "b"), generator=generator).double().sort(descending=True).values
+    sigma = {n: x * torch.rand(min(shapes[n]), generator=generator).double().sort(descending=True).values
              for n, x in scale.items()}  # fmt: skip
-    ranks = allocate(sigma, prices, budget)
-    assert all(rank * prices[n].component < prices[n].dense for n, rank in ranks.items())
-    assert all(prices[n].dense <= len(sigma[n]) * prices[n].component for n in sigma if n not in ranks)
-    assert sum(prices[n].at(ranks.get(n, len(s))) for n, s in sigma.items()) <= budget
-    worth = {n: v**2 / prices[n].component for n, v in sigma.items()}
+    ranks = allocate(sigma, shapes, budget)
+    assert all(rank <= largest_rank(*shapes[n]) for n, rank in ranks.items())
+    assert all(len(sigma[n]) > largest_rank(*shapes[n]) for n in sigma if n not in ranks)
+    assert sum(stored(*shapes[n], ranks.get(n, len(s))) for n, s in sigma.items()) <= budget
+    worth = {n: v**2 / sum(shapes[n]) for n, v in sigma.items()}
     kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]
     dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
     assert min(kept, default=9e9) >= max(dropped, default=0)
@@ -92,17 +90,16 @@ def test_any_price(budget):
 @pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])
 def test_steps_of_ranks_spend_the_budget(step, decay):
     """Also where many components are worth the same."""
-    shapes = {str(i): ((96,) if i % 3 else (384,), 96) for i in range(24)}
+    shapes = {str(i): (96 if i % 3 else 384, 96) for i in range(24)}
     generator = torch.Generator().manual_seed(0)
     sigma = {}
     for name in shapes:
         noise = 1 if decay == 0 else 0.8 + 0.4 * torch.rand(96, generator=generator)
         sigma[name] = (torch.arange(1, 97).double() ** -decay * noise).sort(descending=True).values
-    prices = prices_of(shapes)
-    whole, least = (sum(price.at(rank) for price in prices.values()) for rank in (96, step))
+    whole, least = (sum(stored(*shape, rank) for shape in shapes.values()) for rank in (96, step))
     for density in (0.1, 0.25, 0.4, 0.5, 0.7):
-        ranks = allocate(sigma, prices, density * whole, step)
-        cost = sum(prices[name].at(ranks.get(name, 96)) for name in shapes)
+        ranks = allocate(sigma, shapes, density * whole, step)
+        cost = sum(stored(*shape, ranks.get(name, 96)) for name, shape in shapes.items())
         assert all(rank % step == 0 for rank in ranks.values())
         assert cost <= max(density * whole, least)
         assert density * whole < least or cost >= 0.98 * density * whole
@@ -112,7 +109,7 @@ def test_global_allocation_spends_the_whole_density():
     """The uniform rule rounds down at every matrix, the global one once."""
     net = make_net()
     rule = RankRule(0.4, allocation="global")
-    ranks = rule.allocate(net, lambda name, weight: torch.linalg.svdvals(weight.double()))
+    ranks = rule.allocate(net, lambda name: torch.linalg.svdvals(net.get_parameter(f"{name}.weight").double()))
     uniform = RankRule(0.4).allocate(make_net())
     factorize(net, ranks, None)
     other = factorize(make_net(), uniform, None)

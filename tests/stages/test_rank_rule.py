@@ -49,8 +49,8 @@ def test_ranks_in_multiples_within_the_density(allocation, stacked):
     net = make_net("bert", hidden_size=64, intermediate_size=128)
     places = {site.name: i for i, site in enumerate(find_sites(net))}
 
-    def sigma(name, weight):  # no two components are worth the same
-        return torch.linspace(2 + 0.01 * places[name], 1, min(weight.shape), dtype=torch.float64)
+    def sigma(name):  # no two components are worth the same
+        return torch.linspace(2 + 0.01 * places[name], 1, 64, dtype=torch.float64)
 
     rule = RankRule(0.5, allocation=allocation, stacked=stacked, round_to=4)
     ranks = rule.allocate(net, sigma)
