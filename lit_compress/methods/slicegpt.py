@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
 
 Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
-SLICED = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alone, one for every sub-layer
+SLICED = ProjectionSpec(("hidden",))  # bases of hidden states alone, one for every sub-layer
 
 
 @dataclass(frozen=True)

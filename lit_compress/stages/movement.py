@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lit_compress.layers import BlockMaskedLinear, MaskedLinear
+from lit_compress.layers import BlockMaskedLinear
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
 from lit_compress.stages.micro_batches import MicroBatches
@@ -72,7 +72,7 @@ class MaskedUnits:
         feed_forward: whether the layers belong to a feed-forward network.
     """
 
-    layers: tuple[MaskedLinear | BlockMaskedLinear, ...]
+    layers: tuple[BlockMaskedLinear, ...]
     cost: int
     feed_forward: bool
 
@@ -162,7 +162,7 @@ class MovementStage(CubicStage):
     def deploy(self, net: PreTrainedModel) -> None:
         """Replace the masked layers by Linears whose masked weights are zero."""
         for name, module in list(net.named_modules()):
-            if isinstance(module, MaskedLinear | BlockMaskedLinear):
+            if isinstance(module, BlockMaskedLinear):
                 replace(net, name, module.zeroed())
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:

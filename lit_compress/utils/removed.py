@@ -22,6 +22,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "fidelity": ("paper", "SP3 is the paper's; benchmarks/sp3 has a result of the authors' program"),
     "prune.norm": ("rms", "the norm in the projected space is always exact"),
+    "head_projections": ("dense", "one matrix projects all heads, as in the authors' program"),
     "skip_sites": (0, "all sites of the hidden states have gates"),
     "match_last": (True, "the last hidden states are always compared"),
     "prune.tolerance": (0.005, "the density is always met exactly"),

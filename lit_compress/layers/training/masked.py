@@ -9,47 +9,6 @@ from torch.nn import functional as F
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear, as_linear
 
 
-class MaskedLinear(nn.Module):
-    """y = (m[:, None] * W) x + m * bias; m in {0, 1} is set from outside, and its gradient is given to the score.
-
-    With g = dL/dW' and W' = m[:, None] * W, the straight-through gradients are
-
-        dL/dscore_i = sum_j g_ij W_ij        dL/dW_ij = m_i g_ij        dL/dbias_i = m_i dL/dbias'_i
-
-    So the score of a masked row still changes. The bias is masked with its row (nn_pruning's ``bias_mask``) but
-    does not enter the gradient of the score.
-
-    Attributes:
-        weight: [out_features, in_features]
-        bias: [out_features] or None
-        score: [out_features], learned
-        mask: bool [out_features], True = keep
-    """
-
-    mask: torch.Tensor
-
-    def __init__(self, linear: nn.Linear) -> None:
-        """Take weight and bias of ``linear``; scores start at 0, and every row is kept."""
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.score = nn.Parameter(torch.zeros(linear.out_features))
-        self.register_buffer("mask", torch.ones(linear.out_features, dtype=torch.bool))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [..., in_features] to [..., out_features]."""
-        through = self.mask + (self.score - self.score.detach())  # the mask's value, the score's gradient
-        bias = None if self.bias is None else self.mask * self.bias
-        return F.linear(x, through[:, None] * self.weight, bias)
-
-    def zeroed(self) -> LowRankSparseLinear:
-        """Return a layer of rank 0 whose weight and bias are zero at the masked rows."""
-        layer = LowRankSparseLinear(self.in_features, self.out_features, 0, bias=False)
-        layer.sparse = nn.Parameter(self.mask[:, None] * self.weight.detach())
-        layer.bias = None if self.bias is None else nn.Parameter(self.mask * self.bias.detach())
-        return layer
-
-
 class BlockMaskedLinear(nn.Module):
     """y = (M * W) x + bias; M is one m in {0, 1} per block of W, set from outside, and gives its gradient to the score.
 
@@ -57,7 +16,7 @@ class BlockMaskedLinear(nn.Module):
 
         dL/dscore_B = sum over the weights ij of block B of g_ij W_ij        dL/dW_ij = M_ij g_ij
 
-    Blocks of (1, in) are rows, blocks of (out, 1) are columns. The bias is not masked.
+    So the score of a masked block still changes. Blocks of (1, in) are rows, of (out, 1) columns; the bias is kept.
 
     Attributes:
         weight: [out_features, in_features]
@@ -96,6 +55,29 @@ class BlockMaskedLinear(nn.Module):
         return (blocks * grid[None, :, None, :, None]).reshape(self.out_features, self.in_features)
 
     @torch.no_grad()
-    def zeroed(self) -> nn.Linear:
+    def zeroed(self) -> nn.Module:
         """Return the Linear whose masked blocks are zero."""
         return as_linear(self._product(self.mask), self.bias)
+
+
+class MaskedLinear(BlockMaskedLinear):
+    """y = (m[:, None] * W) x + m * bias: the blocks are rows, and the bias is masked with its row.
+
+    That is nn_pruning's ``bias_mask``; the bias does not enter the gradient of the score.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear, (1, linear.in_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        through = self.mask + (self.score - self.score.detach())  # the mask's value, the score's gradient
+        bias = None if self.bias is None else self.mask * self.bias
+        return F.linear(x, through[:, None] * self.weight, bias)
+
+    def zeroed(self) -> LowRankSparseLinear:
+        """Return a layer of rank 0 whose weight and bias are zero at the masked rows."""
+        layer = LowRankSparseLinear(self.in_features, self.out_features, 0, bias=False)
+        layer.sparse = nn.Parameter(self.mask[:, None] * self.weight.detach())
+        layer.bias = None if self.bias is None else nn.Parameter(self.mask * self.bias.detach())
+        return layer

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-HeadProjections = Literal["dense", "block"]
-
 
 class ProjectedNorm(nn.Module):
     """y = z * (p_in x + shift);  p_out (z * norm(y)) + bias, in place of a LayerNorm (Eqs. 8, 9).
@@ -54,7 +52,7 @@ class ProjectedLinear(nn.Module):
     Attributes:
         weight: [out_features, in_features], the original.
         bias: [out_features] or None.
-        projection: [n, n], n the number of inputs or outputs; with ``block`` [heads, n / heads, n / heads]; or None.
+        projection: [n, n], n the number of inputs or outputs, in which heads can mix when it is trained; or None.
         shift: bias of the projection [n], zeros at first; or None.
         z_in: values of the inputs' gates in this forward [in_features], set from outside; None for 1.
         z_out: values of the outputs' gates [out_features] or [1], likewise.
@@ -73,7 +71,7 @@ class ProjectedLinear(nn.Module):
         heads: int = 1,
         gates_in: int = 0,
         gates_out: int = 0,
-        form: HeadProjections = "dense",
+        form: Literal["dense"] = "dense",
     ) -> None:
         """Make the layer with empty parameters.
 
@@ -82,7 +80,7 @@ class ProjectedLinear(nn.Module):
             side: whether inputs (``in``) or outputs (``out``), which belong to ``heads``, are projected; None: neither.
             heads: number of heads.
             gates_in, gates_out: numbers of gates on inputs and outputs; 0 for none.
-            form: ``dense`` for one projection, in which heads can mix when it is trained; ``block`` for one per head.
+            form: in the structures of checkpoints, where version 0.2 had another one.
         """
         super().__init__()
         self.in_features, self.out_features, self.side, self.heads = in_features, out_features, side, heads
@@ -90,33 +88,20 @@ class ProjectedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         size = {"in": in_features, "out": out_features, None: 0}[side]
-        shape = (size, size) if form == "dense" else (heads, size // heads, size // heads)
-        self.projection = nn.Parameter(torch.empty(shape)) if side else None
+        self.projection = nn.Parameter(torch.empty(size, size)) if side else None
         self.shift = nn.Parameter(torch.zeros(size)) if side else None
         for name, count in (("z_in", gates_in), ("z_out", gates_out)):
             self.register_buffer(name, torch.ones(count) if count else None)
-
-    def projected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the projection as [n, n] and its bias [n]."""
-        assert self.projection is not None and self.shift is not None
-        return self.projection if self.form == "dense" else torch.block_diag(*self.projection), self.shift
-
-    def _project(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.projection is not None and self.shift is not None
-        if self.form == "dense":
-            return F.linear(x, self.projection, self.shift)
-        heads = x.unflatten(-1, (self.heads, -1))
-        return torch.einsum("...hi,hoi->...ho", heads, self.projection).flatten(-2) + self.shift
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         if self.z_in is not None:
             x = x * self.z_in.to(x.dtype)
         if self.side == "in":
-            x = self._project(x)
+            x = F.linear(x, self.projection, self.shift)  # type: ignore[arg-type]
         y = F.linear(x, self.weight, self.bias)
         if self.side == "out":
-            y = self._project(y)
+            y = F.linear(y, self.projection, self.shift)  # type: ignore[arg-type]
         return y if self.z_out is None else y * self.z_out.to(y.dtype)
 
 

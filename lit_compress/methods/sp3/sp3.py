@@ -22,7 +22,7 @@ Deviations, and where the paper is silent:
     - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
       all heads of a layer (Appendix C). Open gates keep their soft value, which is folded into the weights.
     - Projections of heads are trained as one matrix, in which heads mix, as in the program; the paper writes one per
-      head (`prune.head_projections: block`).
+      head.
     - Original matrices and embeddings are frozen, as in the program: projections, norms and the head are trained.
     - The density is exact: the gates decide on heads and layers, then one threshold over all dimensions meets the
       budget in every validation; the program accepts any epoch within 0.02.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.second_moments import Grams, collect_grams
 from lit_compress.layers import HardConcrete
-from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.gates import (
     DIMENSIONS,
@@ -72,7 +71,6 @@ class ProjectedPruning(GatedTraining):
         examples: number of training examples for calibration.
         tokens: number of tokens of these examples that are used.
         group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
-        head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
         train_originals: also train the weights between the projections, and the embeddings.
     """
 
@@ -89,7 +87,6 @@ class ProjectedPruning(GatedTraining):
     examples: int = 512
     tokens: int = 4096
     group: int = 1
-    head_projections: HeadProjections = "dense"
     train_originals: bool = False
     matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens")}
 
@@ -133,7 +130,7 @@ class ProjectedStage(GatedStage):
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
         self.params = params
-        self.form = ProjectionSpec(settings.gates, settings.group, settings.head_projections)
+        self.form = ProjectionSpec(settings.gates, settings.group)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers.training.projected import HeadProjections
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
@@ -34,13 +33,10 @@ class ProjectionSpec:
     Attributes:
         gates: names of the gates.
         group: number of sub-layers that share a basis of the residual stream, in pre-norm models.
-        heads: ``dense``: the heads' projections are one matrix, in which heads can mix when it is trained; ``block``:
-            one matrix per head.
     """
 
     gates: Sequence[str] = GATES
     group: int = 1
-    heads: HeadProjections = "dense"
 
     def residual_stream(self, net: PreTrainedModel) -> ResidualStream:
         """Return the sites and sub-layers of the residual stream of ``net``.

@@ -117,8 +117,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
                 ("v", value, "out", gates_v),
                 ("o", value.mT, "in", int("attention_layer" in named)),
             ):
-                matrix = torch.block_diag(*projection) if form.heads == "dense" else projection
-                _put(net, sublayer.sites[role], matrix, side, heads, 0, gates, form.heads)
+                _put(net, sublayer.sites[role], torch.block_diag(*projection), side, heads, 0, gates)
     for sublayer in stream.networks:
         neurons = size_at(net, sublayer.sites["down"])[1] * ("neurons" in form.gates)
         _put(net, sublayer.sites["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
@@ -183,7 +182,7 @@ def plain(layer: Any) -> tuple[Tensor, Tensor | None]:
     """Return weight and bias of a Linear, multiplied by the projection of its outputs if it has one, in float64."""
     weight, bias = layer.weight.double(), None if layer.bias is None else layer.bias.double()
     if getattr(layer, "side", None) == "out":
-        projection, shift = (tensor.double() for tensor in layer.projected())
+        projection, shift = layer.projection.double(), layer.shift.double()
         weight, bias = projection @ weight, shift if bias is None else projection @ bias + shift
     return weight, bias
 
@@ -344,9 +343,10 @@ def _fuse_attention(
     rows("v", in_values, z_v)
     weight, bias = plain(o)
     picked, alive = (used[:, None] & in_values).flatten(), alive.to(weight)
-    projection, shift = (tensor.double() for tensor in o.projected())
-    bias = alive * (weight @ shift + (0 if bias is None else bias))
-    weight, of_heads = alive * (weight @ projection[:, picked]), {"heads": int(used.sum()), "head_width": d // heads}
+    assert o.projection is not None and o.shift is not None
+    bias = alive * (weight @ o.shift.double() + (0 if bias is None else bias))
+    weight = alive * (weight @ o.projection.double()[:, picked])
+    of_heads = {"heads": int(used.sum()), "head_width": d // heads}
     replace(net, sublayer.sites["o"], _writer(weight, bias, sites[sublayer.writes], lead=lead, side="in", **of_heads))
     left = used.nonzero().flatten().tolist() or [0]
     tell_heads(net, sublayer.sites["q"].rpartition(".")[0], d // heads, left)
