@@ -23,6 +23,7 @@ from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
 from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.methods import Method
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
@@ -81,7 +82,11 @@ def factorize_by_block(
     if compression.keeps_all:
         raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
     compression.folder = Path(method.backbone).expanduser()
-    compression.check_by_block(dense)
+    if not compression.by_block:
+        name = type(method).__name__
+        raise UserError(
+            f"--by_block: {name} needs the whole model in memory; leave the option out, or give --method LLMPruner"
+        )
     compression.check(dense)
     data.reads_labels = compression.reads_labels(method.kind)
     if recovery.refine is not None:
@@ -163,7 +168,7 @@ class _Work:
         reads = self.collector is not None or steps is not None
         settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
         begin_work("--by_block", self.folder, settings)
-        needed = 4 * self.before.bytes() + self.compression.bytes(self.dense)  # states, what is kept of blocks, export
+        needed = 4 * self.before.bytes() + 4 * dense_site_params(self.dense)  # states, what is kept of blocks, export
         needed += sum(map(_bytes, (self.net.net, *self.net.blocks)))
         if self.collector is not None:
             back = self.collector.statistic.labels is not None

@@ -23,13 +23,13 @@ Deviations:
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lit_compress.calibration.statistics import OfModel, Reduce
 from lit_compress.calibration.uses import frozen, real_rows
@@ -38,7 +38,7 @@ from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.models.sites import module_at
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Measured
+from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
@@ -94,6 +94,7 @@ class Layers(OneShot):
     """
 
     name, rounds = "blocks", False
+    by_block = False  # blocks change their numbers
     usual_density = 0.5
     blocks: int | None = None
     prune: KeptBlocks = KeptBlocks()
@@ -141,10 +142,6 @@ class Layers(OneShot):
             )
         self.counts(net)
 
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse: blocks change their numbers."""
-        raise UserError("--by_block: Layers needs the whole model; leave the option out")
-
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether forwards need the labels."""
         return self.prune.choice == "measured" and kind.reads_labels
@@ -168,9 +165,7 @@ class Layers(OneShot):
             "choice": "measured", "examples": self.examples(data), "kept": self.kept, "estimated_loss": loss
         }  # fmt: skip
 
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the numbers of the kept blocks, and their loss."""
         for path, numbers in statistics.items():
             yield (), {path: torch.tensor(numbers)}

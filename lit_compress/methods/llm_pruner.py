@@ -27,7 +27,7 @@ Deviations, and where paper and program differ:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import floor
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ from lit_compress.models.sites import SubLayer, cuttable
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Measured
+from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
@@ -183,9 +183,7 @@ class LLMPruner(OneShot):
         sites = [name for part in self.parts(net) for name in part.sites.values()]
         return Calibration(Gradients(sites=sites), batches)
 
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield which units of a sub-layer stay, bool [units]."""
         counts = self.counts(net)
         for part in (part for part in self.parts(net) if part.last in names):

@@ -59,7 +59,7 @@ from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Measured
+from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.devices import double, place_of_sums
@@ -106,6 +106,7 @@ class SliceGPT(OneShot):
 
     name = "axes"
     dense_states = False  # they have other axes, and fewer
+    by_block = False  # the directions of a site depend on the slices of all sites before it
     usual_density = 0.75
     slicing: float | None = None
     prune: Slicing = Slicing()
@@ -134,12 +135,6 @@ class SliceGPT(OneShot):
                 f"model.slicing: {self.slicing} leaves {density:.4f} of the weights, as the residual path gets "
                 "matrices; slices above about 0.13 leave fewer than there were"
             )
-
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse: the directions of a site depend on the slices of all sites before it."""
-        raise UserError(
-            "--by_block: SliceGPT needs the whole model in memory; leave the option out, or give --method LLMPruner"
-        )
 
     def asked(self, net: PreTrainedModel) -> float:
         """Return the density; if slices were asked for, the density at these widths."""
@@ -185,9 +180,7 @@ class SliceGPT(OneShot):
         batches = data.calibration_dataloader(count, CALIBRATION_SEED, "prune.examples")
         return Calibration(Axes(self.widths(net)), batches)
 
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the axes of a site that stay, U[:, :k] [d, k]."""
         widths = self.widths(net)
         for site, axes in statistics.items():

@@ -19,6 +19,7 @@ from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits, position
 from lit_compress.numerics.vectors import match_loss, vectors_loss
 
 LossKind = Literal["classification", "regression", "relevance", "vectors"]
+States = Sequence[Tensor]  # hidden states [batch, length, width], of the embeddings first
 NUMBERS = ("regression", "relevance")  # one logit per example; two models are compared by its difference
 
 
@@ -189,38 +190,34 @@ def distillation_loss(
 
 
 def layer_distillation_loss(
-    student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None, relative: bool = False,
-    variances: Sequence[Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+    student: States, teacher: States, mask: Tensor | None = None, relative: bool | States = False
+) -> Tensor:
     """Return the distance between the hidden states of student and teacher; no gradient reaches the teacher.
 
     sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
     App. E; l = 0 is the embedding output). With different depths L_s, L_t, student_l is compared with teacher_m, m = l
-    L_t / L_s rounded, halves up.
+    L_t / L_s rounded, halves to even.
 
     Args:
         student: L_s + 1 tensors [batch, length, width].
         teacher: L_t + 1 of them.
         mask: [batch, length], not 0 at real tokens; the mean is over those. None: padding is compared too.
         relative: divide every term by the variance of the teacher's state, over all components at the compared
-            positions, so that the loss does not change when teacher and student are scaled alike.
-        variances: for ``relative``, L_t + 1, of a larger batch of which this one is a part; None: of these states.
+            positions, so that the loss does not change when teacher and student are scaled alike; or by these L_t + 1,
+            of a larger batch of which this one is a part.
     """
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
     with _no_autocast(student[0]):
         weights = None if mask is None else _weights(mask, student[0])
         for level, state in enumerate(student):
-            matched = (2 * level * depth_teacher + depth) // (2 * depth)
+            matched = round(level * depth_teacher / depth)
             target = _full(teacher[matched]).detach()
             assert state.shape == target.shape, (state.shape, target.shape)
             distance = _mean_square(_full(state) - target, weights)
-            if relative:
-                if variances is None:
-                    variance = _mean_square(target - _mean(target, weights), weights)
-                else:
-                    variance = variances[matched]
-                distance = distance / variance.clamp_min(1e-12)
+            if relative is not False:
+                own = _mean_square(target - _mean(target, weights), weights) if relative is True else relative[matched]
+                distance = distance / own.clamp_min(1e-12)
             total = total + distance
     return total
 
@@ -240,8 +237,8 @@ def state_moments(state: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def matched_layers_loss(
-    student: Sequence[Tensor],
-    teacher: Sequence[Tensor],
+    student: States,
+    teacher: States,
     mask: Tensor | None,
     reduce: Callable[[Tensor], object] | None = None,
 ) -> Tensor:

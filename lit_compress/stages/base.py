@@ -6,7 +6,7 @@ buffers, so that checkpoints contain it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
-from lit_compress.numerics.losses import layer_distillation_loss
+from lit_compress.numerics.losses import States, layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.surgery import Structure
-    from lit_compress.stages.distillation import Distillation
 
 
 @dataclass(frozen=True)
@@ -214,15 +213,12 @@ class Stage(nn.Module):
         """Return the loss terms by name, whose sum is minimised; each is logged as ``train/<name>``."""
         return method.objective(method.logits(batch), batch, distil=self.distil)
 
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
+    def layer_loss(self, student: States, teacher: States, mask: Tensor | None, relative: bool | States) -> Tensor:
         """Return the distance between hidden states of student and teacher in one forward, embeddings first.
 
-        ``variances`` are of the teacher's states in the whole step, for a relative distance; None: of this batch.
+        ``relative`` has the variances of the teacher's states in the whole step, or says whether to take the batch's.
         """
-        return layer_distillation_loss(student, teacher, mask, settings.relative, variances)
+        return layer_distillation_loss(student, teacher, mask, relative)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.models.accounting import dense_site_params, stored_density
+from lit_compress.models.accounting import stored_density
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.calibration import Calibration, collected
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.stages.distillation import Distillation
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
@@ -39,6 +38,7 @@ CPU = torch.device("cpu")
 EXAMPLES = 1024  # that are read if the settings name no number
 Measured = Mapping[str, Tensor]
 Plan = dict[str, Any]  # by site
+Items = Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]  # of measurements
 
 
 class Compression:
@@ -54,6 +54,7 @@ class Compression:
         rounds: False if no numbers of units are chosen.
         uniform: True if all layers can keep the same numbers of heads and of neurons.
         dense_states: whether the states behind the blocks are to equal the dense model's.
+        by_block: False if the whole model must be in memory.
         decided_by_data: True if measurements decide which shapes are left.
         moments: the weighting whose second moments of training examples are summed; None for no such.
         behind: behind how many dense blocks those of each block are, in forward order; None: no block is missing.
@@ -65,7 +66,7 @@ class Compression:
     round_to: int | None = None
     rounds = True
     uniform = decided_by_data = False
-    dense_states = True
+    dense_states = by_block = True
     moments: str | None = None
     behind: Sequence[int] | None = None
 
@@ -73,9 +74,7 @@ class Compression:
         """Return the statistic and its examples, of ``data``; None if weights are enough. Only shapes are read."""
         return None
 
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the measurements of the matrices ``names``, one after the other.
 
         The dense ``net`` has their values, on the CPU; ``statistics`` by site are released. An item has names of sites
@@ -103,9 +102,6 @@ class Compression:
     def check(self, net: PreTrainedModel) -> None:
         """Refuse by a UserError settings that cannot work; only shapes of the dense ``net`` are read."""
 
-    def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse by a UserError settings that need the whole model; only shapes of the dense ``net`` are read."""
-
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is to be removed."""
@@ -114,10 +110,6 @@ class Compression:
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of the compressed ``net``."""
         return stored_density(net)
-
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the maximum bytes of the measurements; only shapes of the dense ``net`` are read."""
-        return 4 * dense_site_params(net)
 
     def told(self, net: PreTrainedModel, plan: Plan) -> dict[str, Any]:
         """Return the report's field on the plan; only shapes of the dense ``net`` are read."""
@@ -256,16 +248,6 @@ class CompressedStage(Stage):
             self.notes = {} if notes is None else {"calibration": notes}
         self.achieved = self.compression.density_left(net)
         return net
-
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Compare the k + 1 hidden states of a model with fewer blocks with the teacher's states round(j n / k)."""
-        last, of = len(student) - 1, len(teacher) - 1
-        layers = [round(j * of / last) for j in range(last + 1)]
-        spread = None if variances is None else [variances[layer] for layer in layers]
-        return super().layer_loss(student, [teacher[layer] for layer in layers], mask, settings, spread)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from lit_compress.layers import LowRankLinear
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
-from lit_compress.stages.compression import Compression, Measured
+from lit_compress.stages.compression import Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.progress import track
 
@@ -58,9 +58,7 @@ class Factors(ByRule):
         """Refuse a rank that makes no matrix smaller, and a density below one component of each."""
         self.rule.allocate(net)
 
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield of every matrix or stack its factors, with all singular values and the mean of its inputs.
 
         The factors have the rule's rank, or, if singular values decide, as many components as make the matrix smaller.

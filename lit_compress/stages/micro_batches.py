@@ -218,8 +218,8 @@ class MicroBatches(pl.LightningModule):
         for stacks in passes:
             for i, states in enumerate(stacks):
                 mask = self.kind.masks(batch)[i] if settings.mask_padding else None
-                own = () if self._variances is None else (self._variances[i],)
-                distance = self.stage.layer_loss(states, hidden_states(output)[i], mask, settings, *own)
+                relative = settings.relative if self._variances is None else self._variances[i]
+                distance = self.stage.layer_loss(states, hidden_states(output)[i], mask, relative)
                 if self._weights is not None:
                     distance = self._weights[1 + i if settings.mask_padding else -1] * distance
                 distances.append(distance)

@@ -8,14 +8,14 @@ the mean of its outputs, which the last bias carries, and its matrices are gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.moments import Gram, KroneckerFactors
+from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
 from lit_compress.models.outline import spread_evenly
@@ -31,7 +31,7 @@ from lit_compress.numerics.structures import (
     uniform_options,
     without_inputs,
 )
-from lit_compress.stages.compression import Compression, Measured
+from lit_compress.stages.compression import Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import UnderWeighting, Weighted, WeightedFactors, biased_sites, calibration_for
 from lit_compress.utils.errors import UserError
@@ -202,14 +202,7 @@ class UnitRemoval(UnderWeighting):
         """Return the moments of the last matrices of the sub-layers."""
         return calibration_for(self.settings, data, [part.last for part in sublayers(net, removable=False)])
 
-    def bytes(self, net: PreTrainedModel) -> int:
-        """Return the size of the moments."""
-        modules: list[Any] = [net.get_submodule(part.last) for part in sublayers(net, removable=False)]
-        return sum(Gram(module.in_features, torch.float32, "meta").flat.nbytes for module in modules)
-
-    def measure(
-        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
-    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         rule, biased = self.rule, biased_sites(net)
         if rule.uniform:  # of the sub-layers that can lose as many units each, of all but one unit

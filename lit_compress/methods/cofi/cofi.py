@@ -28,7 +28,6 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -54,6 +53,7 @@ from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import embedding_params, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
+from lit_compress.numerics.losses import States
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.lora import Retraining
@@ -64,7 +64,6 @@ from lit_compress.utils.sharding import Shards
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.stages.distillation import Distillation
 
 _CLAMP = (-4.6051702, 4.6051702)  # log of 1/100 and 100
 _START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0.83
@@ -143,10 +142,7 @@ class MatchedStage(Stage):
             return groups
         return [*groups, {"params": list(self.matching.parameters()), "weight_decay": 0.0, "clip": False}]
 
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
+    def layer_loss(self, student: States, teacher: States, mask: Tensor | None, relative: bool | States) -> Tensor:
         """Return the distance between matched layers of student and teacher."""
         assert self.matching is not None
         return self.matching(student, teacher, mask, self.over_step)

@@ -5,7 +5,6 @@ Equations and deviations are in sp3.py; gates and multipliers, which CoFi shares
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -38,11 +37,10 @@ from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
-from lit_compress.numerics.losses import matched_layers_loss
+from lit_compress.numerics.losses import States, matched_layers_loss
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.calibration import CALIBRATION_SEED
-from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
@@ -265,10 +263,7 @@ class ProjectedStage(GatedStage):
         size = torch.stack([0 * p.sum() for p in parameters]).sum()  # DDP needs all gradients
         return terms | {"size": size + terms["size"] if self._active else size}
 
-    def layer_loss(
-        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation,
-        variances: Sequence[Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
+    def layer_loss(self, student: States, teacher: States, mask: Tensor | None, relative: bool | States) -> Tensor:
         """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
 
         In pre-norm models in the original basis, without the mean where norms remove it, and without the last states.
