@@ -12,7 +12,7 @@ import torch
 from lit_compress.cli.targets import find_target
 from lit_compress.export.copies import copy_export, push
 from lit_compress.export.folder import check_out
-from lit_compress.export.modelling import check_own_code, renew_code, write_model
+from lit_compress.export.modelling import write_model
 from lit_compress.export.table import markdown
 from lit_compress.models.files import LazyTensors, net_shapes
 from lit_compress.models.own_code import forget_code, trust_code, trusts_code
@@ -104,7 +104,6 @@ def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None
         temporary: that holds it and is to go with the model; None if the folder stays.
     """
     net: Any = load_net(folder, as_stored=True)
-    check_own_code(f"load: '{folder}'", net, folder)
     path = folder / "report.json"
     net.folder_holder, net.folder = Place(folder, temporary), folder
     net.report = Report(read_json("load", path, dict)) if path.is_file() else Report()
@@ -125,8 +124,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
     with atomic_folder(out) as temporary:
         if _is_as_exported(net):
             check_manifest(f"'{net.folder}'", net.folder)
-            copy_export(f"'{net.folder}'", net.folder, temporary)
-            renew_code(net, temporary)
+            copy_export(f"'{net.folder}'", net, net.folder, temporary)
             return
         from transformers import AutoTokenizer
 

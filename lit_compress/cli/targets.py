@@ -19,7 +19,6 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.data.sources import CUSTOM, is_one_table
-from lit_compress.export.modelling import check_own_code
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
@@ -98,7 +97,6 @@ class Target:
         if not (self.folder / "structure.json").is_file():
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
         net = load_net(self.folder)
-        check_own_code(self.what, net, self.folder)
         check_head(self.what, net.config, task)
         task_type(task).configure(net, task)
         trained = (self.config or {}).get("data", {}).get("task", task.name)

@@ -9,18 +9,26 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from lit_compress.export import writer
 from lit_compress.export.card import HERE
-from lit_compress.export.modelling import MODULE
-from lit_compress.models.own_code import brings_code
+from lit_compress.export.modelling import MODULE, is_own_code, write_as
+from lit_compress.models.own_code import brings_code, file_of, forget_code
+from lit_compress.models.storage import save_form
+from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROGRAMS = (
     "model.onnx", "model.onnx.data", "model.pt2", "openvino_model.xml", "openvino_model.bin", "decode.*", "encode.*",
@@ -70,15 +78,28 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
     return files
 
 
-def copy_export(what: str, folder: Path, to: Path) -> None:
-    """Copy the files of an export into another existing folder, with a manifest of the copies.
+def copy_export(what: str, net: PreTrainedModel, folder: Path, to: Path) -> None:
+    """Copy the files of an export of ``net`` into another existing folder, with this version's code and a manifest.
+
+    No code is from the copied folder, except a trusted model's own.
 
     Raises:
-        UserError: as :func:`export_files`.
+        UserError: as :func:`export_files`; ``modules.json`` names classes of other packages, which would be imported.
     """
+    path = folder / "modules.json"
+    types = [str(module.get("type")) for module in (read_json(what, path, list) if path.is_file() else [])]
+    if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
+        raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
+    ours = is_own_code(net, folder)
     for name, path in export_files(what, folder).items():
-        (to / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to / name)
+        if not name.endswith(".py") or file_of(net) or (ours and name == f"{MODULE}.py"):
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to / name)
+    if not ours:
+        write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
+    if (folder / "write.py").is_file():
+        shutil.copyfile(writer.__file__, to / "write.py")
+    forget_code(to)
     write_manifest(to)
 
 

@@ -16,7 +16,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.copies import PROGRAMS, copy_export
 from lit_compress.export.fuse import MERGE, cast, compact, merged, store_dense
 from lit_compress.export.integers import INTEGERS, quantize_program
-from lit_compress.export.modelling import MODULE, check_own_code, refuses, renew_code, write_model
+from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
@@ -26,7 +26,7 @@ from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
-from lit_compress.models.own_code import forget_code, trusts_code
+from lit_compress.models.own_code import file_of, forget_code, trusts_code
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
@@ -162,16 +162,14 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     The data are of its task, read with its tokenizer; choices are ``format``, ``dtype`` of integers and ``max_drop``.
 
     Raises:
-        UserError: ``out`` has other files; ``source`` a link out of it, or changed code; the program cannot be written.
+        UserError: ``out`` has other files; as :func:`copy_export`; the program cannot be written.
     """
     choices.check()
     check_out(out)
     report = read_json("export", source / "report.json", dict)
     with atomic_folder(out) as temporary:
         net = load_net(source)
-        check_own_code(f"export: '{source}'", net, source)
-        copy_export(f"export: '{source}'", source, temporary)
-        renew_code(net, temporary)
+        copy_export(f"export: '{source}'", net, source, temporary)
         if choices.format == "hf":
             choices.check_drop(report)
             return report
@@ -232,7 +230,7 @@ def _layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: d
         "odd_widths": odd,
         "dtype": choices.dtype if choices.half else "float32",
         "ordinary": not (folder / f"{MODULE}.py").exists(),
-        "refuses": refuses(net),
+        "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,
         "merged": {"above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
     }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,23 +18,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lit_compress.export import writer
-from lit_compress.export.report import is_of_this_version
 from lit_compress.layers import LAYERS, NarrowNorm
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.own_code import DENSE, MODULE, file_of, forget_code, is_exported
+from lit_compress.models.own_code import DENSE, MODULE, file_of
 from lit_compress.models.residual_stream import group_of, residual_stream
 from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.sites import head_width, size_at
-from lit_compress.models.storage import ACTIVATIONS, save_form, save_net
+from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, replace
 from lit_compress.models.uniform_shape import ordinary_config
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.devices import move
-from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, read_json
-from lit_compress.utils.manifest import write_manifest
-from lit_compress.utils.progress import note
+from lit_compress.utils.files import json_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -199,11 +193,6 @@ def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
     return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
 
 
-def refuses(net: PreTrainedModel) -> bool:
-    """Return whether the export of a model loads with its own code only, and fails with :data:`REFUSAL` without it."""
-    return bool(getattr(net.config, "structure", None)) or file_of(net) is not None
-
-
 def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
     """Return the modelling file of a model of class ``base``, of transformers or in ``file``, with these layers."""
     wanted = [LAYERS[kind] for kind in sorted(kinds)]  # each comes after those that it extends
@@ -216,7 +205,7 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
 
 
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
-    """Return whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
+    """Return whether the code in ``folder``, if any, is byte by byte what :func:`write_model` writes for ``net``."""
     auto_map, code = json_of(folder / "config.json").get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None and not code.exists():
         return not describe(net)
@@ -224,47 +213,6 @@ def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
     expected = _auto_map(net, getattr(net.config, "auto_map", {}) if file_of(net) else {})
     text = code_of(type(net).__name__, kinds, file_of(net))
     return auto_map == expected and code.is_file() and code.read_bytes() == text.encode()
-
-
-def check_own_code(what: str, net: PreTrainedModel, folder: Path) -> None:
-    """Refuse the export ``net`` in ``folder`` if this version wrote it, and its code is not this version's.
-
-    A note says that the code of another version is not run. ``what`` is option and value, for messages.
-
-    Raises:
-        UserError: the code was changed, or ``modules.json`` names classes of other packages, which would be imported.
-    """
-    path = folder / "modules.json"
-    types = [str(module.get("type")) for module in (read_json(what, path, list) if path.is_file() else [])]
-    if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
-        raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
-    if not is_exported(folder) or is_own_code(net, folder):
-        return
-    report = folder / "report.json"
-    if is_of_this_version(read_json(what, report, dict) if report.is_file() else {}):
-        raise UserError(
-            f"{what}: its code ({MODULE}.py, or auto_map in config.json) is not what this version writes, which its "
-            "report.json names; it was changed; do not load it elsewhere, and export the run again"
-        )
-    note(f"{what}: its code ({MODULE}.py) is not this version's; it is neither run nor copied")
-
-
-def renew_code(net: PreTrainedModel, folder: Path) -> None:
-    """Write the code in ``folder``, the copy of an export, and its manifest: no code is from the copied folder.
-
-    A trusted model's code of its own is kept.
-    """
-    ours, writes = is_own_code(net, folder), (folder / "write.py").is_file()
-    for path in folder.rglob("*.py"):
-        if path.name != f"{MODULE}.py" and not file_of(net):
-            path.unlink()
-    if not ours:
-        (folder / f"{MODULE}.py").unlink(missing_ok=True)
-        write_as(net, None if describe(net) or file_of(net) else net, folder, save_form)
-    if writes:
-        shutil.copyfile(writer.__file__, folder / "write.py")
-    forget_code(folder)
-    write_manifest(folder)
 
 
 def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:

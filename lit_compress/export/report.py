@@ -62,14 +62,6 @@ def commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def is_of_this_version(report: Mapping[str, Any]) -> bool:
-    """Return whether this release, and this commit if both are of a checkout, wrote a report."""
-    if (report.get("versions") or {}).get("lit_compress") != __version__:
-        return False
-    commits = (report.get("commit"), commit())
-    return None in commits or commits[0] == commits[1]
-
-
 @dataclass(frozen=True)
 class Measured:
     """A model with its dev metric.
