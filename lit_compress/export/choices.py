@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_compress.export.integers import INTEGERS, Integers
 from lit_compress.export.program import check_format
 from lit_compress.export.runtimes import Dtype, Format
-from lit_compress.models.vocabulary import check_table
+from lit_compress.export.vocabulary import check_table
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed_value
 

@@ -21,7 +21,7 @@ from lit_compress.export.program import PROBES, example_inputs, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
 from lit_compress.export.speed_asked import Programs, find_place
-from lit_compress.export.vocabulary import cut_vocabulary
+from lit_compress.export.vocabulary import cut_vocabulary, shrink_table, table_bytes
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
@@ -30,7 +30,6 @@ from lit_compress.models.own_code import file_of, forget_code, trusts_code
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
-from lit_compress.models.vocabulary import shrink_table, table_bytes
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
@@ -205,7 +204,7 @@ def _shrink(
         net, data, vocabulary = cut_vocabulary(net, data)
     if choices.embeddings:
         whole = table_bytes(net)
-        embeddings = {"form": "int8", "error": shrink_table(net), "bytes": table_bytes(net), "of": whole}
+        embeddings = {"form": "int8", "error": float(shrink_table(net)), "bytes": table_bytes(net), "of": whole}
     return net, data, {"vocabulary": vocabulary, "embeddings": embeddings}
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lit_compress.export.choices import Choices
 from lit_compress.export.runtimes import Dtype
+from lit_compress.export.vocabulary import cut_rows, shrink_table
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.cut import remove_constant_units
 from lit_compress.models.surgery import link, replace, with_same_parameters
-from lit_compress.models.vocabulary import cut_rows, shrink_shapes
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
@@ -120,5 +120,5 @@ def outline_export(
     if tokens_left is not None:
         cut_rows(small, range(tokens_left))
     if choices.embeddings:
-        shrink_shapes(small)
+        shrink_table(small)
     return move(copy.deepcopy(small), getattr(torch, choices.dtype)) if choices.half else small  # not the shared values

@@ -17,6 +17,7 @@ from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import cast, compact, fuse, merged
 from lit_compress.export.program import Program
 from lit_compress.export.report import Measured
+from lit_compress.export.vocabulary import shrink_table
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
@@ -25,7 +26,6 @@ from lit_compress.models.files import net_bytes
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
-from lit_compress.models.vocabulary import shrink_table
 from lit_compress.numerics.decompose import decompose
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task

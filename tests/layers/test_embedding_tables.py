@@ -1,17 +1,9 @@
 """Smaller tables of embeddings: factors and integers, in nets and on disk."""
 
 import torch
-from tiny import make_net
 
 from lit_compress.layers import Int8Embedding
 from lit_compress.models import surgery
-from lit_compress.models.vocabulary import token_table
-
-
-def test_a_table_with_other_uses_is_none():
-    assert token_table(make_net("t5", "xsum")) is None and token_table(make_net("opt", "wikitext2")) is None
-    assert token_table(make_net("bert")) == "bert.embeddings.word_embeddings"
-    assert token_table(make_net("llama")) == "model.embed_tokens"
 
 
 def test_rows_are_off_by_half_a_step():
