@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.data.batching import drawn_order
-from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
+from lit_compress.data.readers import CHUNK, Row, Rows, check_names
 from lit_compress.tasks import task_type
 from lit_compress.tasks.base import UNLABELLED
 from lit_compress.tasks.records import Task
@@ -109,7 +109,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
 
     kind, table = task_type(task), source.read()
     if table.names is not None:
-        need_columns(task, source.where, table.names)
+        check_names(task, source.where, table.names)
     classes = table.classes if set(table.classes or ()) == set(task.labels) else None
     rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
     number, row = next(rows, (0, {}))
@@ -134,7 +134,9 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
         where = f"{source.where} row {number}"
         found = _row(task, where, row, has_labels, labelled)
         if has_ids:
-            found["id"] = _id(where, row.get("id"), ids, number)
+            name = found["id"] = _text(where, "id", row.get("id"))
+            if (other := ids.setdefault(name, number)) != number:
+                raise UserError(f"{where}: row {other} has the id '{name:.60}' already; give every row its own")
         return found | {KEPT: _kept(task, row, found)} if keeps else found
 
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
@@ -209,14 +211,6 @@ def _is_secret(task: Task, label: Any) -> bool:
     """Return whether the hub marks a label as secret; in the user's own files -1 is an ordinary label."""
     marks = (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
     return task.hub is not None and task_type(task).secret and label in marks
-
-
-def _id(where: str, value: Any, seen: dict[str, int], number: int) -> str:
-    """Return a row's id and add it to ``seen``; refuse an id that another row has."""
-    name = _text(where, "id", value)
-    if seen.setdefault(name, number) != number:
-        raise UserError(f"{where}: row {seen[name]} has the id '{name:.60}' already; give every row its own")
-    return name
 
 
 def _text(where: str, name: str, value: Any) -> str:

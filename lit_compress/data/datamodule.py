@@ -13,7 +13,7 @@ import torch
 from lit_compress.data.batching import VALIDATION_SEED, BatchOrder, PaddedBatches, ResumableLoader, drawn_order
 from lit_compress.data.custom import custom_task
 from lit_compress.data.readers import Place
-from lit_compress.data.sources import ALL, CUSTOM, has_split, located
+from lit_compress.data.sources import ALL, CUSTOM, located, sources_at
 from lit_compress.data.splits import HELD_OUT, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
@@ -207,8 +207,8 @@ class DataModule(Splits):
         elif stage == "test":
             self._read(["test"], labelled=True)
         elif not self.predicted:
-            known = (split for split in (ALL, "test") if has_split(self.record, self.place, split))
-            self.predicted = next(known, validation[0])
+            there = sources_at(self.record, self.place, [ALL, "test"])
+            self.predicted = next((split for split in (ALL, "test") if split in there), validation[0])
             self._read([self.predicted], labelled=False)
 
     def label_by(self, net: Any) -> None:

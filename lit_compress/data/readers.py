@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
-import io
 import json
 import re
 import zlib
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
-START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
@@ -90,42 +88,19 @@ class Rows:
 Reader = Callable[[Task, str, Path, Place], Rows]  # of a task, and of a file as errors call it
 
 
-def need_columns(task: Task, where: str, names: Iterable[str]) -> None:
-    """Check that the text columns of ``task`` are among ``names``.
+def check_names(task: Task, where: str, names: list[str]) -> None:
+    """Check that columns have names of their own, and that the text columns of ``task`` are among them.
 
     Raises:
-        UserError: a column is missing; the message names the nearest.
+        UserError: two have one name, or none, or a column is missing; the message names the nearest.
     """
-    names = list(names)
+    if names.count("") > 1:
+        raise UserError(f"{where} has {names.count('')} columns without a name; name or remove them")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
     for column in task.text:
         if column not in names:
             raise UserError(f"{where} has no column '{column}'; {nearest(column, names)}")
-
-
-def _check_header(where: str, header: list[str]) -> None:
-    """Refuse two columns with one name, or without any."""
-    if header.count("") > 1:
-        raise UserError(f"{where} has {header.count('')} columns without a name; name or remove them")
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
-
-
-def _check_types(task: Task, where: str, schema: pa.Schema) -> None:
-    """Check that a table's text columns are text, or lists of words if the task has words."""
-    import pyarrow as pa
-
-    _check_header(where, schema.names)
-    need_columns(task, where, schema.names)
-    words, types = task_type(task).words, pa.types
-    for name in task.text:
-        kind = item = schema.field(name).type
-        if words and (types.is_list(kind) or types.is_large_list(kind)):
-            item = kind.value_type
-        if types.is_dictionary(item):  # a pandas categorical
-            item = item.value_type
-        if not (types.is_string(item) or types.is_large_string(item) or types.is_string_view(item)):
-            wanted = "text or lists of words" if words else "text (string)"
-            raise UserError(f"{where} column '{name}' is of type {kind}; give {wanted}")
 
 
 def _class_names(task: Task, schema: pa.Schema) -> list[str] | None:
@@ -139,14 +114,9 @@ def _class_names(task: Task, schema: pa.Schema) -> list[str] | None:
     return getattr(getattr(feature, "feature", feature), "names", None)
 
 
-def from_table(task: Task, where: str, table: pa.Table) -> Rows:
-    """Return the rows of an Arrow table; error messages begin with ``where``.
-
-    Raises:
-        UserError: a text column is missing, twice there or of another type.
-    """
-    _check_types(task, where, table.schema)
-    rows = chain.from_iterable(_rows_of(batch) for batch in table.to_batches(CHUNK))
+def from_table(task: Task, table: pa.Table) -> Rows:
+    """Return the rows of an Arrow table."""
+    rows = chain.from_iterable(map(_rows_of, table.to_batches(CHUNK)))
     return Rows(table.column_names, rows, _class_names(task, table.schema))
 
 
@@ -155,40 +125,20 @@ def _rows_of(batch: pa.RecordBatch) -> list[Row]:
     return list(batch.to_pylist())
 
 
-def _unpacked_bytes(values: pa.Array) -> int:
-    """Return how many bytes the values of a column have as objects, texts that are stored once each time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_nested(values.type):
-        inner = values.flatten()
-        return sum(map(_unpacked_bytes, inner if isinstance(inner, list) else [inner]))
-    if pa.types.is_dictionary(values.type):
-        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
-    return values.nbytes
-
-
 def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
     import pyarrow.parquet as pq
 
     with _told(where, place):
         source = pq.ParquetFile(file)
-    schema, groups = source.schema_arrow, source.metadata
-    _check_types(task, where, schema)
+    groups = map(source.metadata.row_group, range(source.num_row_groups))
+    check_unpacked(where, file, sum(group.total_byte_size for group in groups))
+    schema = source.schema_arrow
     wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
     columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
-    parts = [source.schema.column(number) for number in range(len(source.schema))]
-    once = [part.path for part in parts if part.physical_type == "BYTE_ARRAY" and part.path.split(".")[0] in columns]
 
     def rows() -> Iterator[Row]:
-        total = 0
-        for group in map(groups.row_group, range(source.num_row_groups)):
-            check_unpacked(where, file, max(group.column(n).total_uncompressed_size for n in range(len(parts))))
         with _told(where, place):
-            # texts that are stored once are not repeated before their size is known
-            for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
-                total += sum(map(_unpacked_bytes, batch.columns))
-                check_unpacked(where, file, total)
+            for batch in source.iter_batches(CHUNK, columns=columns):
                 yield from _rows_of(batch)
 
     return Rows(schema.names, rows(), _class_names(task, schema))
@@ -202,14 +152,11 @@ def check_unpacked(where: str, file: Path, size: int) -> None:
         raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as an unpacked .jsonl")
 
 
-def _unpacked(file: Path) -> Any:
-    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")
-
-
 @contextmanager
 def _text(where: str, file: Path, place: Place, newline: str = "") -> Iterator[IO[str]]:
     """Open a text file, unpacked; what it is not is one line."""
-    with _told(where, place), io.TextIOWrapper(_unpacked(file), encoding=place.codec, newline=newline) as stream:
+    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
+    with _told(where, place), opened(file, "rt", encoding=place.codec, newline=newline) as stream:
         yield stream
 
 
@@ -241,30 +188,18 @@ def _other_encoding(where: str, place: Place, found: str) -> UserError:
 
 def _first_line(where: str, file: Path, place: Place) -> str:
     """Return the first line of a file that is not empty, and not packed more than text can be."""
-    if file.stat().st_size == 0:
-        raise UserError(f"{where} is empty (0 bytes)")
-    with _told(where, place), _unpacked(file) as stream:
-        size = 0
-        while file.suffix.lower() == ".gz" and (part := stream.read(2**20)):
-            check_unpacked(where, file, size := size + len(part))
+    if file.suffix.lower() == ".gz":
+        with _told(where, place), gzip.open(file) as stream:
+            size = 0
+            while part := stream.read(2**20):
+                check_unpacked(where, file, size := size + len(part))
     with _text(where, file, place) as lines:
         first = lines.readline(2**20)
+    if not first:
+        raise UserError(f"{where} is empty (0 bytes)")
     if "\0" in first:
         raise _other_encoding(where, place, "it has NUL")
-    with _unpacked(file) as stream:
-        if place.encoding and _is_utf8(stream.read(START), place.encoding):
-            raise UserError(f"{where} is UTF-8, not {place.encoding}; leave --data.encoding out (null)")
     return first
-
-
-def _is_utf8(start: bytes, encoding: str) -> bool:
-    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
-    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
-    except UnicodeDecodeError:
-        return False
-    return one_byte and not text.isascii()
 
 
 def _read_separated(usual: str) -> Reader:
@@ -295,7 +230,6 @@ def _read_separated(usual: str) -> Reader:
 
         rows = fields()
         header = list(next(rows, ()))
-        _check_header(where, header)
         if len(header) == 1 and re.search(r"[^\w ]", header[0]):
             raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
         # there is no null in these formats: an empty field is a missing value

@@ -7,9 +7,8 @@ They are read in chunks and written to the cache folder, so that memory does not
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,6 +24,7 @@ from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import POINTER, is_pointer
 from lit_compress.utils.hub import Snapshot, card_configurations, choose_configuration, dataset_snapshot, is_name
+from lit_compress.utils.manifest import file_hash
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -76,27 +76,32 @@ def load_split_files(
                 note(f"{sources[split].where} is read as the test split")
             loaded[split] = checked(task, sources[split], labelled, split in optional)
         elif split not in task.validation[1:]:
-            raise _missing(task, place, split, sources)
+            where = f"data.task: '{task.name}'" if place.path is None else place.where
+            there = [*sources] or sorted(path.name for path in place.folder.iterdir())
+            near = nearest(f"{split}.csv", there) if there else "the folder is empty"
+            raise UserError(f"{where} has no split '{split}'; {near}")
     return loaded
 
 
-def has_split(task: Task, place: Place, split: str) -> bool:
-    """Return whether ``split`` exists; the rest as :func:`load_split_files`."""
-    return split in sources_at(task, place, [split])
-
-
-def sources_at(task: Task, place: Place, wanted: Iterable[str]) -> Sources:
+def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
     """Return the splits at a place, of which ``wanted`` are read; those of the user's own data may be parts of one.
 
     Raises:
         UserError: the place is not usable.
     """
-    path, wanted = place.folder, list(wanted)
+    path = place.folder
     if place.path is None:
         repository = located(task.name, None, place.revision)
-        if repository is None:
-            return _embedded(task)
-        return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
+        if repository is not None:
+            return _folder(task, repository.folder, f"data.task: '{task.name}'", place)
+        return {
+            split: Source(
+                f"data.task: '{task.name}' split '{split}'",
+                partial(short_hash, rows),
+                partial(Rows, list(rows[0]), iter(rows)),
+            )
+            for split, rows in load_texts(task).items()
+        }
     if path.is_file():
         if (suffix := suffix_of(path)) not in READERS:
             raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
@@ -109,17 +114,9 @@ def sources_at(task: Task, place: Place, wanted: Iterable[str]) -> Sources:
         raise UserError(f"{place.where}: no such folder or file; give a folder with train and validation files")
     if is_one_table(path) and (place.whole or ALL in wanted):
         return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), sources["train"])
-    if task.name == CUSTOM or path.is_file() or _is_saved(path):
-        sources = _with_parts(task, place, sources)
-    return sources
-
-
-def _with_parts(task: Task, place: Place, sources: Sources) -> Sources:
-    """Return the splits of the user's own data; those that are missing are parts of the training rows."""
-    if not sources:
-        raise UserError(f"{place.where} has no file for train, validation or test; {_there(place.folder)}")
     first = task.validation[0]
-    if first in sources or "train" not in sources:
+    divides = task.name == CUSTOM or path.is_file() or _is_saved(path)
+    if not divides or first in sources or "train" not in sources:
         return sources
     parts = {"train": (0.0, 0.9), first: (0.9, 1.0)}
     if "test" not in sources:
@@ -128,19 +125,6 @@ def _with_parts(task: Task, place: Place, sources: Sources) -> Sources:
     return sources | {
         name: of_train(part=part, split="validation" if name == first else name) for name, part in parts.items()
     }
-
-
-def _missing(task: Task, place: Place, split: str, sources: Collection[str]) -> UserError:
-    if place.path is not None and place.folder.is_dir() and not _is_saved(place.folder):
-        return UserError(f"{place.where} has no file for the split '{split}', e.g. {split}.csv; {_there(place.folder)}")
-    where = f"data.task: '{task.name}'" if place.path is None else place.where
-    return UserError(f"{where} has no split '{split}'; {nearest(split, sources)}")
-
-
-def _there(folder: Path) -> str:
-    """Return what a folder without known files holds, as the end of an error message."""
-    names = sorted(path.name for path in folder.iterdir())
-    return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 
 
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
@@ -171,7 +155,11 @@ def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
         return plain
     wanted = task.configuration or (task.hub and task.hub[1])
     if known := card_configurations(folder):
-        return _with_card(task, folder, where, known, choose_configuration(where, known, wanted))
+        chosen = choose_configuration(where, known, wanted)
+        from datasets import load_dataset
+
+        # with its files named, those of other configurations, which are not here, are not looked for
+        return _tables(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
     inner = folder / wanted if wanted and (folder / wanted).is_dir() else folder
     if plain := _plain(task, inner, place):
         return plain
@@ -212,53 +200,21 @@ def files_by_split(folder: Path) -> dict[str, list[Path]]:
     return next((found[suffix] for suffix in READERS if suffix in found), {})
 
 
-def _with_card(task: Task, folder: Path, where: str, known: Mapping[str, Any], chosen: str | None) -> Sources:
-    """Return the splits of a configuration that the card of a repository names, as the library datasets reads it."""
-    import datasets
-
-    try:
-        # with its files named, those of other configurations, which are not here, are not looked for
-        tables = datasets.load_dataset(str(folder), chosen, data_files=known[str(chosen)])
-    except Exception as error:  # broken or missing files: datasets raises many classes
-        reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
-        raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error
-    return _tables(task, where, dict(tables))
-
-
 def _saved(task: Task, folder: Path) -> Sources:
     """Return the splits of a folder that ``save_to_disk`` wrote; a single dataset is ``train``."""
-    import datasets
+    from datasets import load_from_disk
 
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        _refuse_pointer(file)
-    try:
-        saved = datasets.load_from_disk(str(folder))
-    except Exception as error:  # missing or broken files: datasets raises many classes
-        raise UserError(f"data.path: '{folder}' is no readable dataset: {str(error).splitlines()[0][:160]}") from error
-    splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
-    return _tables(task, f"data.path: '{folder}'", dict(splits))
-
-
-def _embedded(task: Task) -> Sources:
-    """Return the splits of a task whose data the package makes."""
-    return {
-        split: Source(
-            f"data.task: '{task.name}' split '{split}'",
-            partial(short_hash, rows),
-            partial(Rows, list(rows[0]), iter(rows)),
-        )
-        for split, rows in load_texts(task).items()
-    }
+    _refuse_pointers(sorted(file for file in folder.rglob("*") if file.is_file()))
+    return _tables(task, f"data.path: '{folder}'", lambda: load_from_disk(str(folder)))
 
 
 def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
     """Return the source of the rows in one file or, one after the other, in several."""
     where = f"data.path: '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    for file in files:
-        _refuse_pointer(file)
+    _refuse_pointers(files)
 
     def key() -> str:
-        return short_hash(place.encoding, place.separator, *((suffix_of(file), _digest(file)) for file in files))
+        return short_hash(place.encoding, place.separator, *((suffix_of(file), file_hash(file)) for file in files))
 
     def read() -> Rows:
         parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, place) for file in files]
@@ -267,24 +223,24 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
     return Source(where, key, read)
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _refuse_pointer(file: Path) -> None:
-    """Refuse the pointer that Git LFS leaves for a file that was not fetched."""
-    if is_pointer(file):
+def _refuse_pointers(files: Iterable[Path]) -> None:
+    """Refuse a pointer, which Git LFS leaves for a file that was not fetched."""
+    for file in filter(is_pointer, files):
         raise UserError(f"data.path: '{file}' is {POINTER}")
 
 
-def _tables(task: Task, where: str, splits: Mapping[Any, Dataset]) -> Sources:
-    """Return the sources of splits that the library datasets has read; error messages begin with ``where``."""
+def _tables(task: Task, where: str, load: Callable[[], Any]) -> Sources:
+    """Return the sources of splits that the library datasets loads; error messages begin with ``where``."""
+    try:
+        loaded = load()
+    except Exception as error:  # missing or broken files: datasets raises many classes
+        reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
+        raise UserError(f"{where} cannot be read by the library datasets: {reason}") from error
     sources: Sources = {}
-    for split, rows in splits.items():
-        here: Any = f"{where} split '{split}'"
+    for split, rows in loaded.items() if isinstance(loaded, dict) else [("train", loaded)]:
         table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
-        sources[str(split)] = Source(here, partial(content_key, rows), partial(from_table, task, here, table))
+        key = partial(content_key, rows)
+        sources[str(split)] = Source(f"{where} split '{split}'", key, partial(from_table, task, table))
     return _as_named(task, sources)
 
 

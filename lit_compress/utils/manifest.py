@@ -67,7 +67,7 @@ def difference(folder: Path, name: str | None = None) -> str | None:
             if all(size != entry["bytes"] for entry in entries):
                 return f"'{key}' has {size:,} bytes, not {entries[0]['bytes']:,}"
         for key, entries in valid.items():
-            if all(_sha256(folder / key) != entry["sha256"] for entry in entries):
+            if all(file_hash(folder / key) != entry["sha256"] for entry in entries):
                 return f"'{key}' has another SHA-256"
     except OSError as error:
         return f"a file cannot be read ({error.strerror})"
@@ -112,10 +112,10 @@ def _read(path: Path) -> Any:
 
 
 def _entry(path: Path) -> Entry:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal; a large one is read once, until its size or time changes."""
     stat = path.stat()
     read = _digest if stat.st_size >= _LARGE else _digest.__wrapped__

@@ -150,7 +150,7 @@ def test_a_speed_up_out_of_reach_is_one_line_before_any_training(command, short_
         (
             "train",
             ("--weighting", "none", "--density", "0.5", "--format", "onnx", "--dtype", "int8"),
-            "has no file for the split 'train'",
+            "has no split 'train'",
         ),
         ("validation", ("--max_drop", "0.5", "--density", "0.5"), "validation"),
     ],

@@ -124,8 +124,7 @@ def test_a_record_survives_as_text(kind):
         ({"text": ["a", "b", "c"]}, "", "data.custom.text: a, b, c: kind classification has 1 to 2"),
         ({"kind": "span_qa", "text": ["a"]}, "", "data.custom.text: a: kind span_qa has 2 to 2"),
         ({"labels": ["a", "a"]}, "", "data.custom.labels: a, a: give two or more"),
-        ({}, "test", r"has no file for 'train', and data\.custom\.labels names no classes"),
-        ({}, "mine", "no file for train, validation or test; it holds mine.csv$"),
+        ({}, "mine", r"has no file for 'train', and data\.custom\.labels names no classes"),
     ],
     ids=str,
 )

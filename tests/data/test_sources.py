@@ -10,7 +10,7 @@ from mistakes import fails
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.readers import Place
-from lit_compress.data.sources import has_split, load_split_files
+from lit_compress.data.sources import load_split_files, sources_at
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
@@ -79,7 +79,7 @@ def test_a_single_file_of_a_shipped_task(tmp_path, name):
     assert [len(split) for split in loaded.values()] == [16, 2, 2]
     texts = [row["sentence"] for row in rows]
     assert sorted(text for split in loaded.values() for text in split["sentence"]) == sorted(texts)
-    assert has_split(SST2, Place(str(file)), "all") and not has_split(SST2, Place(str(file)), "extra")
+    assert set(sources_at(SST2, Place(str(file)), ["all", "test"])) == {"all", "test"}
     assert load(SST2, file, ["all"])["all"]["sentence"][:] == texts
     assert sizes(SST2, file, ["validation", "test"], whole=True) == {"validation": 20, "test": 20}
 
@@ -92,10 +92,10 @@ def test_a_single_file_of_a_task_with_two_validation_splits(tmp_path):
 
 
 WRONG = {
-    "another name": ({"trian.csv": b""}, "has no file for the split 'train', e.g. train.csv; it holds trian"),
-    "nothing": ({}, "has no file for the split 'train', e.g. train.csv; it is empty"),
+    "another name": ({"trian.csv": b""}, "has no split 'train'; did you mean 'trian.csv'"),
+    "nothing": ({}, "has no split 'train'; the folder is empty"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
-    "no dev split": ({"train.jsonl": sst2(1)}, "no file for the split 'validation', e.g. .*; it holds train.jsonl"),
+    "no dev split": ({"train.jsonl": sst2(1)}, "has no split 'validation'; valid: train"),
 }  # fmt: skip
 
 
@@ -130,7 +130,10 @@ def test_a_form_is_for_files(form):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"broken", "no readable dataset"), (b"version https://git-lfs.github.com/spec/v1\n", "arrow' is a Git LFS")],
+    [
+        (b"broken", "cannot be read by the library datasets"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "arrow' is a Git LFS"),
+    ],
 )
 def test_a_broken_saved_dataset(content, words, tmp_path):
     datasets.DatasetDict(train=datasets.Dataset.from_dict(ROWS)).save_to_disk(str(tmp_path / "set"))
@@ -144,7 +147,7 @@ def test_rows_that_the_package_makes(monkeypatch):
     monkeypatch.setattr("lit_compress.data.sources.load_texts", lambda task: {"train": rows, "test": rows[:1]})
     task = get_task("docstrings")
     assert load_split_files(task, Place(), ["train"])["train"].to_list() == rows
-    assert has_split(task, Place(), "test") and not has_split(task, Place(), "validation")
+    assert set(sources_at(task, Place(), [])) == {"train", "test"}
     with pytest.raises(UserError, match=r"data\.task: 'docstrings' has no split 'validation'; valid: train, test"):
         load_split_files(task, Place(), ["validation"])
 
@@ -162,7 +165,7 @@ def test_hub_rows_are_checked_like_files(hub):
     files = {"sst2/train.jsonl": sst2(0, 1), "sst2/validation.jsonl": sst2(0, 1), "sst2/test.jsonl": sst2(-1)}
     hub.add("nyu-mll/glue", files, kind="datasets")
     assert load_split_files(SST2, Place())["train"]["label"][:] == [0, 1]
-    assert has_split(SST2, Place(), "test") and not has_split(SST2, Place(), "extra")
+    assert set(sources_at(SST2, Place(), [])) == {"train", "validation", "test"}
     with pytest.raises(UserError, match=r"test.jsonl' has no labels"):
         load_split_files(SST2, Place(), ["test"])
 
@@ -173,7 +176,7 @@ def test_a_task_reads_its_configuration_of_the_hub(hub, tiny_backbone):
     data.setup("fit")
     assert data.train_size() == 40 and len(data.val_dataloader()[0].dataset) == 20
     assert not hub.asked("other.csv") and hub.asked(f"resolve/{commit}/sst2/train-00000-of-00002.parquet")
-    assert not has_split(SST2, Place(), "test")
+    assert set(sources_at(SST2, Place(), [])) == {"train", "validation"}
     number = len(hub.asked())
     again = DataModule("sst2", str(tiny_backbone), revision=commit)
     assert again.fingerprint() == data.fingerprint() and len(hub.asked()) == number
@@ -223,7 +226,7 @@ def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_back
 def test_the_test_split_of_mnli(layout, tmp_path, capsys):
     splits = ("train", "validation_matched", "validation_mismatched", "test_matched")
     write(tmp_path, {layout.format(split): PAIRS for split in splits})
-    assert list(sizes(MNLI, tmp_path)) == [*splits[:3]] and has_split(MNLI, Place(str(tmp_path)), "test")
+    assert list(sizes(MNLI, tmp_path)) == [*splits[:3]] and "test" in sources_at(MNLI, Place(str(tmp_path)), [])
     assert sizes(MNLI, tmp_path, ["test"]) == {"test": 20}
     assert "test_matched" in capsys.readouterr().err
 
@@ -232,7 +235,7 @@ def test_the_test_split_of_mnli(layout, tmp_path, capsys):
     ("name", "words"),
     [
         ("me/pictures", "has no tables"), ("me/nothing", "no folder and no"),
-        ("me/broken", "cannot be read: "), ("me/carded", "cannot be read as a repository of the hub"),
+        ("me/broken", "cannot be read: "), ("me/carded", "cannot be read by the library datasets"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line(name, words, hub, tiny_backbone, tmp_path):

@@ -50,7 +50,7 @@ def test_no_change_of_a_bit_and_no_cut_is_silent(name, damage, folder):
 
 def test_sizes_come_first_and_the_line_names_both(folder, monkeypatch):
     (folder / "model.safetensors").write_bytes(b"short")
-    monkeypatch.setattr(manifest, "_sha256", None)  # not called
+    monkeypatch.setattr(manifest, "file_hash", None)  # not called
     assert difference(folder) == "'model.safetensors' has 5 bytes, not 2,048"
     with pytest.raises(UserError, match=r"here: 'model.safetensors' .* delete manifest.json if you changed"):
         check_manifest("here", folder)
