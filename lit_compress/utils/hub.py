@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,11 +17,9 @@ from typing import Any, Literal
 
 from lit_compress.utils.errors import SHOWN_AS, UserError
 from lit_compress.utils.files import card_fields
-from lit_compress.utils.progress import note
 
 Kind = Literal["model", "dataset"]
 WHAT: dict[Kind, str] = {"model": "model", "dataset": "data set"}
-CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parquet files of data sets with a script
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 # class of an error of huggingface_hub -> what to do
@@ -51,7 +49,7 @@ class Snapshot:
         return f"{self.name}@{self.commit}"
 
 
-_resolved: dict[tuple[str | None, ...], Snapshot] = {}
+_resolved: dict[tuple[str | None, ...], Snapshot] = {}  # of this process, by kind, name and revision or commit
 
 
 def is_name(text: str) -> bool:
@@ -83,10 +81,9 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
     """
     name, revision = split_name(option, text, revision)
-    with _asking(option, name, "model", revision):
-        if (known := _resolved.get(("model", name, revision))) is not None:
-            return known
-        commit = _resolve(name, "model", revision)
+    if (known := _resolved.get(("model", name, revision))) is not None:
+        return known
+    with _asking(option, name, "model", revision) as commit:
         folder, names = _download(name, "model", commit, _TEXTS, _ELSEWHERE)
         weights, adapter = weights_among(names), "adapter_config.json" in names
         if "structure.json" in names:  # of this package
@@ -116,9 +113,7 @@ def weights_among(names: Iterable[str]) -> list[str]:
 
 
 def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:
-    """Return a data set of the hub as a folder: its card and the files of one configuration.
-
-    No script is run: if a repository has one in place of files, the hub's parquet files of it are taken.
+    """Return a data set of the hub as a folder: its card and the files of one configuration; no script is run.
 
     Arguments as :func:`model_snapshot`; ``configuration`` is None if there is only one.
 
@@ -129,26 +124,19 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     where = f"{option}: '{name}'"
     if (known := _resolved.get(("dataset", name, revision, configuration))) is not None:
         return known
-    for branch in (revision, CONVERTED):
-        with _asking(option, name, "dataset", branch):
-            commit = _resolve(name, "dataset", branch)
-            folder, names = _download(name, "dataset", commit, ("README.md", "dataset_infos.json"))
-            listed = card_configurations(folder)
-            if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
-                folder, _ = _download(name, "dataset", commit, [*map(glob.escape, tables)])
-                return _keep(name, commit, folder, "dataset", revision, configuration)
-        if branch is not None or not any(file.endswith(".py") for file in names):
-            break
-        note(f"{where} has a script, which is not run; the hub's parquet files of it are read")
-    raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); give another data set")
+    with _asking(option, name, "dataset", revision) as commit:
+        folder, names = _download(name, "dataset", commit, ("README.md", "dataset_infos.json"))
+        listed = card_configurations(folder)
+        if tables := tables_among(names, listed, choose_configuration(where, listed, configuration)):
+            folder, _ = _download(name, "dataset", commit, [*map(glob.escape, tables)])
+            return _keep(name, commit, folder, "dataset", revision, configuration)
+        script = any(file.endswith(".py") for file in names)
+        other = f"the hub may have those of its script: {name}@refs/convert/parquet" if script else "give another one"
+        raise UserError(f"{where} has no tables (.parquet, .csv, .jsonl); {other}")
 
 
 def card_configurations(folder: Path) -> dict[str, Any]:
-    """Return the ``data_files`` of the configurations that the card of a downloaded data set names.
-
-    Raises:
-        UserError: a file of one is not in the data set: it has an address, or is outside of the folder.
-    """
+    """Return the ``data_files`` of the configurations that a data set's card names; refuse those outside of it."""
     try:
         listed = card_fields(folder / "README.md").get("configs") or []
     except (OSError, ValueError):
@@ -167,9 +155,6 @@ def choose_configuration(where: str, known: Collection[str], wanted: str | None)
     """Return which of the ``known`` configurations is read: the ``wanted`` one, else the only one, else ``default``.
 
     If none is known, ``wanted`` is taken.
-
-    Raises:
-        UserError: there are several, and none is wanted or called ``default``; begins with ``where``.
     """
     if wanted in known or not known:
         return wanted
@@ -201,24 +186,15 @@ def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: 
     return own or tables
 
 
-def _resolve(name: str, kind: Kind, revision: str | None) -> Any:
-    """Return the commit of a revision; a commit is not asked for, and without an answer it is the newest one seen."""
-    from huggingface_hub import HfApi
-
-    return HfApi().resolve_revision(name, repo_type=kind, revision=revision)
-
-
 def _download(
-    name: str, kind: Kind, commit: Any, allow: Sequence[str] | None, ignore: Sequence[str] = ()
+    name: str, kind: Kind, commit: Any, allow: Collection[str] | None, ignore: Collection[str] = ()
 ) -> tuple[Path, list[str]]:
     """Return the folder of a snapshot, with the files that fit, and the names of all files of the repository."""
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-    wanted = None if allow is None else [*allow]
-    folder = Path(
-        snapshot_download(name, repo_type=kind, revision=commit, allow_patterns=wanted, ignore_patterns=[*ignore])
-    )
+    wanted: Any = {"repo_type": kind, "revision": commit, "allow_patterns": allow, "ignore_patterns": ignore}
+    folder = Path(snapshot_download(name, **wanted))
     try:
         return folder, [file.path for file in get_cached_repo_tree(name, repo_type=kind, revision=commit.resolved)]
     except CachedRepoTreeNotFoundError:  # the cache has no list
@@ -226,17 +202,18 @@ def _download(
 
 
 def _keep(name: str, commit: Any, folder: Path, kind: Kind, revision: str | None, *more: str | None) -> Snapshot:
-    """Remember a snapshot for this process, by its revision and by its commit."""
     SHOWN_AS[str(folder)] = name
     made = _resolved.setdefault((kind, name, commit.resolved, *more), Snapshot(name, commit.resolved, folder))
     return _resolved.setdefault((kind, name, revision, *more), made)
 
 
 @contextmanager
-def _asking(option: str, name: str, kind: Kind, revision: str | None) -> Iterator[None]:
-    """Turn the library's errors into one line."""
+def _asking(option: str, name: str, kind: Kind, revision: str | None) -> Iterator[Any]:
+    """Give the commit of a revision, without an answer the newest one seen; the library's errors become one line."""
+    from huggingface_hub import HfApi
+
     try:
-        yield
+        yield HfApi().resolve_revision(name, repo_type=kind, revision=revision)
     except UserError:
         raise
     except Exception as error:  # the library raises dozens of classes
@@ -267,8 +244,8 @@ def reason_of(error: BaseException, kind: Kind | None = None) -> str:
         return "the token is invalid or has expired; `hf auth login` takes a new one, and HF_TOKEN goes before it"
     if status == 403:
         return f"your token may not do this ({said})"
-    offline = is_offline_mode() and not status
-    reason = "HF_HUB_OFFLINE is set, and the cache does not have all of it" if offline else said
-    reason = f"status {status}: {said}" if status else reason
+    reason = f"status {status}: {said}" if status else said
+    if is_offline_mode() and not status:
+        reason = "HF_HUB_OFFLINE is set, and the cache does not have all of it"
     files = {"model": "the folder of a downloaded model", "dataset": "files with --data.path"}
     return f"{reason}; without network give {files[kind]}" if kind else reason
