@@ -13,10 +13,10 @@ import torch
 from benchmarks import timing
 from benchmarks.speed.low_rank import low_rank
 from lit_compress.export.fuse import fuse
+from lit_compress.models.cut import cut_units
 from lit_compress.models.shorten import shorten, stack_lengths
 from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import cut_removed
 
 STEP = 64  # neurons of an aligned form
 
@@ -68,7 +68,7 @@ def narrow(dense: Any, density: float, step: int, even: bool) -> Any:
             kept[attentions[less].last], kept[attentions[more].last] = heads - fewer, heads + fewer
             fewer = int(rng.integers(0, neurons // step + 1)) * step
             kept[networks[less].last], kept[networks[more].last] = neurons - fewer, neurons + fewer
-    cut_removed(net, {part.last: torch.arange(kept[part.last], part.count(net)) for part in parts})
+    cut_units(net, {part.last: torch.arange(part.count(net)) < kept[part.last] for part in parts}, whole=True)
     return fuse(net)
 
 

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.uses import frozen, hooked, real_rows, token_places, tokens_at
+from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import sublayers
-from lit_compress.stages.units import cut_removed, unit_inputs
+from lit_compress.stages.units import unit_inputs
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def kprune(dense: Any, batches: Sequence[Any], kind: Any, density: float, settin
             layer.weight[:, columns] = solved[:-1].T.to(layer.weight)
             layer.bias.copy_(solved[-1])
             if not kept.all():
-                cut_removed(net, {part.last: (~kept).nonzero()[:, 0]})
+                cut_units(net, {part.last: kept}, whole=True)
     return net
 
 

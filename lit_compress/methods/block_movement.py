@@ -44,7 +44,7 @@ from torch import Tensor
 from lit_compress.layers import BlockMaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.cut import SUBLAYER_GATES, add_constant, cut_closed
+from lit_compress.models.cut import add_constant, cut_units
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.record import parts_of
 from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
@@ -273,9 +273,8 @@ def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
         used = int(neurons.sum()) * ffns[0].price(net)
         order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
         counts.view(-1)[order[max(0, budget - used) // attentions[0].price(net) :]] = 0
-    z = {"heads": (counts > 0) | first, "neurons": neurons}
-    layers = {layer: z[unit].new_ones(len(z[unit]), 1) for layer, unit in SUBLAYER_GATES.values()}
-    cut_closed(net, {name: value.to(net.dtype) for name, value in (z | layers).items()}, constant=True)
+    kept = [*zip(attentions, (counts > 0) | first, strict=True), *zip(ffns, neurons, strict=True)]
+    cut_units(net, {part.last: units for part, units in kept}, whole=True)
 
 
 def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:

@@ -56,32 +56,27 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def cut_closed(
-    net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False, parts: list[SubLayer] | None = None
-) -> None:
+def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
     """Remove the closed parts from ``net``, in place; its outputs equal the gated model's in evaluation mode.
+
+    A closed sub-layer adds nothing, and the norm after it is also removed.
 
     Args:
         net: with or without the layers of :func:`~lit_compress.methods.cofi.gates.gate_net`.
         z: name of a gate -> deterministic values [groups, size].
-        constant: a closed sub-layer is one without units, which still adds its last bias, with the norm after it;
-            False: it adds nothing, and its norm is also removed. Not with gates of the residual stream.
-        parts: the sub-layers that the gates are of, in forward order; None for all. Others stay as they are.
     """
-    assert not ((constant or parts is not None) and "hidden" in z)
     z = {name: value.detach() for name, value in close_empty_sublayers(z).items()}
     for name, module in list(net.named_modules()):
         if isinstance(module, GatedLinear):
             replace(net, name, module.layer)
         elif isinstance(module, GatedNorm):
             replace(net, name, module.norm)
-    parts = sublayers(net) if parts is None else parts
-    hidden = z["hidden"][0] if "hidden" in z else None
+    parts, hidden = sublayers(net), z["hidden"][0] if "hidden" in z else None
     for kind, (gate, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
             layer = z[gate][group] if gate in z else None
             if layer is not None and layer == 0:
-                _take_out(net, part, constant)
+                _take_out(net, part, constant=False)
             else:
                 _cut(net, part, z[unit][group] if unit in z else None, layer, hidden)
     if hidden is not None:
@@ -91,15 +86,23 @@ def cut_closed(
 
 
 @torch.no_grad()
-def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
+def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor], whole: bool = False) -> None:
     """Remove heads and neurons of ``net``, in place, of any family; every attention keeps a head.
+
+    With ``whole``, a sub-layer without units is removed: it still adds its last bias, with the norm after it. That is
+    not for any family.
 
     ``kept`` is name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
     head of keys and values with its queries. Other sub-layers, and models that share parameters, stay as they are.
     """
-    for part in sublayers(net, removable=False) if kept else ():
+    for part in sublayers(net, removable=whole) if kept else ():
         if part.last in kept:
-            _cut(net, part, kept[part.last].float())
+            if whole and not kept[part.last].any():
+                _take_out(net, part, constant=True)
+            else:
+                _cut(net, part, kept[part.last].float())
+    if whole and get_architecture(net).cached:
+        _renumber(net, of_kind(sublayers(net), "attention"))
 
 
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
-from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
+from lit_compress.models.cut import SUBLAYER_GATES, cut_units
 from lit_compress.models.sites import embedding_params, held_part, module_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
@@ -67,13 +67,8 @@ def cut_evenly(
     net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
 ) -> PreTrainedModel:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
-    left, z, parts = spread_evenly(net, density, units, whole), {}, sublayers(net)
-    for kind, (layer, unit) in SUBLAYER_GATES.items():
-        if group := [part for part in of_kind(parts, kind) if part.last in left]:
-            z[unit] = torch.stack([(torch.arange(part.count(net)) < left[part.last]).float() for part in group])
-            if whole:
-                z[layer] = torch.ones(len(group), 1)  # closes with the last of its units
-    cut_closed(net, z, constant=whole)
+    left, counts = spread_evenly(net, density, units, whole), {part.last: part.count(net) for part in sublayers(net)}
+    cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole)
     return net
 
 

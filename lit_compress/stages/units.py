@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
+from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import spread_evenly
-from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
+from lit_compress.models.sites import SubLayer, held_part, module_at, size_at, sublayers
 from lit_compress.models.uniform_shape import even_counts, kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
@@ -62,6 +62,10 @@ class Units:
     price: int
     count: int
 
+    def without(self, number: int) -> Tensor:
+        """Return the units that stay when ``number`` have gone, bool [units]."""
+        return torch.ones(self.count, dtype=torch.bool).index_fill(0, self.path.first(number), False)
+
 
 def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
@@ -76,8 +80,8 @@ def least_density(net: PreTrainedModel) -> float:
     return least / sum(part.weights(net) for part in parts)
 
 
-def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> dict[str, Tensor]:
-    """Return the units to remove by last matrix, int64 [units], in order of the cost per saved parameter.
+def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> dict[str, int]:
+    """Return how many units to remove by last matrix, in order of the cost per saved parameter.
 
     The last step of the queue saves more than is left to save: a head, or many neurons. So the most expensive removed
     units come back, as far as the saving allows; a sub-layer that is gone stays gone.
@@ -90,22 +94,12 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     Raises:
         UserError: so much cannot be saved, or no head and no neuron would be left.
     """
-    costs = {name: unit.path.costs for name, unit in units.items()}
-    saved = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
-    hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
+    hulls = {name: convex_path(unit.path.costs, unit.path.sizes() * unit.price) for name, unit in units.items()}
     taken = cheapest_first({n: hull[0] for n, hull in hulls.items()}, {n: hull[1] for n, hull in hulls.items()}, saving)
     steps = {name: hulls[name][2][count] for name, count in taken.items()}
     numbers = {name: int(units[name].path.sizes()[:count].sum()) for name, count in steps.items()}
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
-    _give_back(units, steps, numbers, saving, round_to)
-    return {name: units[name].path.first(number) for name, number in numbers.items()}
-
-
-def _give_back(
-    units: Mapping[str, Units], steps: Mapping[str, int], numbers: dict[str, int], saving: float, round_to: int
-) -> None:
-    """Lower the ``numbers`` of removed units, in place, while they still save enough: the most expensive ones first."""
     spare = sum(units[name].price * number for name, number in numbers.items()) - saving
     some = [name for name, number in numbers.items() if 0 < number < units[name].count]
     cost = {name: float(units[name].path.costs[steps[name] - 1] / len(units[name].path.steps[steps[name] - 1]))
@@ -115,12 +109,11 @@ def _give_back(
         back -= back % (round_to if units[name].part.kind == "ffn" else 1)
         numbers[name] -= back
         spare -= back * units[name].price
+    return numbers
 
 
-def choose_uniform(
-    net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int = 1
-) -> dict[str, Tensor]:
-    """Return as many units to remove in every layer of the dense ``net``: the numbers of the smallest estimated loss.
+def choose_uniform(net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int) -> dict[str, int]:
+    """Return the number to remove in every layer of the dense ``net`` of the smallest estimated loss.
 
     Arguments, result and error as of :func:`choose_units`; only shapes of the model are read.
     """
@@ -137,44 +130,7 @@ def choose_uniform(
     if options is None:
         raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
     left = kept_by_part(groups, options)
-    return {name: unit.path.first(unit.count - left[name]) for name, unit in units.items()}
-
-
-@torch.no_grad()
-def update_rest(net: PreTrainedModel, part: SubLayer, moment: KroneckerFactors, gone: Tensor) -> None:
-    """Update the rest of the last matrix of a sub-layer of the dense ``net``, in place, equation (U).
-
-    ``moment`` is of the inputs of this matrix, ``gone`` are the removed units, int64 [units].
-    """
-    layer: Any = net.get_submodule(part.last)
-    before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
-    inverse = inverse_moment(centred(moment.inputs(), mean), part.last)  # type: ignore[arg-type]
-    weight = without_inputs(before.cpu().double(), inverse, unit_inputs(net, part)[gone].flatten())
-    layer.weight.copy_(weight)
-    if mean is not None:
-        layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
-
-
-@torch.no_grad()
-def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bool = False) -> None:
-    """Remove heads, neurons and sub-layers of the dense ``net``, with or without values, in place.
-
-    Args:
-        net: dense.
-        removed: units by last matrix, int64 [units]; other sub-layers stay as they are.
-        uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
-    """
-    parts = [part for part in sublayers(net, removable=not uniform) if part.last in removed]
-    kept = {part.last: torch.ones(len(unit_inputs(net, part))).index_fill(0, removed[part.last], 0.0) for part in parts}
-    if uniform:
-        cut_units(net, {name: units > 0 for name, units in kept.items()})
-        return
-    open_units: dict[str, Tensor] = {}
-    for kind, (layer, unit) in SUBLAYER_GATES.items():
-        if group := of_kind(parts, kind):
-            open_units[layer] = torch.ones(len(group), 1)  # closes with the last of its units
-            open_units[unit] = torch.stack([kept[part.last] for part in group])
-    cut_closed(net, open_units, constant=True, parts=parts)
+    return {name: unit.count - left[name] for name, unit in units.items()}
 
 
 class UnitRemoval(UnderWeighting):
@@ -226,23 +182,25 @@ class UnitRemoval(UnderWeighting):
             yield (name,), {f"{name}.{key}": value for key, value in stored.items()}
 
     def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
-        """Return the removed units by last matrix; without costs the same share everywhere."""
+        """Return the units that stay by last matrix, bool [units]; without costs the same share everywhere."""
         if measured is not None:
             units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
             if self.rule.uniform:
-                return choose_uniform(net, units, saving, self.rule.round_to)
-            return choose_units(units, saving, self.rule.round_to)
+                numbers = choose_uniform(net, units, saving, self.rule.round_to)
+            else:
+                numbers = choose_units(units, saving, self.rule.round_to)
+            return {name: units[name].without(number) for name, number in numbers.items()}
         if self.rule.uniform:
             left = even_counts(net, self.rule.density, self.rule.round_to)
         else:
             left = spread_evenly(net, self.rule.density, whole=True)
         counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
-        return {name: torch.arange(kept, counts[name]) for name, kept in left.items()}
+        return {name: torch.arange(counts[name]) < kept for name, kept in left.items()}
 
     def loss(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured) -> float:
         """Return the estimate of the costs of the removed units."""
         units = self.units(net, measured)
-        losses = [units[name].path.loss(torch.tensor([len(gone)])) for name, gone in plan.items() if len(gone)]
+        losses = [units[name].path.loss((~kept).sum()[None]) for name, kept in plan.items() if not kept.all()]
         return sum(float(loss) for loss in losses) / 2
 
     def units(self, net: PreTrainedModel, measured: Measured) -> dict[str, Units]:
@@ -255,18 +213,21 @@ class UnitRemoval(UnderWeighting):
                 units[part.last] = Units(part, path, part.price(net), part.count(net))
         return units
 
+    @torch.no_grad()
     def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
-        """Remove heads and neurons, and the sub-layers that have none left."""
+        """Update the rest of the last matrices, equation (U); remove heads, neurons, and sub-layers without any."""
         for part in sublayers(net, removable=False) if measured is not None else ():
-            if len(gone := plan.get(part.last, ())):
-                stored = {key: measured[f"{part.last}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore
-                update_rest(net, part, KroneckerFactors.of_stored_inputs(stored), gone)  # type: ignore[arg-type]
-        cut_removed(net, plan, self.rule.uniform)
-
-    def told(self, net: PreTrainedModel, plan: dict[str, Tensor]) -> dict[str, Any]:
-        """Return how many heads or neurons are left."""
-        counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
-        return {"units": {name: counts[name] - len(gone) for name, gone in plan.items()}}
+            if part.last not in plan or plan[part.last].all():
+                continue
+            stored = {key: measured[f"{part.last}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore
+            moment, layer = KroneckerFactors.of_stored_inputs(stored), module_at(net, part.last, nn.Linear)
+            before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
+            inverse = inverse_moment(centred(moment.inputs(), mean), part.last)  # type: ignore[arg-type]
+            gone = unit_inputs(net, part)[~plan[part.last]].flatten()
+            layer.weight.copy_(weight := without_inputs(before.cpu().double(), inverse, gone))
+            if mean is not None:
+                layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
+        cut_units(net, plan, whole=not self.rule.uniform)
 
 
 def weighted(settings: Weighted, rule: RankRule) -> Compression:

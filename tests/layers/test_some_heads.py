@@ -11,7 +11,7 @@ from tiny import make_batch, make_net
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_compress.layers import SomeHeads
-from lit_compress.models.cut import cut_closed, cut_units
+from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import of_kind, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, tell_heads
@@ -76,7 +76,7 @@ def test_t5_writes_with_a_cache_as_without(first):
         heads[group, : group % 4] = 0
         if "block.0" in part.block and part.type == "attention":
             heads[group] = {"removed": 0, "whole": 1}.get(first, torch.tensor([0.0, 1, 0, 1]))
-    cut_closed(net, {"attention_layer": torch.ones(len(attentions), 1), "heads": heads}, constant=True)
+    cut_units(net, {part.last: kept for part, kept in zip(attentions, heads > 0, strict=True)}, whole=True)
     ids = make_batch(size=2)["input_ids"]
     with torch.no_grad():
         encoded = net.get_encoder()(ids)

@@ -34,7 +34,13 @@ def removal(density=0.5, **rule):
 
 def remove_units(net, moments, removed, **rule):
     stored = {f"{name}.{key}": v for name, found in moments.items() for key, v in found.stored_inputs().items()}
-    removal(**rule).fill(net, removed, stored)
+    removal(**rule).fill(net, {name: ~gone_of(net, name, gone) for name, gone in removed.items()}, stored)
+
+
+def gone_of(net, name, gone):
+    """Which units of a sub-layer are among numbers."""
+    (part,) = (part for part in sublayers(net, removable=False) if last(part) == name)
+    return torch.zeros(len(unit_inputs(net, part)), dtype=torch.bool).index_fill(0, gone, True)
 
 
 def make(family="bert", **settings):
@@ -69,8 +75,9 @@ def measured(net, moments, **rule):
 
 def chosen(net, moments, density, **rule):
     known = measured(net, moments, **rule)
-    removed = removal(density, **rule).plan(net, known)
-    return removed, removal(density, **rule).loss(net, removed, known)
+    kept = removal(density, **rule).plan(net, known)
+    removed = {name: (~units).nonzero()[:, 0] for name, units in kept.items()}
+    return removed, removal(density, **rule).loss(net, kept, known)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
