@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.numerics.decompose import Axis, Importance
-from lit_compress.numerics.kronecker import Moment, centred
+from lit_compress.numerics.kronecker import centred
 from lit_compress.stages.low_rank import Decomposer
 
 SHAPES = [(6, 9), (9, 6), (7, 7)]
@@ -32,8 +32,9 @@ def factors_of(decomposer: Decomposer) -> Callable[[str, Tensor, int], tuple[Ten
 
 
 def estimated_loss(
-    weight: Tensor, approx: Tensor, inputs: Moment = None, gradients: Moment = None, mean: Tensor | None = None
-) -> float:
+    weight: Tensor, approx: Tensor, inputs: Tensor | None = None, gradients: Tensor | None = None,
+    mean: Tensor | None = None,
+) -> float:  # fmt: skip
     """Return (M) = tr(G (W - X) A (W - X)^T), the estimate of 2 dL / T, without any damping.
 
     Args:
@@ -45,7 +46,7 @@ def estimated_loss(
     """
     error = (weight.double() - approx.double()).cpu()
     inputs, gradients = (None if x is None else x.cpu().double().clone() for x in (inputs, gradients))
-    inputs = centred(inputs, mean)
+    inputs = inputs if inputs is None else centred(inputs, mean)
     right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
     left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
     return float((left * right).sum())

@@ -8,10 +8,9 @@ equation (M)),
 
 The factorization F ~ T (G kron A) of the Fisher information is from K-FAC (Martens & Grosse 2015, arXiv 1503.05671). It
 ignores that x and d of the same token depend on each other, terms between two tokens, and terms between two matrices.
-The first and the last make the estimate too small; those between tokens hardly change it. A moment is [n, n], or
-None for the identity. G = I and A diagonal is FWSVD (arXiv 2207.00112), G = I and A whole is DRONE (Chen et al.,
-NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD (arXiv 2505.17974). With the Cholesky
-factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
+The first and the last make the estimate too small; those between tokens hardly change it. G = I and A diagonal is FWSVD
+(arXiv 2207.00112), G = I and A whole is DRONE (Chen et al., NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is
+GFWSVD (arXiv 2505.17974). With the Cholesky factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
 
     left = W L V_k  [out, k],    right = V_k^T L^-1  [k, in]
 
@@ -21,7 +20,6 @@ and leaving out component j adds sigma_j^2 to (M). Only L is inverted. Everythin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,51 +27,22 @@ from torch import Tensor
 from lit_compress.numerics.decompose import Factorization, all_finite, gram_eigenvectors
 from lit_compress.utils.errors import UserError
 
-Moment = Tensor | None  # [n, n], or None for the identity
-
 DAMPING = {"inputs": 1e-3, "gradients": 1e-2}  # of the means of the diagonals of A (or C) and G
 
 
-@dataclass(frozen=True)
-class Root:
-    """The Cholesky factor L of a damped second moment. Float64, on the CPU.
-
-    Attributes:
-        factor: [n, n] lower triangular; None for the identity.
-    """
-
-    factor: Tensor | None
-
-    def times(self, rows: Tensor) -> Tensor:
-        """Return rows @ L for ``rows`` [..., n]."""
-        return rows if self.factor is None else rows @ self.factor
-
-    def before(self, columns: Tensor) -> Tensor:
-        """Return L @ columns for ``columns`` [n, m]."""
-        return columns if self.factor is None else self.factor @ columns
-
-    def divide(self, rows: Tensor) -> Tensor:
-        """Return rows @ L^-1 for ``rows`` [m, n]."""
-        if self.factor is None:
-            return rows
-        return torch.linalg.solve_triangular(self.factor, rows, upper=False, left=False)
-
-
 @torch.no_grad()
-def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> Root:
-    """Return the Cholesky factor of ``moment + DAMPING[what] * mean(diagonal) I``.
+def damped_root(moment: Tensor, name: str = "weight", what: str = "inputs") -> Tensor:
+    """Return the Cholesky factor L of ``moment + DAMPING[what] * mean(diagonal) I``, lower triangular float64 [n, n].
 
     Args:
-        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric, or None for the identity, which is not
-            damped. A float64 one on the CPU becomes its factor, which takes no memory of its own.
+        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric. A float64 one on the CPU becomes its
+            factor, which takes no memory of its own.
         name: of the matrix, for messages.
         what: see above.
 
     Raises:
         UserError: it is not finite, all zero, or not positive definite after the damping.
     """
-    if moment is None:
-        return Root(None)
     wide = moment.detach().to("cpu", torch.float64)
     if not all_finite(wide):
         raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a model with finite {what}")
@@ -87,15 +56,12 @@ def damped_root(moment: Moment, name: str = "weight", what: str = "inputs") -> R
         raise UserError(
             f"{name}: the second moments of its {what} are singular with damping {DAMPING[what]}; give more examples"
         )
-    return Root(factor)
+    return factor
 
 
-def centred(moment: Moment, mean: Tensor | None) -> Moment:
-    """Return the covariance C = A - m m^T of inputs with mean m [in]; ``moment`` itself without a mean.
-
-    None stays None, and a float64 A [in, in] becomes the covariance.
-    """
-    if moment is None or mean is None:
+def centred(moment: Tensor, mean: Tensor | None) -> Tensor:
+    """Return the covariance C = A - m m^T of inputs with mean m [in]; A [in, in] itself without a mean."""
+    if mean is None:
         return moment
     m = mean.double()
     return moment.double().addr_(m, m, alpha=-1)
@@ -104,8 +70,8 @@ def centred(moment: Moment, mean: Tensor | None) -> Moment:
 @torch.no_grad()
 def kronecker_svd(
     weight: Tensor,
-    inputs: Moment = None,
-    gradients: Iterable[Moment] | None = None,
+    inputs: Tensor,
+    gradients: Iterable[Tensor] | None = None,
     *,
     sizes: Sequence[int] | None = None,
     mean: Tensor | None = None,
@@ -121,7 +87,7 @@ def kronecker_svd(
 
     Args:
         weight: [out, in].
-        inputs: A [in, in], or None for the identity.
+        inputs: A [in, in].
         gradients: G [out, out] of each matrix; None for identities. They are asked for one after the other, so that a
             generator needs the memory of one. Float64 moments on the CPU are overwritten.
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
@@ -138,8 +104,8 @@ def kronecker_svd(
     if not all_finite(stack):
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
     root = damped_root(centred(inputs, mean), name)
-    basis, sigma = _gram_basis(stack, root, gradients or [None] * len(sizes), sizes, name, components)
-    columns, right = root.before(basis), root.divide(basis.T)
+    basis, sigma = _gram_basis(stack, root, gradients, sizes, name, components)
+    columns, right = root @ basis, torch.linalg.solve_triangular(root, basis.T, upper=False, left=False)
     del basis, root
     left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
     for rows, there in zip(stack.split(sizes), left.split(sizes), strict=True):
@@ -149,19 +115,20 @@ def kronecker_svd(
 
 
 def _gram_basis(
-    stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], name: str, components: int | None
-) -> tuple[Tensor, Tensor]:
+    stack: Tensor, inner: Tensor, gradients: Iterable[Tensor] | None, sizes: Sequence[int], name: str,
+    components: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the right singular vectors of K^T W L as columns, and its singular values.
 
     Every tensor as large as a wide stack counts. Of a tall one only the Gram matrix is summed, part by part.
     """
     tall, parts = stack.shape[0] >= stack.shape[1], []
     gram = torch.zeros(stack.shape[1] if tall else 0, stack.shape[1] if tall else 0, dtype=torch.float64)
-    moments = iter(gradients)  # zip would keep one while it asks for the next
+    moments = None if gradients is None else iter(gradients)  # zip would keep one while it asks for the next
     for rows in stack.split(list(sizes)):
-        outer = damped_root(next(moments), name, "gradients")
-        part = outer.times(inner.times(rows.double()).T)  # [in, rows]
-        del outer
+        part = (rows.double() @ inner).T  # [in, rows]
+        if moments is not None:
+            part = part @ damped_root(next(moments), name, "gradients")
         if tall:
             gram.addmm_(part, part.T)
         else:

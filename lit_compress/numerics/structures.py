@@ -23,7 +23,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.kronecker import Moment, centred, damped_root
+from lit_compress.numerics.kronecker import centred, damped_root
 from lit_compress.utils.errors import UserError
 
 _ROWS = 256  # that are moved at a time
@@ -31,15 +31,12 @@ _ROWS = 256  # that are moved at a time
 
 @torch.no_grad()
 def inverse_moment(inputs: Tensor, name: str = "weight") -> Tensor:
-    """Return H^-1 [in, in] of the damped second moment A or C [in, in], or of its diagonal [in].
+    """Return H^-1 [in, in] of the damped second moment A or C [in, in].
 
-    A whole float64 moment on the CPU becomes its inverse, which takes no memory of its own. Errors as in
+    A float64 moment on the CPU becomes its inverse, which takes no memory of its own. Errors as in
     :func:`~lit_compress.numerics.kronecker.damped_root`.
     """
-    factor = damped_root(inputs, name).factor
-    assert factor is not None
-    if factor.ndim == 1:
-        return torch.diag(factor**-2)
+    factor = damped_root(inputs, name)
     return torch.cholesky_inverse(factor, out=factor).mT  # in place: LAPACK's order
 
 
@@ -111,7 +108,7 @@ class RemovalPath:
 def removal_path(
     weight: Tensor,
     inputs: Tensor,
-    gradients: Moment,
+    gradients: Tensor | None,
     groups: Tensor,
     *,
     mean: Tensor | None = None,
@@ -127,9 +124,9 @@ def removal_path(
 
     Args:
         weight: W [out, in].
-        inputs: A [in, in], or its diagonal. A whole float64 one on the CPU is overwritten, as are gradients: all that
-            is done takes no memory but its own, eight bytes times the square of the number of inputs.
-        gradients: G [out, out], its diagonal, or None.
+        inputs: A [in, in]. A float64 one on the CPU is overwritten, as are gradients: all that is done takes no memory
+            but its own, eight bytes times the square of the number of inputs.
+        gradients: G [out, out]; None for the identity.
         groups: int [groups, size], disjoint.
         mean: m [in], for the covariance instead of A; the bias carries the mean.
         chunk: at each step this share of the groups that are left goes, at least one; 0.04 serves for neurons.
@@ -140,13 +137,11 @@ def removal_path(
     Raises:
         UserError: a moment is not usable.
     """
-    moment = centred(inputs, mean)
-    assert moment is not None
-    inverse = inverse_moment(moment, name)
-    wide = weight.detach().to("cpu", torch.float64)
-    root = damped_root(gradients, name, "gradients")
-    wide = root.times(wide.T).T.clone(memory_format=torch.contiguous_format)
-    del moment, root, inputs, gradients
+    inverse, wide = inverse_moment(centred(inputs, mean), name), weight.detach().to("cpu", torch.float64).T
+    if gradients is not None:
+        wide = wide @ damped_root(gradients, name, "gradients")
+    wide = wide.T.clone(memory_format=torch.contiguous_format)
+    del inputs, gradients
     left, places = torch.arange(len(groups)), groups.cpu()
     steps, costs = [], []
     while len(left) > keep:

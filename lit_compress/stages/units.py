@@ -222,7 +222,7 @@ class UnitRemoval(UnderWeighting):
             stored = {key: measured[f"{part.last}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore
             moment, layer = KroneckerFactors.of_stored_inputs(stored), module_at(net, part.last, nn.Linear)
             before, mean = layer.weight.detach().clone(), None if layer.bias is None else moment.mean
-            inverse = inverse_moment(centred(moment.inputs(), mean), part.last)  # type: ignore[arg-type]
+            inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
             gone = unit_inputs(net, part)[~plan[part.last]].flatten()
             layer.weight.copy_(weight := without_inputs(before.cpu().double(), inverse, gone))
             if mean is not None:
