@@ -16,7 +16,7 @@ from mistakes import fails
 
 from benchmarks.reliability import cases, checks
 from lit_compress.cli.targets import find_target, load_checked, open_target
-from lit_compress.cli.words import take_apart
+from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -149,7 +149,7 @@ def answers(run) -> dict[str, object]:
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]
     target = find_target(str(run), "validate")
-    parts = open_target(target, take_apart("validate", ["--data.path", "data"], {}))
+    parts = open_target(target, Line("evaluate", options=[("data.path", "data")]))
     read["validate"] = evaluate(load_checked(target, parts, "validation"), parts.data)
     return read
 

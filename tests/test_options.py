@@ -10,6 +10,7 @@ from quick import quick_runs
 from lit_compress import methods
 from lit_compress.__main__ import OLD
 from lit_compress.cli import catalogue
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import shipped
 from lit_compress.utils.files import yaml_text
@@ -76,7 +77,7 @@ def test_a_config_of_version_0_2_loads(tmp_path):
 
 @pytest.mark.parametrize("recipe", sorted({*FROZEN["recipes"], *shipped()}))
 def test_a_recipe_has_its_values_and_makes_its_run(recipe, hub, tiny_backbone):
-    line, intended = CommandLine(["--config", recipe], "fit"), options.OF_RECIPES.get(recipe, {})
+    line, intended = CommandLine(read_line("fit", ["--config", recipe])), options.OF_RECIPES.get(recipe, {})
     assert recipe not in FROZEN["recipes"] or changed(FROZEN["recipes"][recipe], options.of_recipe(line)) == intended
     hub.add("sentence-transformers/all-MiniLM-L6-v2", tiny_backbone)  # it says itself how it pools
     parts = line.build()

@@ -28,6 +28,7 @@ from benchmarks.analysis import pruning, truncation, widths
 from benchmarks.analysis.plots import FIGURES, write_rows
 from benchmarks.analysis.truncation import TableRows
 from lit_compress.cli.factorizing import load_model
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.methods.fwsvd import FWSVD
@@ -156,7 +157,9 @@ def main(args: Sequence[str] | None = None) -> None:
         if given.kind == "allocation":
             rows = pruning.allocation([read_json("allocation", Path(run) / "report.json", dict) for run in given.model])
         else:
-            parts = CommandLine(["--model=FWSVD", f"--model.backbone={given.model[0]}", *rest], "plan").ready()
+            parts = CommandLine(
+                read_line("plan", ["--model=FWSVD", f"--model.backbone={given.model[0]}", *rest])
+            ).ready()
             assert isinstance(parts.method, FWSVD)
             if given.kind in SEVERAL:
                 rows = of_several(given.kind, given.model, parts.method, parts.data, given.site)

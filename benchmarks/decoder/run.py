@@ -84,15 +84,15 @@ def prepare(options: Any) -> None:
 
 def command_line(options: Any, method: str, mixed: int = 0) -> Any:
     """Return the command ``factorize`` of a method, at every density; ``mixed``: so many blocks of both texts."""
+    from lit_compress.cli.lines import read_line
     from lit_compress.cli.options import CommandLine
-    from lit_compress.cli.words import take_apart
 
     words = [
         "--model", *METHODS[method], "--model.backbone", options.backbone,
         *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
         "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
     ]  # fmt: skip
-    return CommandLine(take_apart("factorize", [str(word) for word in words], {}), "factorize")
+    return CommandLine(read_line("plan", [str(word) for word in words]))
 
 
 def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterator[tuple[float, Any, dict[str, float]]]:

@@ -134,6 +134,7 @@ def check_data(case: Any, work: Path) -> str | None:
 
 def check_config(case: Any, work: Path) -> str | None:
     """Parse a damaged config as ``fit`` does, and check the stages; nothing is trained."""
+    from lit_compress.cli.lines import read_line
     from lit_compress.cli.options import CommandLine
     from lit_compress.run.settle import check_stages
 
@@ -152,7 +153,7 @@ def check_config(case: Any, work: Path) -> str | None:
     text = yaml.safe_dump(config, sort_keys=False).encode()
     (work / "mine.yaml").write_bytes(text if damage is None else cases.edit_bytes(text, damage))
     with _quiet():
-        check_stages(CommandLine(["--config", str(work / "mine.yaml")], "fit").build())
+        check_stages(CommandLine(read_line("fit", ["--config", str(work / "mine.yaml")])).build())
     return None
 
 

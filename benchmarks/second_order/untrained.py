@@ -48,15 +48,15 @@ class Untrained:
 
     def command_line(self, removes: str, folder: Path) -> Any:
         """Return the command ``factorize`` that reads the data of ``folder``."""
+        from lit_compress.cli.lines import read_line
         from lit_compress.cli.options import CommandLine
-        from lit_compress.cli.words import take_apart
 
         words = [
             "--model", "SecondOrder", "--model.retrain.removes", removes,
             "--model.backbone", self.options.teachers / self.task, *common.source(self.task, folder, self.texts),
             "--data.batch_size", 32, "--seed_everything", SEED, "--trainer.accelerator", "cpu",
         ]  # fmt: skip
-        return CommandLine(take_apart("factorize", [str(word) for word in words], {}), "factorize")
+        return CommandLine(read_line("plan", [str(word) for word in words]))
 
     @cached_property
     def folders(self) -> tuple[Path, Path]:

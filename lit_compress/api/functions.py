@@ -241,7 +241,7 @@ def compare(
             write_text(out / "comparison.yaml", content)  # that the command that makes it again names
             config = out / "comparison.yaml"
         line = _line("compare", given | options)
-        plan = plan_of(str(config), str(out) if out else None, line.own, line.values)
+        plan = plan_of(str(config), str(out) if out else None, line.own, dict(line.options))
         page = run_plan(plan, workers)
         return Compared(json.loads((plan.out / "compare.json").read_text()), page)
 

@@ -50,12 +50,11 @@ class _Class:
         self.meanings = {name: " ".join(words.split()) for name, words in entries}
         self.about = text.partition("\n")[0]
 
-    def lineage(self) -> Iterator[_Class]:
-        """Yield this class and its base classes in the package, the nearest first."""
-        yield self
-        for base in self.node.bases if isinstance(self.node, ast.ClassDef) and self.node.name not in _ROOTS else ():
-            if isinstance(base, ast.Name) and (found := find(self.module, base.id)) is not None:
-                yield from found.lineage()
+    def lineage(self) -> list[_Class]:
+        """Return the base classes in the package, and last this class."""
+        names = [] if isinstance(self.node, ast.FunctionDef) or self.node.name in _ROOTS else self.node.bases
+        bases = (find(self.module, base.id) for base in reversed(names) if isinstance(base, ast.Name))
+        return [*dict.fromkeys(kind for base in bases if base for kind in base.lineage()), self]
 
     def is_method(self) -> bool:
         """Return whether the class is ``Method`` or derived from it."""
@@ -63,15 +62,13 @@ class _Class:
 
     def own(self) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
         """Return type and default of the options that this class declares itself; a new default has no type."""
-        function = self.node
-        if isinstance(function, ast.ClassDef):
-            makers = (n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-            if (function := next(makers, None)) is None:  # type: ignore[assignment]
-                return dict(self._attributes())
+        makers = [n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        function = self.node if isinstance(self.node, ast.FunctionDef) else next(iter(makers), None)
+        if function is None:
+            return dict(self._attributes())
         given = function.args
-        first = [*given.posonlyargs, *given.args]
-        usual = [None] * (len(first) - len(given.defaults)) + given.defaults
-        pairs = [*zip(first, usual, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+        usual = [None] * (len(given.args) - len(given.defaults)) + given.defaults
+        pairs = zip([*given.args, *given.kwonlyargs], usual + given.kw_defaults, strict=True)
         return {arg.arg: (arg.annotation, default) for arg, default in pairs if arg.arg != "self"}
 
     def _attributes(self) -> Iterator[tuple[str, tuple[ast.expr | None, ast.expr]]]:
@@ -84,33 +81,29 @@ class _Class:
 
     def options(self, group: str = "") -> dict[str, Option]:
         """Return the options by name behind ``group``, those of settings one by one."""
-        chosen: dict[str, Option] = {}
-        defaults: dict[str, ast.expr] = {}
-        meanings = {name: text for kind in reversed([*self.lineage()]) for name, text in kind.meanings.items()}
-        of_method = self.is_method()
+        meanings, chosen = dict[str, str](), dict[str, Option]()
+        found: dict[str, tuple[str, ast.expr | None, _Class]] = {}  # written type, default, the class that gives it
+        of_method, places = self.is_method(), self.node.args.args if isinstance(self.node, ast.FunctionDef) else []
         for kind in self.lineage():
-            if of_method and not kind.is_method():  # attributes of another base are no options (utils/fields.py)
-                continue
-            for name, (hint, default) in kind.own().items():
-                if default is not None:
-                    defaults.setdefault(name, default)
-                if hint is None or group + name in chosen:
-                    continue
-                default = defaults.get(name, default)
-                chosen[group + name] = Option(
-                    group + name, kind.written(hint), None if default is None else kind.value(default),
-                    meanings.get(name, ""),
-                    isinstance(self.node, ast.FunctionDef) and name in [arg.arg for arg in self.node.args.args],
-                )  # fmt: skip
-                if isinstance(default, ast.Call) and isinstance(default.func, ast.Name):
-                    changed = {f"{group}{name}.{k.arg}": kind.value(k.value) for k in default.keywords}
-                    settings = find(kind.module, default.func.id) or find(self.module, default.func.id)
-                    for option in settings.options(f"{group}{name}.").values() if settings else ():
-                        chosen[option.name] = replace(option, default=changed.get(option.name, option.default))
-        if of_method:
-            attributes = (pair for kind in self.lineage() for pair in kind._attributes())
-            usual = next(default for name, (_, default) in attributes if default and name == "usual_density")
-            chosen[f"{group}density"] = replace(chosen[f"{group}density"], default=self.value(usual))
+            meanings |= kind.meanings
+            # attributes of another base of a method are no options (utils/fields.py)
+            for name, (hint, default) in kind.own().items() if kind.is_method() or not of_method else ():
+                old = found.get(name, ("", None, kind))
+                if hint is not None or name in found:
+                    written = old[0] if hint is None else kind.written(hint)
+                    found[name] = (written, *old[1:]) if default is None else (written, default, kind)
+            if usual := dict(kind._attributes()).get("usual_density") if of_method and "density" in found else None:
+                found["density"] = (found["density"][0], usual[1], kind)
+        for name, (written, default, kind) in found.items():
+            chosen[group + name] = Option(
+                group + name, written, None if default is None else kind.value(default), meanings.get(name, ""),
+                name in [arg.arg for arg in places],
+            )  # fmt: skip
+            if isinstance(default, ast.Call) and isinstance(default.func, ast.Name):
+                changed = {f"{group}{name}.{k.arg}": kind.value(k.value) for k in default.keywords}
+                settings = find(kind.module, default.func.id)
+                for option in settings.options(f"{group}{name}.").values() if settings else ():
+                    chosen[option.name] = replace(option, default=changed.get(option.name, option.default))
         return chosen
 
     def value(self, node: ast.expr) -> str:
@@ -121,14 +114,12 @@ class _Class:
 
     def written(self, hint: ast.expr) -> str:
         """Return a type in words, with the types that names in it stand for."""
-        module = self.module
 
-        class Spelled(ast.NodeTransformer):
-            def visit_Name(self, node: ast.Name) -> ast.expr:
-                found = _assigned(module, node.id)
-                return self.visit(found) if isinstance(found, ast.Subscript | ast.BinOp) else node
+        def meaning(name: re.Match[str]) -> str:
+            found = _assigned(self.module, name[0])
+            return self.written(found) if isinstance(found, ast.Subscript | ast.BinOp) else name[0]
 
-        return ast.unparse(Spelled().visit(ast.parse(ast.unparse(hint), mode="eval").body))
+        return re.sub(r"\b[A-Z]\w*", meaning, ast.unparse(hint))
 
 
 @cache
@@ -174,41 +165,30 @@ def _assigned(module: str, name: str) -> ast.expr | None:
 @cache
 def methods() -> dict[str, str]:
     """Return the shipped methods, name -> module."""
-    files = (path.relative_to(PACKAGE.parent) for path in sorted((PACKAGE / "methods").rglob("*.py")))
-    modules = (".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files)
-    sources = ((module, _tree(module)) for module in modules)
-    nodes = ((node, module) for module, source in sources if source for node in source[0].body)
-    classes = {node.name: module for node, module in nodes if isinstance(node, ast.ClassDef)}
-    found = {name: find(module, name) for name, module in sorted(classes.items())}
-    return {
-        name: classes[name] for name, kind in found.items()
-        if kind and not classes[name].endswith("methods.base") and kind.is_method()
-    }  # fmt: skip
+    found = {}
+    for path in sorted((PACKAGE / "methods").rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        source = None if path.stem == "base" else _tree(module)
+        for node in source[0].body if source else ():
+            if isinstance(node, ast.ClassDef) and _Class(node, module).is_method():
+                found[node.name] = module
+    return dict(sorted(found.items()))
 
 
-def command(name: str) -> _Class | None:
-    """Return the function of a command; None without one."""
-    return find(f"{PACKAGE.name}.cli.commands", "list_" if name == "list" else name)
+def command(name: str) -> _Class:
+    """Return the function of a command."""
+    function = find(f"{PACKAGE.name}.cli.commands", "list_" if name == "list" else name)
+    assert function is not None, name
+    return function
 
 
 @cache
 def of_method(name: str) -> dict[str, Option]:
-    """Return the options of a method, in the order in which a run uses them; {} without the source of its classes.
-
-    It is a shipped one by its name, or any by its import path.
-    """
+    """Return the options of a method, a shipped one or by its import path; {} without the source of its classes."""
     package, _, last = name.rpartition(".")
     kind = find(package or f"{PACKAGE.name}.methods", last)
-    base = find(f"{PACKAGE.name}.methods.base", "Method")
-    assert base is not None
-    options, common = kind.options("model.") if kind and kind.is_method() else {}, list(base.own())
-
-    def place(option: str) -> float:
-        first = option.split(".")[1]
-        own = common.index("dense" if f"model.{first}.epochs" in options else "density") + 0.5
-        return common.index(first) if first in common else own
-
-    return {name: options[name] for name in sorted(options, key=place) if name not in _LINKED}
+    options = kind.options("model.") if kind and kind.is_method() else {}
+    return {name: option for name, option in options.items() if name not in _LINKED}
 
 
 @cache

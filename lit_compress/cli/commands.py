@@ -53,7 +53,7 @@ def fit(line: Line) -> None:
 
 def plan(line: Line) -> None:
     """Print the structure and the sizes of a fit, without training."""
-    cli = CommandLine(line, "plan")
+    cli = CommandLine(line)
     choose_teacher(cli, run_of(cli), cli.ready().data.record)
     job = settle_budget(cli)
     check_stages(job, layers=True)

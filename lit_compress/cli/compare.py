@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import COMPARISONS, merged_configs, resolve_config, shipped
 from lit_compress.cli.words import Line, take_apart
@@ -87,7 +88,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
 
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
-    cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
+    cli = CommandLine(read_line("fit", ["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"]))
     # a run that is there already has the revisions of all
     parts = cli.ready(next((Run(path.parent).config() for path in sorted(place.glob("*/*/config.yaml"))), None))
     made = replace(made, options={**made.options, **cli.revisions()})
@@ -116,7 +117,7 @@ def _resolve(entry: Entry, task: str) -> Entry:
     """
     words = [f"--config={entry.config}"] if entry.config else []
     words += [f"--model={entry.method}"] if entry.method else []
-    named = merged_configs(take_apart("fit", [*words, f"--data.task={task}"], {}))["model"].get("class_path")
+    named = merged_configs(take_apart("fit", [*words, f"--data.task={task}"]))["model"].get("class_path")
     kind = method_class(named)
     if kind is None:
         hint = nearest(entry.method, (name for name in method_names if name != "Method"))

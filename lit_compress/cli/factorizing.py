@@ -121,7 +121,7 @@ def run_factorize(
     if inferred_task(line) is None:
         raise UserError("data.task: it is missing; name the task of the model, e.g. --data.task sst2, or --data.path")
     usual = None if recovery.distil is None else usual_losses(line)
-    cli = CommandLine(replace(line, values={**line.values, "model.backbone": model}), "factorize", usual)
+    cli = CommandLine(replace(line, options=[*line.options, ("model.backbone", model)]), usual)
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)

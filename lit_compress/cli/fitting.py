@@ -52,7 +52,7 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     Raises:
         UserError: an option, the data, the backbone or the run folder cannot be used.
     """
-    cli = CommandLine(line, "fit")
+    cli = CommandLine(line)
     run, made = run_of(cli), list[Job]()
     with ExitStack() as claim:
         told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)

@@ -21,11 +21,9 @@ from lit_compress.cli.words import (
     plain,
     take_apart,
     unknown,
-)  # fmt: skip
+)
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.tables import print
-
-OF_FISHER = ("axis", "fisher_examples")  # without any meaning for the default weighting
 
 
 def read_line(command: str, args: Sequence[str]) -> Line:
@@ -49,31 +47,28 @@ def checked(line: Line) -> Line:
         UserError: there is no such option, config or method, or the command does not read it.
     """
     if line.command == "factorize":
-        line.values["model"] = _one_shot_method(line)
-    if line.command not in READ and line.command not in WHOLE:
+        line.options.append(("model", _one_shot_method(line)))
+    if line.command not in (*READ, *WHOLE):
         if line.options:
-            raise UserError(unknown(plain(line.options[0][0]), None, list(own_options(line.command))))
+            raise UserError(unknown(line.command, plain(line.options[0][0])))
         return line
     config = merged_configs(line)
     method = config["model"].get("class_path") if isinstance(config["model"], dict) else None
     package, _, last = str(method or "").rpartition(".")
     if method and package in ("", f"{PACKAGE.name}.methods") and last not in catalogue.methods():
         raise UserError(f"model.class_path: unknown method '{method}'; {nearest(last, catalogue.methods())}")
-    check_names(line, method)
+    check_names(line.command, line.options, method)
     check_config(config, method)
     return line
 
 
 def _one_shot_method(line: Line) -> str:
     """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting."""
-    if method := line.own.get("method"):
-        return str(method)
-    if (weighting := line.last("model.retrain.weighting")) is not None:
-        return "SecondOrder" if weighting == "kfac" else "FWSVD"
-    for name in OF_FISHER:
+    weighting = line.last("model.retrain.weighting")
+    for name in ("axis", "fisher_examples") if weighting is None and not line.own.get("method") else ():
         if (value := line.last(f"model.retrain.{name}")) is not None:
             raise UserError(f"{name}: '{value}' means nothing to weighting kfac, the default; add --weighting fisher")
-    return "SecondOrder"
+    return str(line.own.get("method") or ("SecondOrder" if weighting in (None, "kfac") else "FWSVD"))
 
 
 # ------------------------------------------------------------------------------------------ help
@@ -83,7 +78,7 @@ def print_usage(commands: Sequence[str]) -> None:
     """Print the commands and the shipped configs."""
     print("usage: python -m lit_compress COMMAND ...\n")
     for command in commands:
-        print(f"  {_with_places(command)}\n      {_about(command)}")
+        print(f"  {_with_places(command)}\n      {catalogue.command(command).about}")
     print("\nCOMMAND --help shows every option with its default, e.g. of")
     print("  fit --config NAME.yaml [--model.density 0.25 | --model.budget size=20MB] [--data.path DIR]")
     print("NAME.yaml is a path or a shipped config, of which lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml:")
@@ -93,54 +88,44 @@ def print_usage(commands: Sequence[str]) -> None:
 
 def _with_places(command: str) -> str:
     """Return a command with the values that are given without a name."""
-    shown = ((name.upper(), option) for name, option in own_options(command).items() if option.position)
-    return " ".join([command, *(name if option.default is None else f"[{name}]" for name, option in shown)])
-
-
-def _about(command: str) -> str:
-    function = catalogue.command(command)
-    return function.about if function else ""
+    places = [(name.upper(), option.default) for name, option in own_options(command).items() if option.position]
+    return " ".join([command, *(name if default is None else f"[{name}]" for name, default in places)])
 
 
 def _print_help(line: Line) -> None:
     """Print the options of a command, for the method at hand if one is named."""
-    command, own = line.command, own_options(line.command)
+    command, own, trains = line.command, own_options(line.command), line.command in (*WHOLE, "factorize")
     print(f"usage: python -m lit_compress {_with_places(command)} [--OPTION VALUE ...]")
-    print(f"\n{_about(command)}\n\noptions:")
+    print(f"\n{catalogue.command(command).about}\n\noptions:")
     _print_options(own)
     shared = catalogue.shared()
     if command == "factorize":
         usual = catalogue.of_method("FWSVD") | catalogue.of_method("SecondOrder") | shared
         _print_options({name: replace(usual[full], name=name) for name, full in SHORT.items()})
-    if command not in WHOLE and command not in READ:
+    if command not in (*WHOLE, *READ):
         return
     if "device" not in own:
         print("  --device NAME\n      cpu, cuda, mps, ... (default the accelerator, if any)")
     method = merged_configs(line)["model"].get("class_path")
-    if method is None and command in (*WHOLE, "factorize"):
+    if method is None and trains:
         names = textwrap.fill(", ".join(catalogue.methods()), 100, initial_indent="  ", subsequent_indent="  ")
         print(f"\nmethods:\n{names}\n  the options of one: --model LPAF --help\n")
     options = (catalogue.of_method(method) if method else {}) | shared
     _print_options({n: o for n, o in options.items() if n not in own and is_read(command, n)})
-    if command in (*WHOLE, "factorize"):
+    if trains:
         print("\nLightning's Trainer: --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches")
         print("  all of them: lightning.ai/docs/pytorch/stable/common/trainer.html")
 
 
 def _print_options(options: Mapping[str, Option]) -> None:
     """Print options with their meanings; a group of options has a line before them."""
-    margin = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
     for name, option in options.items():
-        kind, default = option.kind.removesuffix(" | None"), option.default
+        kind, default = option.kind.removesuffix(" | None"), option.default or ""
         choices = choices_of(kind)
         shown = f"--{name} {'{' + ','.join(choices) + '}' if choices else kind}".removesuffix(" bool")
         if any(other.startswith(f"{name}.") for other in options) and name != "model":
-            shown, default = f"{name}:", None
-        if option.position:
-            shown = name.upper()
-        if default and default not in ("None", "False", "''") and not default.endswith(")"):
-            default = f" (default {default.strip(chr(39))})"
-        else:
-            default = ""
-        text = textwrap.fill(option.help.replace("``", "`") + default, 110, **margin)  # type: ignore[arg-type]
-        print(f"  {shown}\n{text}".rstrip())
+            shown, default = f"{name}:", ""
+        said = "" if default in ("", "None", "False", "''") or default.endswith(")") else f" (default {default})"
+        text = option.help.replace("``", "`") + said.replace("'", "")
+        print(f"  {name.upper() if option.position else shown}")
+        print(textwrap.fill(text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6).rstrip())

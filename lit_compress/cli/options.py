@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -20,13 +20,13 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
-from lit_compress.cli.lines import checked
-from lit_compress.cli.pins import pin
 from lit_compress.cli.recipes import CUSTOM, check_config, merged_configs
-from lit_compress.cli.words import CLASSES, SET_BY_STAGE, Line, choices_of, take_apart
+from lit_compress.cli.words import CLASSES, SET_BY_STAGE, Line, choices_of
 from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import located
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
+from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.own_code import trust_code
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
@@ -34,11 +34,14 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
+from lit_compress.utils.hub import is_name, model_snapshot, split_name
 
+_NEWEST = (None, "main")  # revisions that move on
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
 _KEY = re.compile(r'Parser key "([\w.]+)"')  # these and the others: in messages of the parser
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: .*)?$", re.MULTILINE)
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))  # Lightning's strings
 _PATH = re.compile(r"class_path[ =]'([\w.]+)'")
 
 
@@ -112,8 +115,7 @@ class CommandLine:
     """The options of a command that needs a method and data; makes both.
 
     Args:
-        line: taken apart and checked; or the words, which are checked here.
-        command: its name.
+        line: checked.
         base: the first config, which all others override; somebody else may have written it.
 
     Attributes:
@@ -121,10 +123,8 @@ class CommandLine:
         kind: the method.
     """
 
-    def __init__(self, line: Line | Sequence[str], command: str, base: dict[str, Any] | None = None) -> None:
-        if not isinstance(line, Line):
-            line = checked(take_apart(command, line, {}))
-        self.command, self.line = command, line
+    def __init__(self, line: Line, base: dict[str, Any] | None = None) -> None:
+        self.line = line
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
@@ -151,14 +151,16 @@ class CommandLine:
         path = f"{methods.__name__ if shipped else kind.__module__}.{kind.__qualname__}"
         init = model.get("init_args") or {}
         if line.last("model.budget"):  # it takes the place of what a config says of the size
-            init |= {n: None for n in _SIZES if n in own and not own[n].default and f"model.{n}" not in line.values}
-        words = [f"--{n}={text}" for n, text in line.options if n not in ("config", "model", "print_config")]
-        words += ["--print_config"] if "print_config" in line.names else []
+            init |= {n: None for n in _SIZES if n in own and not own[n].default and f"model.{n}" not in line.names}
         config = {**config, "model": {"class_path": path, "init_args": init}}
         check_config(config, path)  # in place of a group of options, the parser would read a file
+        texts = [(n, text) for n, text in line.options if isinstance(text, str) and n not in ("config", "model")]
+        words = [f"--{n}" if n == "print_config" else f"--{n}={text}" for n, text in texts]
+        of_files = str(line.last("trainer.logger")).rpartition(".")[2] in ("CSVLogger", "TensorBoardLogger")
+        if of_files and "trainer.logger.save_dir" not in line.names:
+            words.append(f"--trainer.logger.save_dir={line.last('run_dir') or 'runs'}/logs")
         try:
-            given = _parser().parse_object(config)
-            return _parser().parse_args([*words, *_place_of_logger(line)], namespace=given)
+            return _parser().parse_args(words, namespace=_parser().parse_object(config))
         except Exception as error:
             mistake = user_error(error) or _explained(error, path)
             raise UserError(str(mistake or " ".join(str(error).split())[:400])) from error
@@ -166,7 +168,7 @@ class CommandLine:
     def _check(self) -> None:
         """Refuse values that are of their types, and yet cannot be meant."""
         config, init = self.config, self.config.model.init_args
-        for name, why in SET_BY_STAGE.items() if self.command in ("fit", "plan") else ():
+        for name, why in SET_BY_STAGE.items() if self.line.command in ("fit", "plan") else ():
             if (value := config.trainer[name]) is not None and value is not True:
                 raise UserError(f"trainer.{name}: {value} {why}")
         for name in ("checkpoint_every", "max_skipped"):
@@ -192,39 +194,77 @@ class CommandLine:
     def build(self) -> Job:
         """Return method, data and the Trainer's arguments; they are built again only after the config has changed."""
         config = self.config.clone()
-        if (revision := config.model.init_args.get("revision")) is not None and "@" not in config.data.backbone:
-            config.data.backbone = f"{config.data.backbone}@{revision}"
-        for name, folder in self._folders.items():
-            config.model.init_args[name] = folder
+        init = config.model.init_args
+        if (revision := init.get("revision")) is not None:
+            config.data.backbone = f"{init.backbone}@{revision}"
+        init.update(Namespace(**self._folders))
         if "backbone" in self._folders:
-            config.data.backbone, config.model.init_args.revision = self._folders["backbone"], None
-        config.data.teacher = config.model.init_args.get("teacher")
+            config.data.backbone, init.revision = init.backbone, None
+        config.data.teacher = init.get("teacher")
         if self._built is not None and self._built[0] == config:
             return self._built[1]
         asked = config.clone()
         try:
-            init = _parser().instantiate_classes(config)
+            made = _parser().instantiate_classes(config)
         except ValueError as error:
             if user_error(error) is not None or (refusal := _refused_class(config.trainer, error)) is None:
                 raise
             raise refusal from error
-        init.data.teacher = init.model.teacher or self.origin or init.model.backbone
-        more = config.seed_everything, init.export, config.checkpoint_every, config.max_skipped
-        job = Job(init.model, init.data, dict(init.trainer), *more)
+        made.data.teacher = made.model.teacher or self.origin or made.model.backbone
+        more = config.seed_everything, made.export, config.checkpoint_every, config.max_skipped
+        job = Job(made.model, made.data, dict(made.trainer), *more)
         self._built = asked, job
         return job
 
     def ready(self, recorded: dict[str, Any] | None = None) -> Job:
-        """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.
+        """Resolve the names on the hub once all values are known to be valid; the config keeps their commits.
 
-        Commands that make something call it in place of :meth:`build`; commands on existing runs read these, and no
-        backbone.
+        So a run, its report and its card say which revision they are of. Commands that make something call it in place
+        of :meth:`build`; commands on existing runs read these, and no backbone.
 
         Args:
-            recorded: config of the run that is continued.
+            recorded: config of the run that is continued, whose commits stay, whatever ``main`` is now.
+
+        Raises:
+            UserError: the hub does not give one of them, a folder is not usable, two revisions of one name are given,
+                or a revision of a folder.
         """
-        option = "model" if self.command == "factorize" else "model.backbone"
-        self._folders = pin(self.config, recorded or {}, lambda: self.build().data.record, option)
+        init, data, folders = self.config.model.init_args, self.config.data, {}
+        option = "model" if self.line.command == "factorize" else "model.backbone"
+        before, known = (recorded or {}).get("model", {}).get("init_args", {}), (recorded or {}).get("data", {})
+        if named := _is_model(init.backbone):
+            init.backbone, init.revision = split_name("model.backbone", init.backbone, init.get("revision"))
+            data.backbone = init.backbone
+            if init.revision in _NEWEST and before.get("backbone") == init.backbone:
+                init.revision = before.get("revision") or init.revision
+        elif init.get("revision") is not None:
+            raise UserError(
+                f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the "
+                "hub; leave it out (null)"
+            )
+        if taught := init.get("teacher") and _is_model(init.teacher):
+            name, revision = split_name("model.teacher", init.teacher)
+            if revision in _NEWEST and str(before.get("teacher")).startswith(f"{name}@"):
+                init.teacher = before["teacher"]
+            elif revision is None and init.get("revision") is not None and name == init.backbone:
+                init.teacher = f"{name}@{init.revision}"
+        if data.get("path") is not None and is_name(data.path):
+            data.path, data.revision = split_name("data.path", data.path, data.get("revision"))
+        if data.get("revision") in _NEWEST and (known.get("task"), known.get("path")) == (data.task, data.get("path")):
+            data.revision = known.get("revision") or data.get("revision")
+        record = self.build().data.record
+        if named:
+            snapshot = model_snapshot(option, init.backbone, init.get("revision"))
+            folders["backbone"] = resolve(str(snapshot.folder), record, option)
+            init.revision = _kept(before, init.revision, snapshot.commit)
+        elif init.backbone != EMBEDDED:
+            resolve(init.backbone, record, option)  # is it a model, before data is asked for?
+        if taught:
+            snapshot = model_snapshot("model.teacher", init.teacher)
+            init.teacher, folders["teacher"] = snapshot.pinned, resolve(str(snapshot.folder), record, "model.teacher")
+        if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
+            data.revision = _kept(known, data.get("revision"), rows.commit)
+        self._folders = folders
         return self.build()
 
     def revisions(self) -> dict[str, str]:
@@ -238,10 +278,8 @@ class CommandLine:
     def backbone_as_teacher(self) -> None:
         """Make the backbone, at its commit, the teacher."""
         init = self.config.model.init_args
-        init.teacher = init.backbone
+        init.teacher = init.backbone if init.get("revision") is None else f"{init.backbone}@{init.revision}"
         if "backbone" in self._folders:
-            if init.revision is not None:
-                init.teacher = f"{init.backbone}@{init.revision}"
             self._folders["teacher"] = self._folders["backbone"]
 
     def dump(self) -> dict[str, Any]:
@@ -253,7 +291,6 @@ class CommandLine:
                 given.custom.label = list(record.label_columns) or given.custom.label
             if task_type(record).pools:
                 given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
-        _take_plain_words(self.config)
         text = _parser().dump(self.config, skip_link_targets=False, skip_none=False, format="yaml")
         config: dict[str, Any] = yaml.safe_load(text)
         init = config["model"]["init_args"]
@@ -263,26 +300,14 @@ class CommandLine:
         return config
 
 
-def _take_plain_words(config: Namespace) -> None:
-    """Replace strings that are members of an enumeration, such as Lightning's defaults, by ordinary strings, in place.
-
-    YAML cannot hold the members.
-    """
-    for key, value in config.items():
-        if isinstance(value, str) and isinstance(value, Enum):
-            config[key] = value.value
-        for part in value if isinstance(value, list) else ():
-            if isinstance(part, Namespace):
-                _take_plain_words(part)
+def _is_model(text: str) -> bool:
+    """Return whether a backbone or teacher is a name on the hub."""
+    return text != EMBEDDED and is_name(text)
 
 
-def _place_of_logger(line: Line) -> list[str]:
-    """Return the option that puts a logger of files into the run folder, if one is given without a folder."""
-    logger = str(line.last("trainer.logger")).rpartition(".")[2]
-    given = any(name.startswith("trainer.logger.save_dir") for name in line.names)
-    if logger not in ("CSVLogger", "TensorBoardLogger") or given:
-        return []
-    return [f"--trainer.logger.save_dir={line.last('run_dir') or 'runs'}/logs"]
+def _kept(before: Mapping[str, Any], given: str | None, commit: str) -> str | None:
+    """Return the revision that a config keeps: a run of an earlier version does not know it, and stays that run."""
+    return None if before and before.get("revision") is None and given is None else commit
 
 
 # ------------------------------------------------------------------------------------------ mistakes in values

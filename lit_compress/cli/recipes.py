@@ -12,6 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,18 +48,16 @@ def shipped(folder: Path = FOLDER) -> list[str]:
     return [f"{recipe}_{task}.yaml" if task else f"{recipe}.yaml" for recipe, tasks in names for task in tasks or [""]]
 
 
-def find_config(name: str, folder: Path = FOLDER) -> tuple[Path, str | None]:
+def _find(name: str, folder: Path) -> tuple[Path, str | None]:
     """Return the file for ``name``, and the task if ``name`` names a recipe's row; refuse what is neither."""
-    path, stem = Path(name).expanduser(), name.removesuffix(".yaml")
+    path, stem, known = Path(name).expanduser(), name.removesuffix(".yaml"), recipes(folder)
     if path.is_file():
         return path.resolve(), None
-    if path.name == name and (folder / f"{stem}.yaml").is_file():
-        return folder / f"{stem}.yaml", None
-    rows = {f"{recipe}_{task}": (recipe, task) for recipe, tasks in recipes(folder).items() for task in tasks}
-    if name == path.name and stem in rows:
-        return folder / f"{rows[stem][0]}.yaml", rows[stem][1]
-    known = [*rows, *recipes(folder)]  # the ending .yaml makes no two names alike
-    hint = nearest(Path(name).name.removesuffix(".yaml"), known).replace("'?", ".yaml'?")
+    rows = {f"{recipe}_{task}": (recipe, task) for recipe, tasks in known.items() for task in tasks}
+    if stem in known or stem in rows:
+        recipe, task = (stem, None) if stem in known else rows[stem]
+        return folder / f"{recipe}.yaml", task
+    hint = nearest(path.name.removesuffix(".yaml"), [*rows, *known]).replace("'?", ".yaml'?")
     raise UserError(f"config: no file or shipped config '{name}'; {hint}")
 
 
@@ -73,7 +72,7 @@ def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) ->
     Raises:
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
-    path, row = find_config(name, folder)
+    path, row = _find(name, folder)
     config = read_yaml("config", path)
     if not isinstance(config, dict):
         raise UserError(f"config: '{name}' holds no options; write OPTION: VALUE")
@@ -91,12 +90,7 @@ def resolve_config(name: str, task: str | None = None, folder: Path = FOLDER) ->
 
 
 def merge_row(head: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``head`` with the values of a row.
-
-    Args:
-        head: a config.
-        row: values by dotted path; a mapping is merged key by key, any other value replaces the head's.
-    """
+    """Return a copy of a config with a row's values by dotted path; a mapping is merged key by key."""
     for path, value in row.items():
         for key in reversed(str(path).split(".")):
             value = {key: value}
@@ -126,16 +120,11 @@ def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:
 # ------------------------------------------------------------------------------------------ the configs of a command
 
 
-def inferred_task(line: Line) -> str | None:
-    """Return the task that options name, or the user's own where they give a file; None without either."""
-    path = line.last("data.path")
-    return _named_task(line) or (CUSTOM if path and Path(path).expanduser().is_file() else None)
-
-
-def _named_task(line: Line) -> str | None:
-    """Return the task that options name; only ``custom`` has columns and labels of the user's."""
-    given = any(name.startswith("data.custom.") for name in line.names)
-    return line.last("data.task") or (CUSTOM if given else None)
+def inferred_task(line: Line, named: bool = False) -> str | None:
+    """Return the task that options name, or the user's own where they give its columns or (not ``named``) a file."""
+    path = None if named else line.last("data.path")
+    own = any(name.startswith("data.custom.") for name in line.names) or (path and Path(path).expanduser().is_file())
+    return line.last("data.task") or (CUSTOM if own else None)
 
 
 def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -144,13 +133,13 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, 
     A method takes over the values of a config for another one that are its options as well.
 
     Args:
-        line: the command line.
+        line: the command line, whose objects from Python are merged as well; its texts are the parser's.
         base: the first config, which all others override.
 
     Raises:
         UserError: a config cannot be used.
     """
-    merged, task = dict(base or {}), _named_task(line)
+    merged, task = dict(base or {}), inferred_task(line, named=True)
     for name, text in line.options:
         if name == "config":
             merged = _over(merged, without_removed(resolve_config(text, task), strict=True))
@@ -159,10 +148,9 @@ def merged_configs(line: Line, base: dict[str, Any] | None = None) -> dict[str, 
     elif line.last("model.backbone") and not (line.last("config") or merged.get("model") or line.command == "compare"):
         merged["model"] = {"class_path": DEFAULT_METHOD}
         note(f"model: {DEFAULT_METHOD}, the default; --model NAME takes another")
-    for name, value in line.values.items():
-        if name != "model":
-            name = name.replace("model.", "model.init_args.", 1) if name.startswith("model.") else name
-            merged = merge_row(merged, {name: value})
+    for name, value in line.options:
+        if not isinstance(value, str):
+            merged = merge_row(merged, {re.sub(r"^model\.", "model.init_args.", name): value})
     data = merged.get("data") or {}
     if task or (isinstance(data, dict) and not data.get("task") and (task := inferred_task(line))):
         merged = merge_row(merged, {"data.task": task})
@@ -184,9 +172,9 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def check_config(config: dict[str, Any], method: str | None) -> None:
     """Refuse keys of a merged config that are no options of ``method``, and values where groups of options belong."""
-    model = config.get("model", {})
-    groups: dict[str, Any] = {name: config[name] for name in ("model", "data", "trainer", "export") if name in config}
-    groups |= {"model.init_args": model["init_args"]} if isinstance(model, dict) and "init_args" in model else {}
+    model = config["model"]
+    groups = {name: config.get(name, {}) for name in ("model", "data", "trainer", "export")}
+    groups |= {"model.init_args": model.get("init_args", {})} if isinstance(model, dict) else {}
     for name, value in groups.items():
         if not isinstance(value, dict):
             raise UserError(f"config: {name} is {value!r:.80}; give its options as a mapping, e.g. {name}: {{}}")
@@ -194,8 +182,7 @@ def check_config(config: dict[str, Any], method: str | None) -> None:
         moved = f"model.{key}" in catalogue.names(method)
         hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
         raise UserError(f"config: unknown key 'model.{key}'; {hint}")
-    texts = [(name, "{" if value is None else str(value)) for name, value in _flat(config)]
-    check_names(Line("fit", options=texts), method)
+    check_names("fit", [(name, "{" if value is None else str(value)) for name, value in _flat(config)], method)
 
 
 def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

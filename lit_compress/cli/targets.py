@@ -10,6 +10,7 @@ from __future__ import annotations
 import filecmp
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from lit_compress.cli.words import Line
     from lit_compress.run.job import Job
-    from lit_compress.tasks.records import Task
 
 _TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
 _ANY = "FWSVD"  # the method when none is run
@@ -74,35 +74,16 @@ class Target:
         """Return the options of a command, on top of the stored config; without one they name the task."""
         if self.config is not None:
             return parse_stored(self.config, line, self.folder)
-        if inferred_task(line) is None:
+        if (task := inferred_task(line)) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
-        model = {"class_path": _ANY, "init_args": {"backbone": str(self.folder)}}  # any method; none is run
-        return CommandLine(line, line.command, {"model": model, **self._labels(line)})
-
-    def _labels(self, line: Line) -> dict[str, Any]:
-        """Return the option that gives the classes of a task of the user's own the names that the model has."""
-        if line.last("data.custom.labels") or inferred_task(line) != CUSTOM:
-            return {}
-        try:
-            classes = json_of(self.folder / "config.json").get("id2label") or {}
-        except (OSError, ValueError):
-            return {}  # loading the model says what is wrong
-        names = [str(classes[key]) for key in sorted(classes, key=int)]
-        if len(names) < 2 or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
-            return {}
-        return {"data": {"custom": {"labels": names}}}
-
-    def load(self, task: Task) -> PreTrainedModel:
-        """Load the model; refuse one whose head is not for ``task``."""
-        if not (self.folder / "structure.json").is_file():
-            return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
-        net = load_net(self.folder)
-        check_head(self.what, net.config, task)
-        task_type(task).configure(net, task)
-        trained = (self.config or {}).get("data", {}).get("task", task.name)
-        if trained != task.name:
-            note(f"{self.what} was trained on {trained}, not on {task.name}")
-        return net
+        base: dict[str, Any] = {"model": {"class_path": _ANY, "init_args": {"backbone": str(self.folder)}}}
+        if task == CUSTOM and not line.last("data.custom.labels"):  # the model may name the classes
+            with suppress(OSError, ValueError):  # loading it says what is wrong
+                classes = json_of(self.folder / "config.json").get("id2label") or {}
+                names = [str(classes[key]) for key in sorted(classes, key=int)]
+                if len(names) > 1 and not all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+                    base["data"] = {"custom": {"labels": names}}
+        return CommandLine(line, base)
 
 
 def is_export(folder: Path) -> bool:
@@ -155,17 +136,30 @@ def open_target(target: Target, line: Line) -> Job:
     job = target.parse(line).build()
     current_device()  # refuses one that is not here before anything is loaded
     job.data.read_as(str(target.folder))
-    place, known = job.data.place, target.config["data"].get("path") if target.config else None
-    job.data.place = replace(place, whole=_is_another_table(known, place.path))
+    known = (target.config or {}).get("data", {}).get("path")
+    job.data.place = replace(job.data.place, whole=_is_another_table(known, job.data.place.path))
     return job
 
 
 def load_checked(target: Target, job: Job, split: Literal["validation", "test", "predict"]) -> PreTrainedModel:
-    """Load the model of ``target`` for a split, or the rows of ``predict``; refuse one larger than the memory."""
-    if all(path.is_file() for path in tensor_files(target.folder)):
-        less = "give a smaller model, or a machine with more"
-        check_memory("the model", net_bytes(target.folder), less)
-    net, data = target.load(job.data.record), job.data
+    """Load the model of ``target`` for a split, or the rows of ``predict``.
+
+    Raises:
+        UserError: its head is not for the task, or it is larger than the memory.
+    """
+    folder, what, data = target.folder, target.what, job.data
+    if all(path.is_file() for path in tensor_files(folder)):
+        check_memory("the model", net_bytes(folder), "give a smaller model, or a machine with more")
+    task = data.record
+    if (folder / "structure.json").is_file():
+        net = load_net(folder)
+        check_head(what, net.config, task)
+        task_type(task).configure(net, task)
+        trained = (target.config or {}).get("data", {}).get("task", task.name)
+        if trained != task.name:
+            note(f"{what} was trained on {trained}, not on {task.name}")
+    else:
+        net = load_finetuned(str(folder), task, what.partition(":")[0])
     if split == "validation":
         loaders = data.val_dataloader()
     else:
@@ -176,9 +170,9 @@ def load_checked(target: Target, job: Job, split: Literal["validation", "test", 
 
 def _is_another_table(known: str | None, given: str | None) -> bool:
     """Return whether ``given`` is one table, and not the content of the one that the model was trained on."""
-    if given is None or not is_one_table(place := Path(given).expanduser()):
+    place, trained = Path(given or "/").expanduser(), Path(known or "").expanduser()
+    if not is_one_table(place):
         return False
-    trained = Path(known or "").expanduser()
     if place.is_dir() and trained.is_dir():
         files = [path.name for path in place.glob("*.arrow")]
         return any(filecmp.cmpfiles(place, trained, files, shallow=False)[1:])
@@ -200,10 +194,8 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
     Raises:
         UserError: an option is wrong; or the method is not of the package, is needed, and ``line`` does not name it.
     """
-    model, data = config["model"], dict(config["data"])
-    known = model["init_args"]
-    name, init = _method(model, line) if runs else (_ANY, {"teacher": known.get("teacher")})
-    origin = known["backbone"] if known.get("revision") is None else f"{known['backbone']}@{known['revision']}"
+    known, data = config["model"]["init_args"], dict(config["data"])
+    name, init = _method(config["model"], line) if runs else (_ANY, {"teacher": known.get("teacher")})
     init |= {"backbone": str(net), "revision": None}
     if init.get("teacher"):  # of which a run has a copy
         copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
@@ -219,9 +211,9 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
         values.pop(option, None)
     if line.command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
-    stored = {**config, "model": {"class_path": name, "init_args": init}, "data": data, "trainer": trainer}
-    cli = CommandLine(line, line.command, stored)
-    cli.origin = origin  # whose vectors may be the labels
+    model = {"class_path": name, "init_args": init}
+    cli = CommandLine(line, {**config, "model": model, "data": data, "trainer": trainer})
+    cli.origin = known["backbone"] if known.get("revision") is None else f"{known['backbone']}@{known['revision']}"
     return cli
 
 

@@ -7,8 +7,8 @@ A command's own options are the parameters of its function in commands.py. Every
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,6 +70,9 @@ READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+_NAME = re.compile(r"--|-[^\W\d_]")  # a word that begins so is the name of an option
+
+
 @dataclass
 class Line:
     """A command line, taken apart; or the arguments of a function of the Python API.
@@ -77,39 +80,32 @@ class Line:
     Attributes:
         command: its name.
         own: values of the command's own options, as its function takes them.
-        options: of ``fit``, each with its name and the text of its value, in their order.
-        values: of ``fit``, by name, from Python.
+        options: of ``fit``, name and value in their order: the text that was typed, or an object from Python.
         args: all words.
         help: ``--help`` was given.
     """
 
     command: str
     own: dict[str, Any] = field(default_factory=dict)
-    options: list[tuple[str, str]] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
+    options: list[tuple[str, Any]] = field(default_factory=list)
     args: Sequence[str] = ()
     help: bool = False
 
     @property
     def names(self) -> list[str]:
         """The names of all options of ``fit``."""
-        return [*self.values, *(plain(name) for name, _ in self.options)]
+        return [plain(name) for name, _ in self.options]
 
     def last(self, option: str) -> Any:
         """Return the last value of an option of ``fit``; None if it is not given."""
-        texts = (text for name, text in reversed(self.options) if plain(name) == option)
-        return next(texts, self.values.get(option))
+        return next((value for name, value in reversed(self.options) if plain(name) == option), None)
 
 
 def own_options(command: str) -> dict[str, Option]:
     """Return the options that only a command has, by name."""
-    if (function := catalogue.command(command)) is None:
-        return {}
-    options = {name: option for name, option in function.options().items() if name != "line"}
-    for name, option in catalogue.shared().items() if command == "export" else ():
-        if name.startswith("export."):
-            options[name[7:]] = replace(option, name=name[7:], default="None")
-    return options
+    options = {name: option for name, option in catalogue.command(command).options().items() if name != "line"}
+    choices = [name for name in catalogue.shared() if name.startswith("export.")] if command == "export" else []
+    return options | {n[7:]: replace(catalogue.shared()[n], name=n[7:], default="None") for n in choices}
 
 
 def from_python(command: str, given: Mapping[str, Any]) -> Line:
@@ -119,23 +115,17 @@ def from_python(command: str, given: Mapping[str, Any]) -> Line:
         if value is not None and name in own:
             line.own[name] = value
         elif value is not None:
-            line.values[_in_full(name, command, own)] = str(value) if isinstance(value, Path) else value
+            line.options.append((_in_full(name, command, own), str(value) if isinstance(value, Path) else value))
     return line
 
 
-def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None = None) -> Line:
-    """Return the words of a command by option.
-
-    Args:
-        command: its name.
-        args: the words behind it.
-        own: its own options; None: of its function.
+def take_apart(command: str, args: Sequence[str]) -> Line:
+    """Return the words behind a command by option.
 
     Raises:
         UserError: a word belongs to no option, a value is missing or is not of the option's type.
     """
-    own = own_options(command) if own is None else own
-    line, left, given = Line(command, args=args), list(args), dict[str, list[str]]()
+    own, line, left, given = own_options(command), Line(command, args=args), list(args), dict[str, list[str]]()
     while left:
         word = left.pop(0)
         if not word.startswith("-") or word[1:2].isdigit() or word == "-":
@@ -151,14 +141,16 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
             line.help = True
             continue
         option = own.get(name) or catalogue.shared().get(name)
-        kind = option.kind if option else ""
-        values = [value] if equals else _values(left, name in own and kind.startswith("list"))
-        if not values:
-            only = choices_of(kind) if name in own else []
-            values = ["true"] if kind.startswith("bool") else only if len(only) == 1 else []
-        if not values:
+        kind, values = option.kind if option else "", [value] if equals else []
+        while left and not equals and not _NAME.match(left[0]) and (not values or (name in own and "list" in kind)):
+            values.append(left.pop(0))
+        if not values and kind.startswith("bool"):
+            values = ["true"]
+        elif not values and name in own and len(only := choices_of(kind)) == 1:
+            values = only
+        elif not values:
             known = option or "." in name
-            raise UserError(f"{name}: the value is missing" if known else unknown(name, None, list(own)))
+            raise UserError(f"{name}: the value is missing" if known else unknown(command, name))
         if name in own:
             given.setdefault(name, []).extend(values)
         else:
@@ -173,39 +165,23 @@ def take_apart(command: str, args: Sequence[str], own: dict[str, Option] | None 
 
 def _in_full(name: str, command: str, own: Mapping[str, Option]) -> str:
     """Return the option of ``fit`` that a short name stands for; the command's own options keep theirs."""
-    if name in own:
-        return name
     short = SHORT.get(name) if command == "factorize" else None
-    return short or ALIASES.get(name, name)
-
-
-def _values(left: list[str], many: bool) -> list[str]:
-    """Take the values off the words that are left."""
-    values: list[str] = []
-    while left and not left[0].startswith("--") and (many or not values):
-        if left[0].startswith("-") and left[0][1:2].isalpha():
-            break
-        values.append(left.pop(0))
-    return values
+    return name if name in own else short or ALIASES.get(name, name)
 
 
 def converted(option: Option, texts: list[str]) -> Any:
     """Return the value of a command's own option; refuse one that is not of its type."""
-    name, kind = option.name, option.kind.removesuffix(" | None")
-    if line := removed_value(f"--{name}", texts[-1]):
-        raise UserError(line)
+    name, kind, text = option.name, option.kind.removesuffix(" | None"), texts[-1]
     if kind.startswith("list"):
-        one = Option(name, kind[5:-1], None, "")
-        return [converted(one, [text]) for text in texts]
-    if choices := choices_of(kind):
-        if texts[-1] not in choices:
-            raise UserError(f"{name}: '{texts[-1]}' is not valid; {nearest(texts[-1], choices)}")
-        return texts[-1]
-    makers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": {"true": True, "false": False}.get}
-    with suppress(ValueError):
-        if (value := makers.get(kind, str)(texts[-1])) is not None:
-            return value
-    raise UserError(f"{name}: '{texts[-1]}' is not a valid {kind}")
+        return [converted(replace(option, kind=kind[5:-1]), [text]) for text in texts]
+    if line := removed_value(f"--{name}", text):
+        raise UserError(line)
+    if (choices := ["true", "false"] if kind == "bool" else choices_of(kind)) and text not in choices:
+        raise UserError(f"{name}: '{text}' is not valid; {nearest(text, choices)}")
+    try:
+        return text == "true" if kind == "bool" else {"int": int, "float": float}.get(kind, str)(text)
+    except ValueError:
+        raise UserError(f"{name}: '{text}' is not a valid {kind}") from None
 
 
 def choices_of(kind: str) -> list[str]:
@@ -232,27 +208,30 @@ def plain(name: str) -> str:
     return name.removesuffix("+").replace(".init_args", "")
 
 
-def check_names(line: Line, method: str | None) -> None:
+def check_names(command: str, options: Iterable[tuple[str, Any]], method: str | None) -> None:
     """Refuse the first option that the command does not read or ``method``, of this name or import path, has not."""
     known = catalogue.names(method)
     classes = [f"trainer.{option}" for option in CLASSES if option not in _OF_STAGES]
     classes += [f"{option}." for option in known if option.endswith(tuple(_OF_STAGES))]
     if method and not catalogue.of_method(method):  # its class alone knows its options
         classes.append("model.")
-    for name, value in [*((name, str(value)) for name, value in line.values.items()), *line.options]:
+    for name, value in options:
         name = plain(name)
-        if known_line := removed_value(name, value):
+        if known_line := removed_value(name, str(value)):
             raise UserError(known_line)
         if name in ("model.task", "help"):
             raise UserError(f"{name}: follows from the data; give --data.task")
         if name not in known and not name.startswith(tuple(classes)):
-            raise UserError(unknown(name, method, list(own_options(line.command))))
-        inside = [other for other in known if other.startswith(f"{name}.")]
-        if inside and name != "model" and name not in line.values and not value.startswith("{"):
+            raise UserError(unknown(command, name, method))
+        inside = next((other for other in known if other.startswith(f"{name}.") and name != "model"), None)
+        if inside and isinstance(value, str) and not value.startswith("{"):
             raise UserError(
-                f"{name}: '{value}' is no value of a group of options; give them one by one, e.g. --{inside[0]}"
+                f"{name}: '{value}' is no value of a group of options; give them one by one, e.g. --{inside}"
             )
-        check_read(line.command, name)
+        if not is_read(command, name):
+            use = "; nearest: eval_batch_size" if name == "data.batch_size" else "; leave it out"
+            use += ", or use fit" if command == "factorize" else ""
+            raise UserError(f"{name}: {command} does not read it{use}")
 
 
 def is_read(command: str, option: str) -> bool:
@@ -267,25 +246,11 @@ def is_read(command: str, option: str) -> bool:
     return read and not (unread or trains)
 
 
-def check_read(command: str, option: str) -> None:
-    """Refuse an option that a command does not read."""
-    if not is_read(command, option):
-        use = "; nearest: eval_batch_size" if option == "data.batch_size" else "; leave it out"
-        use += ", or use fit" if command == "factorize" else ""
-        raise UserError(f"{option}: {command} does not read it{use}")
-
-
-def unknown(key: str, method: str | None, own: Sequence[str]) -> str:
-    """Return the message on an unknown option: the nearest one of the command, the method, the data and the Trainer.
-
-    Args:
-        key: the option.
-        method: at hand; None if none is named.
-        own: options that only the command has.
-    """
+def unknown(command: str, key: str, method: str | None = None) -> str:
+    """Return the message on an unknown option: the nearest one of the command, the method, the data and the Trainer."""
     if line := removed(key):
         return line
-    known, said = [*own, *catalogue.names(method)], f"unknown option '{key}'"
+    known, said = [*own_options(command), *catalogue.names(method)], f"unknown option '{key}'"
     full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")
     if method and full and full not in known:  # another method has it
         group, options = full, list[str]()
@@ -308,12 +273,10 @@ def as_typed(message: str, args: Sequence[str]) -> str:
 
     Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
     """
-    option, colon, _ = message.partition(":")
-    given = any(word.partition("=")[0] == f"--{option}" for word in args)
-    if not colon or " " in option or given or option in catalogue.names():
+    option, colon, rest = message.partition(":")
+    typed, names = [plain(word.partition("=")[0].lstrip("-")) for word in args if word[:2] == "--"], catalogue.names()
+    if not colon or " " in option or option in (*typed, *names):
         return message
-    typed = [plain(word.partition("=")[0].lstrip("-")) for word in args if word.startswith(("--model.", "--trainer."))]
-    if whole := next((name for name in typed if name.endswith(f".{option}")), None):
-        return f"{whole.removesuffix(option)}{message}"
-    known = next((f"{group}." for group in ("model", "data", "export") if f"{group}.{option}" in catalogue.names()), "")
-    return known + message
+    whole = [name for name in typed if name.endswith(f".{option}")]
+    whole += [f"{group}.{option}" for group in ("model", "data", "export") if f"{group}.{option}" in names]
+    return f"{(*whole, option)[0]}:{rest}"

@@ -130,7 +130,7 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
 
     change_config(stolen, edit)
     for place in (".", "export", "dense/net"):
-        found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("test")))  # noqa: B023
+        found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("evaluate")))  # noqa: B023
         assert found == 0  # evaluation needs no method
     assert attempt(lambda: open_run(Run(stolen), Line("export"))) == 2 * (attack in REST)
     assert not ran.exists()

@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 from mistakes import fails, fit
 
 from lit_compress.__main__ import COMMANDS, main
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine, _whole_first
 from lit_compress.cli.recipes import FOLDER
 
@@ -90,7 +91,7 @@ def test_a_schedule_is_checked_for_all_processes(capsys, tiny_backbone, tiny_dat
 def test_options_of_a_method_may_stand_before_it(tiny_backbone):
     """The defaults are the method's, wherever it is named."""
     options, name = ["--model.backbone", str(tiny_backbone), "--data.task", "sst2"], ["--model", "LPAF"]
-    first, last = (CommandLine(args, "fit").dump() for args in ([*name, *options], [*options, *name]))
+    first, last = (CommandLine(read_line("fit", args)).dump() for args in ([*name, *options], [*options, *name]))
     assert first == last and first["model"]["class_path"].endswith("LPAF")
 
 
@@ -98,7 +99,7 @@ def test_options_of_a_method_may_stand_before_it(tiny_backbone):
 def test_callbacks_whose_defaults_are_no_plain_values_are_written(given, tiny_backbone):
     """Lightning's Timer has an enumeration's member where its type says a string."""
     options = ["--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.task", "sst2", *given]
-    made = CommandLine(options, "fit").dump()["trainer"]["callbacks"]
+    made = CommandLine(read_line("fit", options)).dump()["trainer"]["callbacks"]
     assert yaml.safe_load(yaml.safe_dump(made)) == made
     timer = made[0] if isinstance(made, list) else made
     assert timer["init_args"]["interval"] == "step"

@@ -82,10 +82,12 @@ def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, 
         UserWarning,
         match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*'\[\"good\", \"bad\"\]' uses the head unchanged",
     ):
-        run_fit(command(model, reviews, tmp_path / "run", *extra)[1:])
+        run_fit(read_line("fit", command(model, reviews, tmp_path / "run", *extra)[1:]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        run_fit(command(model, reviews, tmp_path / "other", "--data.custom.labels", "[good, bad]")[1:])
+        run_fit(
+            read_line("fit", command(model, reviews, tmp_path / "other", "--data.custom.labels", "[good, bad]")[1:])
+        )
 
 
 def test_a_resumed_run_keeps_the_dense_stage_that_it_began(model, reviews, tmp_path, capsys, monkeypatch):
@@ -168,17 +170,19 @@ def test_other_labels_or_options_of_the_dense_stage_fine_tune_it_first(
     ],
 )
 def test_a_file_or_columns_of_ones_own_mean_a_task_of_ones_own(options, task, reviews):
-    parsed = CommandLine([str(reviews) if word == "FILE" else word for word in options], "fit")
+    parsed = CommandLine(read_line("fit", [str(reviews) if word == "FILE" else word for word in options]))
     assert parsed.config.data.task == task
 
 
 def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lit_compress.utils.progress._noted", set())
     line = ["--model.backbone", str(model), "--data.path", str(reviews), "--data.custom.text", "review"]
-    config = CommandLine([*line, "--data.custom.label", "stars"], "fit").config
+    config = CommandLine(read_line("fit", [*line, "--data.custom.label", "stars"])).config
     assert config.model.class_path == "lit_compress.methods.SecondOrder"
     assert "note: model: SecondOrder, the default" in capsys.readouterr().err
-    assert CommandLine([*line, "--model", "SVD"], "fit").config.model.class_path == "lit_compress.methods.SVD"
+    assert (
+        CommandLine(read_line("fit", [*line, "--model", "SVD"])).config.model.class_path == "lit_compress.methods.SVD"
+    )
     assert "default" not in capsys.readouterr().err
 
 

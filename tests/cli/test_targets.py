@@ -13,6 +13,7 @@ from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import parse_stored
 from lit_compress.cli.words import Line
@@ -161,7 +162,7 @@ def test_names_like_numbers_stay_text_in_a_run():
         "data.custom.label": "1e3",
     }
     args = ["--model=SVD", "--data.task=sst2", "--data.custom.text=[2e2,b]", *(f"--{k}={v}" for k, v in given.items())]
-    stored = CommandLine(args, "fit").dump()
+    stored = CommandLine(read_line("fit", args)).dump()
     init = stored["model"]["init_args"]
     assert [init["backbone"], init["teacher"], stored["run_dir"], stored["data"]["path"]] == [
         "1e5",
@@ -169,7 +170,7 @@ def test_names_like_numbers_stay_text_in_a_run():
         "1e-4",
         "0o7",
     ]
-    again = parse_stored(yaml.safe_load(yaml_text(stored)), Line("validate"), Path("1e9")).dump()
+    again = parse_stored(yaml.safe_load(yaml_text(stored)), Line("evaluate"), Path("1e9")).dump()
     assert again["model"]["init_args"]["backbone"] == "1e9"
     assert again["run_dir"] == "1e-4" and again["data"]["custom"] == stored["data"]["custom"]
 

@@ -89,9 +89,9 @@ def check(item: Item) -> None:
         command = given[0]
         line = read_line(command, given[1:])
         if command in ("fit", "plan"):
-            CommandLine(line, command)
+            CommandLine(line)
         elif command == "factorize":
-            CommandLine(replace(line, values={**line.values, "model.backbone": line.own["model"]}), command)
+            CommandLine(replace(line, options=[*line.options, ("model.backbone", line.own["model"])]))
         elif command == "compare":
             read_comparison(resolve_config(line.own["config"], line.last("data.task"), COMPARISONS), item.where)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.__main__ import main as run_command
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.run.folder import flatten
 
@@ -37,7 +38,7 @@ def of_command(command: str) -> list[str]:
 
 def config_of(*words: str) -> dict[str, Any]:
     """Return what a command line gives every option but Lightning's, by dotted name."""
-    return of_line(CommandLine(list(words), "plan"))
+    return of_line(CommandLine(read_line("plan", words)))
 
 
 def of_line(line: CommandLine) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from mistakes import configure
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
 
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.export.fuse import cast
 from lit_compress.models.accounting import _Live
@@ -198,7 +199,7 @@ def test_numbers_are_names_only_where_they_are_the_same_ones(folder, notes):
         load_finetuned(str(folder), numbers["1", "0"])
     *_, option, value = shlex.split(str(refused.value).removesuffix(" uses the head unchanged"))
     words = ["--model=SVD", "--data.task=custom", f"--data.path={folder}", option, value]
-    assert CommandLine(words, "fit").build().data.record.labels == ("0", "1")  # the advice can be typed
+    assert CommandLine(read_line("fit", words)).build().data.record.labels == ("0", "1")  # the advice can be typed
 
 
 @pytest.mark.parametrize("check", [lambda net: check_finite("net", net), lambda net: cast(net, "float32")])

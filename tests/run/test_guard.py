@@ -7,6 +7,7 @@ from mistakes import fails
 from tiny import make_net
 
 from lit_compress.__main__ import main
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.models.accounting import forward_bytes
 from lit_compress.run import guard
@@ -43,7 +44,7 @@ def test_what_fits_passes_what_is_near_is_warned_of_and_the_rest_is_refused(free
 
 
 def parts_of(short_run, *words):
-    return CommandLine(["--model", "SVD", "--model.density", "0.5", *short_run, *words], "plan").ready()
+    return CommandLine(read_line("plan", ["--model", "SVD", "--model.density", "0.5", *short_run, *words])).ready()
 
 
 def sizes(parts):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 
 
 def test_a_job_is_built_again_only_after_its_options_have_changed(short_run):
-    cli = CommandLine(["--model", "SVD", "--model.density", "0.5", *short_run], "plan")
+    cli = CommandLine(read_line("plan", ["--model", "SVD", "--model.density", "0.5", *short_run]))
     job = cli.ready()
     assert cli.build() is job
     cli.config.model.init_args.teacher = "runs/x/dense/net"
@@ -14,7 +15,7 @@ def test_a_job_is_built_again_only_after_its_options_have_changed(short_run):
 
 
 def test_a_variant_has_a_new_method_and_the_same_data(short_run):
-    job = CommandLine(["--model", "SecondOrder", *short_run], "plan").build()
+    job = CommandLine(read_line("plan", ["--model", "SecondOrder", *short_run])).build()
     dense, other = job.dense, job.at(0.3, "structures")
     assert other.data is job.data and other.dense is dense and other.method is not job.method
     assert (job.method.density, other.method.density) == (0.25, 0.3)

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau
 from transformers import Adafactor
 
 from lit_compress.api.functions import _of_method
+from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.words import from_python
 from lit_compress.methods import SVD
@@ -112,7 +113,7 @@ def test_a_run_goes_on_with_its_optimizer_only(short_run, tmp_path):
     at = short_run.index("--model.retrain.learning_rate")
     words = ["fit", "--model", "SVD", *short_run[:at], *short_run[at + 2 :], "--run_dir", str(tmp_path / "run")]
     words += ["--model.retrain.optimizer", "torch.optim.SGD", "--model.retrain.optimizer.lr"]
-    first, other = (CommandLine([*words[1:], rate], "fit").dump() for rate in ("0.01", "0.1"))
+    first, other = (CommandLine(read_line("fit", [*words[1:], rate])).dump() for rate in ("0.01", "0.1"))
     assert first["model"]["init_args"]["retrain"]["optimizer"]["init_args"]["lr"] == 0.01
     (run := Run(tmp_path)).begin(first)
     run.check_same(first)
@@ -123,7 +124,7 @@ def test_a_run_goes_on_with_its_optimizer_only(short_run, tmp_path):
 def test_an_optimizer_from_python():
     settings = Retraining(optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=LinearLR)
     given = _of_method(SVD(task="sst2", retrain=settings)) | {"data.task": "sst2"}
-    made = CommandLine(from_python("fit", given), "fit").build().method.retrain
+    made = CommandLine(from_python("fit", given)).build().method.retrain
     optimizer = made.optimizer([torch.nn.Parameter(torch.zeros(1))])
     assert type(optimizer) is torch.optim.SGD and optimizer.defaults["lr"] == 0.5
     assert type(made.lr_scheduler(optimizer)) is LinearLR
