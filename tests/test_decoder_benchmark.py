@@ -105,18 +105,18 @@ def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pyt
         pytest.importorskip(package)
     asked = []
 
-    def copy(whole: Path, small: Path, *how: Any) -> None:
-        asked.append(how)
+    def copy(whole: Path, small: Path, dtype: str, feeds: Any, way: Any) -> None:
+        asked.append((dtype, len(feeds or ()), way))
         for ending in (".xml", ".bin"):
             shutil.copy(whole.with_suffix(ending), small.with_suffix(ending))
 
-    monkeypatch.setattr("lit_compress.export.integers.quantize_weights", copy)
+    monkeypatch.setattr("lit_compress.export.integers.quantize", copy)
     monkeypatch.setattr(integers, "alone", integers.measure)
     words = words_of_a_model(tmp_path / "integers", words, monkeypatch)
     monkeypatch.setattr(sys, "argv", [*words[: words.index("even-0.8")], "--ways", "int8", "awq-scales"])
     integers.main()
     made = {result["name"]: result for result in common.load(tmp_path / "integers")}
-    assert [(dtype, len(texts), way) for dtype, texts, way in asked] == [
+    assert asked == [
         ("int8", 0, {}), ("int4", 16, integers.WAYS["awq-scales"])
     ]  # fmt: skip
     dense = json.loads((tmp_path / "results" / "dense.json").read_text())

@@ -50,7 +50,7 @@ def measure(options: Any, name: str, way: str) -> None:
     """Quantize a program, which is written first, in this process, and store its losses."""
     from nncf import CompressWeightsMode
 
-    from lit_compress.export.integers import READ, quantize_weights, single_texts, training_feeds
+    from lit_compress.export.integers import READ, quantize, single_texts, training_feeds
     from lit_compress.export.program import program_bytes, read_program, write_program
     from lit_compress.export.runtimes import FILES
     from lit_compress.models.storage import load_net
@@ -69,7 +69,7 @@ def measure(options: Any, name: str, way: str) -> None:
         read = single_texts(training_feeds(data, "integers", READ))
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / FILES["openvino"]
-        quantize_weights(whole, small, "int8" if way == "int8" else "int4", read, settings)
+        quantize(whole, small, "int8" if way == "int8" else "int4", read or None, way=settings)
         facts: dict[str, Any] = {
             "seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()
         }  # fmt: skip

@@ -24,7 +24,7 @@ from benchmarks import common, timing
 from lit_compress.export.bench import BenchedNet, Settings
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.export.runtimes import RUNTIMES, placed
 from lit_compress.models.accounting import flops, forwards, stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -68,7 +68,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
             place.mkdir()
             write_model(net, place)
             source = BenchedNet("net", place, settings, place)
-            inputs = source.inputs(timing.BATCH, timing.LENGTH)
+            inputs = placed(source.inputs(timing.BATCH, timing.LENGTH), "cpu")
             for runtime in (name for name in RUN_IN if all(map(find_spec, RUNTIMES[name].packages))):
                 loaded = RUNTIMES[runtime].load(source.file(*RUNTIMES[runtime].forms[0]), source.setting)
                 runs[name, runtime] = partial(loaded, inputs)

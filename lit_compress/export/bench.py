@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from lit_compress.evaluation.evaluate import evaluate, interval_of
-from lit_compress.export.integers import integers_of, training_feeds
+from lit_compress.export.integers import quantize, training_feeds
 from lit_compress.export.modelling import MODULE, is_own_code
-from lit_compress.export.program import PROBES, Program, difference, example_inputs, program_bytes, write_program
+from lit_compress.export.program import PROBES, Program, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Inputs, Runner, Runtime, Setting, placed
+from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, trusts_code
@@ -96,14 +96,13 @@ class BenchedNet:
         data.read_as(str(self.folder))
         return data
 
-    def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
-        """Return arrays of random tokens; ``padded``: half of the second text is padding."""
-        tensors = example_inputs(self.net, self.tokenizer, batch, length, padded)
-        return {name: value.numpy() for name, value in tensors.items()}
+    def inputs(self, batch: int, length: int, padded: bool = False) -> dict[str, Tensor]:
+        """Return random tokens; ``padded``: half of the second text is padding."""
+        return example_inputs(self.net, self.tokenizer, batch, length, padded)
 
-    def answers(self, run: Runner, inputs: Inputs) -> dict[str, Tensor]:
+    def answers(self, run: Runner, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the results of a runtime by name, on the CPU in float32."""
-        values = [torch.as_tensor(value).float().cpu() for value in run(inputs)]
+        values = [torch.as_tensor(value).float().cpu() for value in run(placed(inputs, "cpu"))]
         return dict(zip(self.setting.results, values, strict=True))
 
     def file(self, form: Format, dtype: Dtype) -> Path:
@@ -120,20 +119,16 @@ class BenchedNet:
         if not made.is_file() and dtype == "float32":
             write_program(self.net, self.tokenizer, made.parent, form)
         elif not made.is_file():
-            writes, feeds = self.net.can_generate(), lambda: training_feeds(self.data, "int8")
-            integers_of(self.file(form, "float32"), made, "int8", writes, feeds)
+            feeds = None if self.net.can_generate() else training_feeds(self.data, "int8")
+            quantize(self.file(form, "float32"), made, "int8", feeds)
         return made
 
     def score(self, run: Runner) -> dict[str, Any]:
         """Return the dev ``metric`` of a runtime's answers and its ``interval``."""
-        data = self.data
-        check_head(f"bench: '{self.folder}'", self.net.config, data.record)
-
-        def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            return self.answers(run, {name: value.numpy() for name, value in inputs.items()})
-
-        scores = evaluate(Program(answers, self.net.config), data, sure=True)  # type: ignore[arg-type]
-        key = f"val/{data.record.metrics[0]}"
+        check_head(f"bench: '{self.folder}'", self.net.config, self.data.record)
+        program = Program(partial(self.answers, run), self.net.config)
+        scores = evaluate(program, self.data, sure=True)  # type: ignore[arg-type]
+        key = f"val/{self.data.record.metrics[0]}"
         return {"metric": scores[key], "interval": interval_of(scores, key)}
 
 
@@ -252,7 +247,7 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                     raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
                 path = source.file(*runtime.forms[0])
                 run = reference if runtime is eager else runtime.load(path, source.setting)
-                off = _difference(source, run, probes, expected)
+                off = farthest(source.kind, partial(source.answers, run), probes, expected)
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (off <= most or (runtime.dtype != "float32" and isfinite(off))):
                     raise LookupError(f"its results differ from PyTorch's by {off:.1e}, more than {most:.0e}")
@@ -272,17 +267,6 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     if not opened:
         raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
     return opened
-
-
-def _difference(
-    source: BenchedNet, run: Runner, probes: Sequence[Inputs], expected: Sequence[dict[str, Tensor]]
-) -> float:
-    """Return by how much the results of a runtime differ from PyTorch's, relative above 1; nan if one is."""
-    off = []
-    for probe, wanted in zip(probes, expected, strict=True):
-        given, inputs = source.answers(run, probe), {name: torch.from_numpy(value) for name, value in probe.items()}
-        off += [difference(source.kind, name, given[name], wanted[name], inputs) for name in wanted]
-    return float(torch.stack(off).max())  # max() of Python would lose nan
 
 
 def _score(programs: Sequence[OpenedProgram]) -> None:

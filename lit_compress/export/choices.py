@@ -61,13 +61,12 @@ class Choices:
         """Of the weights of the program."""
         return {"int8": 8, "int4": 4}.get(self.dtype, 32)
 
-    @property
-    def keeps_logits(self) -> bool:
-        """Whether the folder answers as the model does; a smaller table and 16 bits change its logits a little."""
-        return not (self.embeddings or self.half)
+    def check(self, net: PreTrainedModel | None = None) -> None:
+        """Refuse values that are not valid, choices that exclude each other, and those that ``net`` cannot have.
 
-    def check(self) -> None:
-        """Raise a UserError if a value is not valid, packages are missing, or two choices exclude each other."""
+        Raises:
+            UserError: one of them, or a package is missing.
+        """
         if line := removed_value("export: --format", self.format):
             raise UserError(line)
         check_format(self.format)
@@ -86,6 +85,21 @@ class Choices:
                 f"export: --format {self.format} writes a program of float32, --dtype {self.dtype} is for the folder; "
                 "leave one out, or give --format onnx --dtype int8"
             )
+        if net is not None and self.embeddings:
+            check_table(net)
+        if net is None or not self.integers:
+            return
+        if net.config.is_encoder_decoder and net.can_generate():
+            raise UserError(
+                f"export: --dtype {self.dtype} cannot measure a model that writes summaries; nearest: bfloat16"
+            )
+        if self.dtype == "int4" and not net.can_generate():
+            raise UserError("export: --dtype int4 is for models that write text, one token at a time; nearest: int8")
+        if net.can_generate() and find_spec("nncf") is None:
+            raise UserError(
+                f"export: --dtype {self.dtype} of a model that writes text needs nncf; in the clone: pip install "
+                "'.[openvino]'"
+            )
 
     def check_drop(self, report: dict[str, Any]) -> None:
         """Raise a UserError if the export of a report loses more of the metric than ``max_drop``."""
@@ -98,22 +112,6 @@ class Choices:
             raise UserError(
                 f"export: dev {metric['name']} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than "
                 f"--max_drop {self.max_drop:g}; nothing was exported"
-            )
-
-    def check_net(self, net: PreTrainedModel) -> None:
-        """Raise a UserError if ``net`` cannot have the choices, or a package that they need is missing."""
-        if self.embeddings:
-            check_table(net)
-        if self.integers and net.config.is_encoder_decoder and net.can_generate():
-            raise UserError(
-                f"export: --dtype {self.dtype} cannot measure a model that writes summaries; nearest: bfloat16"
-            )
-        if self.dtype == "int4" and not net.can_generate():
-            raise UserError("export: --dtype int4 is for models that write text, one token at a time; nearest: int8")
-        if self.integers and net.can_generate() and find_spec("nncf") is None:
-            raise UserError(
-                f"export: --dtype {self.dtype} of a model that writes text needs nncf; in the clone: pip install "
-                "'.[openvino]'"
             )
 
 

@@ -94,23 +94,37 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     Raises:
         UserError: ``out`` has other files; a check fails; the model cannot have the choices.
     """
-    choices.check()
-    choices.check_net(source.net)
+    choices.check(source.net)
     check_out(out)
     with atomic_folder(out) as folder:
-        net, kept, merges = _fuse(source)
-        net, data, fields = _shrink(net, source.data, choices)
-        _write(net, data, folder, choices, fields)
+        net = compact(source.net)
+        # an ordinary export of fewer blocks has a configuration of its own
+        kept = density(net) * dense_site_params(net) / dense_site_params(source.dense)
+        for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
+        merges = merged(net) if for_speed else {}
+        store_dense(net, merges)
+        data, vocabulary, embeddings = source.data, None, None
+        if choices.vocabulary == "data":
+            net, data, vocabulary = cut_vocabulary(net, data)
+        if choices.embeddings:
+            embeddings = {"form": "int8", "of": table_bytes(net), "error": float(shrink_table(net))}
+        if choices.half:
+            cast(net, choices.dtype)
+        if embeddings:
+            embeddings["bytes"] = table_bytes(net)
+        write_model(net, folder)
+        write_tokenizer(data, folder, net.config)
         del net  # the export takes its place in memory
         net = load_net(folder)
         trim()
-        before = source.net if choices.keeps_logits and fields["vocabulary"] is None else None
+        keeps_logits = not (vocabulary or embeddings or choices.half)
         for _ in track([0], "check the export in another process"):
-            fields["export_difference"] = check_export(net, folder, before)
+            off = check_export(net, folder, source.net if keeps_logits else None)
         scores = evaluate(net, data, sure=True)
         own = Measured.by(scores, net, net_bytes(folder), source.data.record)
         own = replace(own, initial=source.initial, kept=kept, merged=bool(merges))
-        report = _compared(source, own, scores) | fields | _layer_facts(net, folder, choices, merges)
+        report = _measured(source, own, scores, folder, choices, merges)
+        report |= {"export_difference": off, "vocabulary": vocabulary, "embeddings": embeddings}
         _write_programs(report, net, data, folder, choices)
         return _finish(report, source, net, folder, choices)
 
@@ -126,9 +140,37 @@ def describe_shards(folder: Path, source: Export, scores: dict[str, float], choi
     """
     write_tokenizer(source.data, folder, source.net.config)
     own = Measured.by(scores, source.net, net_bytes(folder), source.data.record)
-    report = _compared(source, own, scores) | dict.fromkeys(("export_difference", "vocabulary", "embeddings"))
-    report |= _layer_facts(own.net, folder, choices, {})
+    report = _measured(source, own, scores, folder, choices, {})
+    report |= dict.fromkeys(("export_difference", "vocabulary", "embeddings"))
     return _finish(report, source, own.net, folder, choices)
+
+
+def _measured(
+    source: Export, own: Measured, scores: dict[str, float], folder: Path, choices: Choices, merges: dict[str, float]
+) -> dict[str, Any]:
+    """Return the report of all models, the export as the stage ``compressed``, and facts on its layers and files."""
+    task, net = read_task(source.data), own.net
+    nets = {**source.before, "compressed": own}
+    report = build_report(task, source.method, nets, source.config)
+    report |= constant_answer(source.data)
+    report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
+    intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
+    if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
+        dense = evaluate(source.dense, source.data, sure=True)
+        intervals[first] = interval_of(dense, f"val/{task.metrics[0]}")
+    add_intervals(report, intervals)
+    if (odd := odd_widths(net)) and accelerator_name():
+        note(
+            f"export: {odd} layers have widths or ranks that are no multiple of 8, slow on a GPU; compress with "
+            "--model.round_to 8 (factorize: --round_to 8), 64 is better"
+        )
+    return report | {
+        "odd_widths": odd,
+        "dtype": choices.dtype if choices.half else "float32",
+        "ordinary": not (folder / f"{MODULE}.py").exists(),
+        "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,
+        "merged": {"above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
+    }
 
 
 def _finish(
@@ -138,7 +180,12 @@ def _finish(
     choices.check_drop(report)
     budget, density = source.budget or (None, 1.0)
     if budget and budget.kind == "speedup":
-        report["speed"] = _speed(source, budget, report, net, folder, choices)
+        timed = source.timed
+        if timed is None:
+            place = find_place(budget, choices, source.dense, read_task(source.data).length)
+            timed = Programs(source.dense, source.data.tokenizer, place)
+        made = folder / report["program"]["file"] if "program" in report else None
+        report["speed"] = timed.speed_of(net, made)
     report["budget"] = budget and budget.check(report, density)
     report |= source.more
     write_report_and_card(folder, report, read_task(source.data), net)
@@ -163,11 +210,10 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     Raises:
         UserError: ``out`` has other files; as :func:`copy_export`; the program cannot be written.
     """
-    choices.check()
     check_out(out)
     report = read_json("export", source / "report.json", dict)
     with atomic_folder(out) as temporary:
-        net = load_net(source)
+        choices.check(net := load_net(source))
         copy_export(f"export: '{source}'", net, source, temporary)
         if choices.format == "hf":
             choices.check_drop(report)
@@ -175,7 +221,6 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         for path in temporary.iterdir():
             if any(fnmatch.fnmatch(path.name, pattern) for pattern in PROGRAMS):
                 path.unlink()
-        choices.check_net(net)
         for name in ("program", "certificate"):  # which exports of 0.2 have
             report.pop(name, None)
         report["config"] = report["config"] | {"trust_remote_code": trusts_code()}  # not the source's, on the card
@@ -183,86 +228,6 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         choices.check_drop(report)
         write_report_and_card(temporary, report, read_task(data), net)
     return report
-
-
-def _fuse(source: Export) -> tuple[PreTrainedModel, float, dict[str, float]]:
-    """Return the model as its export computes it, the density that the method kept, and :func:`merged` matrices."""
-    small = compact(source.net)
-    # an ordinary export of fewer blocks has a configuration of its own
-    kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
-    for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
-    merges = merged(small) if for_speed else {}
-    return store_dense(small, merges), kept, merges
-
-
-def _shrink(
-    net: PreTrainedModel, data: DataModule, choices: Choices
-) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
-    """Return the model and the data with the chosen vocabulary and table, and fields of the report."""
-    vocabulary, embeddings = None, None
-    if choices.vocabulary == "data":
-        net, data, vocabulary = cut_vocabulary(net, data)
-    if choices.embeddings:
-        whole = table_bytes(net)
-        embeddings = {"form": "int8", "error": float(shrink_table(net)), "bytes": table_bytes(net), "of": whole}
-    return net, data, {"vocabulary": vocabulary, "embeddings": embeddings}
-
-
-def _write(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices, fields: dict[str, Any]) -> None:
-    """Cast the model, and write it and the tokenizer; ``fields`` get the bytes of the table."""
-    if choices.half:
-        cast(net, choices.dtype)
-        if fields["embeddings"]:
-            fields["embeddings"]["bytes"] = table_bytes(net)
-    write_model(net, folder)
-    write_tokenizer(data, folder, net.config)
-
-
-def _layer_facts(net: PreTrainedModel, folder: Path, choices: Choices, merges: dict[str, float]) -> dict[str, Any]:
-    """Return the report's fields on the layers and the files of the export."""
-    if (odd := odd_widths(net)) and accelerator_name():
-        note(
-            f"export: {odd} layers have widths or ranks that are no multiple of 8, slow on a GPU; compress with "
-            "--model.round_to 8 (factorize: --round_to 8), 64 is better"
-        )
-    return {
-        "odd_widths": odd,
-        "dtype": choices.dtype if choices.half else "float32",
-        "ordinary": not (folder / f"{MODULE}.py").exists(),
-        "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,
-        "merged": {"above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
-    }
-
-
-def _compared(source: Export, own: Measured, scores: dict[str, float]) -> dict[str, Any]:
-    """Return the report of all models, the export as the stage ``compressed``."""
-    task = read_task(source.data)
-    nets = {**source.before, "compressed": own}
-    report = build_report(task, source.method, nets, source.config)
-    report |= constant_answer(source.data)
-    report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
-    intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
-    if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
-        dense = evaluate(source.dense, source.data, sure=True)
-        intervals[first] = interval_of(dense, f"val/{task.metrics[0]}")
-    add_intervals(report, intervals)
-    return report
-
-
-def _speed(
-    source: Export, budget: Budget, report: dict[str, Any], net: PreTrainedModel, folder: Path, choices: Choices
-) -> dict[str, Any]:
-    """Return the field ``speed`` of the report: the speed-up of the export's program over the dense model's."""
-    made = folder / report["program"]["file"] if "program" in report else None
-    if (timed := source.timed) is None:
-        place = find_place(budget, choices, source.dense, read_task(source.data).length)
-        timed = Programs(source.dense, source.data.tokenizer, place)
-    gains, place = timed.gains_of_export(net, made), timed.place
-    clock = "processor" if place.device == "cpu" else place.device
-    return {
-        "runtime": place.runtime, "device": place.device, "dtype": place.dtype, "threads": 1, "clock": clock,
-        "shapes": gains,
-    }  # fmt: skip
 
 
 def _write_programs(

@@ -21,13 +21,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
 from math import inf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -71,67 +70,36 @@ def training_feeds(data: DataModule, option: str, examples: int = EXAMPLES) -> l
     return [{name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")} for batch in batches]
 
 
-def integers_of(
-    path: Path,
-    out: Path,
-    dtype: Integers,
-    writes: bool,
-    feeds: Callable[[], Sequence[Feed]],
-    smooth: Sequence[float] = SMOOTH,
-) -> None:
-    """Write the program ``path`` with integers to ``out``, which may be the same file; 4 bits by rounding alone.
+def quantize(
+    path: Path, out: Path, dtype: Integers, feeds: Sequence[Feed] | None = None, smooth: Sequence[float] = SMOOTH,
+    way: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Write the program ``path`` with integers to ``out``, which may be the same file.
 
     Args:
         path: ``.onnx`` or ``.xml``, in float32.
         out: the file to write, and for ``.xml`` the weights next to it.
-        dtype: ``int4`` is for OpenVINO.
-        writes: whether the model writes text, so that only its weights get integers.
-        feeds: function that returns batches of the program's inputs; not called if the model writes.
+        dtype: ``int4`` is for the weights of OpenVINO's programs.
+        feeds: batches of the program's inputs, from which the ranges of activations are read; None: only weights get
+            integers. For a ``way`` every text alone, without padding.
         smooth: the shares that are tried for OpenVINO; one is enough to time the program.
+        way: further arguments of NNCF for weights of 4 bits, as in :data:`WAYS`; None: they are rounded.
 
     Raises:
         UserError: the library cannot quantize it.
     """
-    if writes:
-        return quantize_weights(path, out, dtype)
-    given = feeds()
-    with _replaced(path, out, dtype) as small:
-        if path.suffix == ".onnx":
-            quantize_onnx(path, small, given)
-        else:
-            quantize_openvino(path, small, given, smooth)
-
-
-def quantize_weights(
-    path: Path, out: Path, dtype: Integers, texts: Sequence[Feed] = (), way: Mapping[str, Any] = MappingProxyType({})
-) -> None:
-    """Write a program with integers for its weights to ``out``, which may be the same file, as :func:`integers_of`.
-
-    ``way`` has further arguments of NNCF for weights of 4 bits, as in :data:`WAYS`, which read ``texts``, one each,
-    without padding. Without any, the weights are rounded.
-    """
-    with _replaced(path, out, dtype) as small, silent():
-        import nncf
-
-        mode = nncf.CompressWeightsMode
-        if path.suffix == ".onnx":
-            import onnx
-
-            model, turned = fold(onnx.load(path))
-            kept = nncf.IgnoredScope(types=["Gather"], validate=False)
-            return save_onnx(nncf.compress_weights(model, mode=mode.INT8_SYM, ignored_scope=kept), turned, small)
-        import openvino
-
-        program = openvino.Core().read_model(path)
-        if dtype == "int8":
-            return save(nncf.compress_weights(program, mode=mode.INT8_ASYM), small)
-        settings: dict[str, Any] = {"mode": mode.INT4_SYM, "group_size": GROUP, "all_layers": False, **way}
-        if texts:
-            names = [item.any_name for item in program.inputs]
-            read = [{name: text[name] for name in names} for text in texts]
-            settings |= {"dataset": nncf.Dataset(read), "subset_size": len(read)}
-        adjusted = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
-        save(nncf.compress_weights(program, advanced_parameters=adjusted, **settings), small)
+    with TemporaryDirectory(dir=out.parent) as work:
+        small = Path(work) / out.name
+        try:
+            with silent():
+                if path.suffix == ".onnx":
+                    _quantize_onnx(path, small, feeds)
+                else:
+                    _quantize_openvino(path, small, dtype, feeds, smooth, way)
+        except Exception as error:  # the libraries raise anything
+            reason = " ".join(str(error).split())[:160] or type(error).__name__
+            raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
+        _move(small, out)
 
 
 def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
@@ -154,7 +122,7 @@ def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tu
         made = {name: Path(work) / f"{number}.xml" for number, name in enumerate(WAYS)}
         for name, other in made.items():
             start = time.process_time()
-            quantize_weights(path, other, "int4", texts, WAYS[name])
+            quantize(path, other, "int4", texts, way=WAYS[name])
             seconds = time.process_time() - start
             program = Program(read_program(other, results), net.config)
             off = divergence(program, exact, data, batches)  # type: ignore[arg-type]
@@ -183,8 +151,9 @@ def quantize_program(
     if dtype == "int4":
         told = best_weights(path, net, data, results)
     else:
-        told = {"examples": 0 if (writes := net.can_generate()) else min(EXAMPLES, data.train_size())}
-        integers_of(path, path, dtype, writes, partial(training_feeds, data, f"export: --dtype {dtype}"))
+        feeds = None if net.can_generate() else training_feeds(data, f"export: --dtype {dtype}")
+        quantize(path, path, dtype, feeds)
+        told = {"examples": min(EXAMPLES, data.train_size()) if feeds else 0}
     program = Program(read_program(path, results), net.config)
     key = f"val/{data.record.metrics[0]}"
     scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
@@ -192,18 +161,6 @@ def quantize_program(
         "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
         "order": same_order(net, program, data),
     }  # fmt: skip
-
-
-@contextmanager
-def _replaced(path: Path, out: Path, dtype: Integers) -> Iterator[Path]:
-    """Give a file that takes the place of ``out`` at the end; an error of a library is one line."""
-    with TemporaryDirectory(dir=out.parent) as work:
-        try:
-            yield (small := Path(work) / out.name)
-        except Exception as error:  # the libraries raise anything
-            reason = " ".join(str(error).split())[:160] or type(error).__name__
-            raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
-        _move(small, out)
 
 
 def _move(path: Path, to: Path) -> None:
@@ -222,8 +179,8 @@ def single_texts(feeds: Sequence[Feed]) -> list[Feed]:
     ]
 
 
-def quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
-    """Quantize matrices and their inputs by ONNX Runtime, and tables of embeddings by :func:`integer_tables`.
+def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed] | None) -> None:
+    """Quantize matrices, and with ``feeds`` their inputs, and tables of embeddings by :func:`integer_tables`.
 
     The output of a matrix stays in float: with ranges for it MiniLM-L6 was off by twice as much, and took longer.
     """
@@ -231,10 +188,15 @@ def quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     model, turned = fold(onnx.load(path))
-    matrices = ["MatMul", "Gemm"]
-    names = [item.name for item in model.graph.input]
-    ranges = iter([{name: feed[name] for name in names} for feed in feeds])
-    with silent():
+    if feeds is None:
+        import nncf
+
+        kept = nncf.IgnoredScope(types=["Gather"], validate=False)
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=kept)
+    else:
+        matrices = ["MatMul", "Gemm"]
+        names = [item.name for item in model.graph.input]
+        ranges = iter([{name: feed[name] for name in names} for feed in feeds])
         quantize_static(
             model, out, SimpleNamespace(get_next=lambda: next(ranges, None)),
             quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
@@ -242,13 +204,7 @@ def quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
             extra_options={"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": matrices},
             nodes_to_exclude=_kept(model.graph),
         )  # fmt: skip
-    save_onnx(onnx.load(out), turned, out)
-
-
-def save_onnx(model: Any, turned: Mapping[str, str], out: Path) -> None:
-    """Write an ONNX model of integer matrices, with :func:`integer_tables`; ``turned`` as :func:`fold` returns it."""
-    import onnx
-
+        model = onnx.load(out)
     integer_tables(model, turned)
     model.graph.ClearField("value_info")
     for node in model.graph.node:
@@ -342,23 +298,34 @@ def silent() -> Iterator[None]:
         logging.disable(known)
 
 
-def quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], smooth: Sequence[float]) -> None:
-    """Quantize weights and activations by NNCF, with the share of ``smooth`` whose answers to ``feeds`` are nearest.
+def _quantize_openvino(
+    path: Path, out: Path, dtype: Integers, feeds: Sequence[Feed] | None, smooth: Sequence[float],
+    way: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
+    """Quantize weights by NNCF, and for ``int8`` with ``feeds`` activations: with the best share of ``smooth``.
 
     NNCF's 0.95 is nearer for a dense MiniLM, and far off for components at 0.10: ranges between two factors differ by
     up to 52 times there, and with 0.95 of them the columns of the second factor do.
     """
-    with silent():
-        import nncf
-        import openvino
+    import nncf
+    import openvino
 
-        read = openvino.Core().read_model
-        model = read(path)
-        given = [{item.any_name: feed[item.any_name] for item in model.inputs} for feed in feeds]
+    model, mode = openvino.Core().read_model(path), nncf.CompressWeightsMode
+    names = [item.any_name for item in model.inputs]
+    given = [{name: feed[name] for name in names} for feed in feeds or ()]
+    if dtype == "int4":
+        settings: dict[str, Any] = {"mode": mode.INT4_SYM, "group_size": GROUP, "all_layers": False, **(way or {})}
+        if given:
+            settings |= {"dataset": nncf.Dataset(given), "subset_size": len(given)}
+        adjusted = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
+        program = nncf.compress_weights(model, advanced_parameters=adjusted, **settings)
+    elif feeds is None:
+        program = nncf.compress_weights(model, mode=mode.INT8_ASYM)
+    else:
         made = [
             nncf.quantize(
-                read(path), nncf.Dataset(given), subset_size=len(given), model_type=nncf.ModelType.TRANSFORMER,
-                preset=nncf.QuantizationPreset.MIXED,
+                openvino.Core().read_model(path), nncf.Dataset(given), subset_size=len(given),
+                model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED,
                 advanced_parameters=nncf.AdvancedQuantizationParameters(
                     overflow_fix=nncf.OverflowFix.ENABLE,
                     smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
@@ -366,31 +333,20 @@ def quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], smooth: Sequ
             )
             for share in smooth
         ]  # fmt: skip
-    save(min(made, key=_off(model, given)) if made[1:] else made[0], out)
-
-
-def save(program: Any, out: Path) -> None:
-    """Write OpenVINO's program without indentation, which is a sixth of its graph."""
-    import openvino
-
+        program = min(made, key=lambda other: _off(model, other, given)) if made[1:] else made[0]
     openvino.save_model(program, out, compress_to_fp16=False)
-    out.write_text(re.sub(r">\s+<", "><", out.read_text(encoding="utf-8")), encoding="utf-8")
+    out.write_text(re.sub(r">\s+<", "><", out.read_text(encoding="utf-8")), encoding="utf-8")  # a sixth is indentation
 
 
-def _off(model: Any, feeds: Sequence[Feed]) -> Callable[[Any], float]:
-    """Return a function of a program: the sum of squares by which its answers differ from ``model``'s at tokens."""
+def _off(model: Any, other: Any, feeds: Sequence[Feed]) -> float:
+    """Return the sum of squares by which the answers of two of OpenVINO's programs differ at tokens."""
     import openvino
 
-    exactly = {"INFERENCE_PRECISION_HINT": "f32"}
-    run = openvino.compile_model(model, "CPU", exactly)
-
-    def off(other: Any) -> float:
-        also, total = openvino.compile_model(other, "CPU", exactly), 0.0
-        for feed in feeds:
-            mask = np.asarray(feed["attention_mask"], dtype=bool)
-            for exact, answer in zip(run(feed).values(), also(feed).values(), strict=True):
-                squares = np.square(exact.astype(np.float32) - answer)
-                total += float((squares[mask] if squares.shape[:2] == mask.shape else squares).sum())
-        return total
-
-    return off
+    exact, also = (openvino.compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}) for one in (model, other))
+    total = 0.0
+    for feed in feeds:
+        mask = np.asarray(feed["attention_mask"], dtype=bool)
+        for one, answer in zip(exact(feed).values(), also(feed).values(), strict=True):
+            squares = np.square(one.astype(np.float32) - answer)
+            total += float((squares[mask] if squares.shape[:2] == mask.shape else squares).sum())
+    return total

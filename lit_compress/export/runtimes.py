@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -191,10 +192,13 @@ def _openvino(file: Path, setting: Setting) -> Runner:
     return run
 
 
-def placed(inputs: Inputs, device: str) -> Inputs:
-    """Return inputs of PyTorch on an accelerator, without a mask that hides nothing; on the CPU as they are."""
+def placed(inputs: Mapping[str, Any], device: str) -> Inputs:
+    """Return inputs as a runtime takes them: on the CPU arrays, on an accelerator tensors.
+
+    There is no mask that hides nothing on an accelerator.
+    """
     if device == "cpu":
-        return inputs
+        return {name: np.asarray(value) for name, value in inputs.items()}
     # with a mask, models ask the accelerator in every call whether it hides something, or take the slower attention
     hides = {name: not value.all() for name, value in inputs.items() if name == "attention_mask"}
     return {name: torch.as_tensor(value, device=device) for name, value in inputs.items() if hides.get(name, True)}

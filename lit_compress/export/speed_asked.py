@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.export.choices import Choices
-from lit_compress.export.integers import SMOOTH, integers_of
+from lit_compress.export.integers import SMOOTH, quantize
 from lit_compress.export.program import example_inputs, program_bytes, write_program
-from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting, placed, torch_runner
+from lit_compress.export.runtimes import RUNTIMES, Runner, Setting, placed, torch_runner
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.shapes import with_random_values
 from lit_compress.tasks import task_type_of_net
@@ -88,13 +88,21 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
     if (longest := max(tokens for _, tokens in shapes)) > (limit := usable_positions(net.config) or longest):
         raise _refused(budget, f"has texts of {longest} tokens, more than the model reads; the largest is {limit}")
     choices.check()
-    here = torch.accelerator.current_accelerator(check_available=True)
-    if budget.runtime and (budget.runtime in ACCELERATORS or (here and budget.runtime == here.type)):
-        return _on_accelerator(budget, choices, shapes, here.type if here else "none")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    here, name = accelerator.type if accelerator else "none", budget.runtime
+    if name and (name in ACCELERATORS or name == here):
+        if name != here:
+            why = f"is measured on an accelerator '{name}', and this machine has {here}"
+            raise _refused(budget, f"{why}; nearest here: {'eager' if here == 'none' else here}")
+        if choices.format != "hf":
+            given = f"--format {choices.format} --dtype {choices.dtype}"
+            why = f"is of PyTorch in bfloat16, and {given} is not; nearest: --format hf --dtype bfloat16"
+            raise _refused(budget, why)
+        return Place("graphs" if here == "cuda" else "eager", shapes, choices, here)
     errors = []
-    for name in [budget.runtime] if budget.runtime else ORDER:
+    for runtime in [name] if name else ORDER:
         try:
-            return Place(name, shapes, _choices_for(name, budget, choices, net, texts))
+            return Place(runtime, shapes, _choices_for(runtime, budget, choices, net, texts))
         except UserError as error:
             errors.append(error)
     raise errors[-1]
@@ -102,17 +110,6 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
 
 def _refused(budget: Budget, why: str) -> UserError:
     return UserError(f"model.budget: '{budget.asked}' {why}")
-
-
-def _on_accelerator(budget: Budget, choices: Choices, shapes: tuple[tuple[int, int], ...], here: str) -> Place:
-    if (name := budget.runtime) != here:
-        why = f"is measured on an accelerator '{name}', and this machine has {here}"
-        raise _refused(budget, f"{why}; nearest here: {'eager' if here == 'none' else here}")
-    if choices.format != "hf":
-        given = f"--format {choices.format} --dtype {choices.dtype}"
-        why = f"is of PyTorch in bfloat16, and {given} is not; nearest: --format hf --dtype bfloat16"
-        raise _refused(budget, why)
-    return Place("graphs" if here == "cuda" else "eager", shapes, choices, here)
 
 
 def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
@@ -130,8 +127,7 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
         near = f"nearest: --format {form} --dtype {dtype}"
         raise _refused(budget, f"is for {name}, and --format {given[0]} --dtype {given[1]} is not; {near}")
     fitting = replace(choices, format=form, dtype=dtype)
-    fitting.check()
-    fitting.check_net(net)
+    fitting.check(net)
     if fitting.integers and not texts and not net.can_generate():
         why = "whose integers read the ranges of activations from training texts, and there are none"
         raise _refused(budget, f"is for {name}, {why}; nearest: {name.replace('-int8', '')}")
@@ -148,29 +144,35 @@ class Programs:
         self.place, self._tokenizer = place, tokenizer
         net, dtype = with_random_values(dense), "float32" if place.device == "cpu" else "bfloat16"
         self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
-        self._inputs: list[Inputs] = []
-        for shape in place.shapes:
-            inputs = example_inputs(net, tokenizer, *shape, padded=False)
-            self._inputs.append(placed({name: value.numpy() for name, value in inputs.items()}, place.device))
+        examples = (example_inputs(net, tokenizer, *shape, padded=False) for shape in place.shapes)
+        self._inputs = [placed(inputs, place.device) for inputs in examples]
         self._dense = self._runner(net)
 
     def gains(self, net: PreTrainedModel) -> list[dict[str, Any]]:
-        """Return the speed-ups of a model's program, as :meth:`gains_of_export`, in few rounds.
+        """Return the speed-ups of a model's program, as the shapes of :meth:`speed_of`, in few rounds.
 
         ``net`` is as exported, with or without values.
         """
         return self._gains_of(self._runner(with_random_values(net)), SECONDS / 4, FEW)
 
-    def gains_of_export(self, net: PreTrainedModel, program: Path | None) -> list[dict[str, Any]]:
+    def speed_of(self, net: PreTrainedModel, program: Path | None) -> dict[str, Any]:
         """Time an export in turns with the dense model: the ``program`` in its folder, if its runtime reads one.
 
         Returns:
-            For every shape ``batch``, ``length``, ``rounds``, ``median``, ``low``, ``high`` and ``verdict`` of the
-            speed-up, and the milliseconds of both, ``dense_ms`` and ``ms``.
+            The field ``speed`` of a report: the place, and in ``shapes`` for each ``batch``, ``length``, ``rounds``,
+            ``median``, ``low``, ``high`` and ``verdict`` of the speed-up, and the milliseconds of both, ``dense_ms``
+            and ``ms``.
         """
-        if program is None or self.place.choices.format == "hf":
-            return self._gains_of(self._runner(net), SECONDS, LEAST)
-        return self._gains_of(RUNTIMES[self.place.runtime].load(program, self._setting), SECONDS, LEAST)
+        place = self.place
+        if program is None or place.choices.format == "hf":
+            run = self._runner(net)
+        else:
+            run = RUNTIMES[place.runtime].load(program, self._setting)
+        return {
+            "runtime": place.runtime, "device": place.device, "dtype": place.dtype, "threads": 1,
+            "clock": "processor" if place.device == "cpu" else place.device,
+            "shapes": self._gains_of(run, SECONDS, LEAST),
+        }  # fmt: skip
 
     def _gains_of(self, run: Runner, seconds: float, least: int) -> list[dict[str, Any]]:
         place, entries = self.place, []
@@ -204,8 +206,8 @@ def _write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: C
     path = folder / write_program(net, tokenizer, folder, choices.format)["file"]  # type: ignore[arg-type]
     if integers := choices.integers:
         texts = [example_inputs(net, tokenizer, 8, 32) for _ in range(2)]
-        feeds = [{name: value.numpy() for name, value in text.items()} for text in texts]
-        integers_of(path, path, integers, net.can_generate(), lambda: feeds, SMOOTH[:1])
+        feeds = None if net.can_generate() else [placed(text, "cpu") for text in texts]
+        quantize(path, path, integers, feeds, SMOOTH[:1])
     return path
 
 

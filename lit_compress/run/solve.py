@@ -82,8 +82,7 @@ class Outline:
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
     """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read."""
-    choices.check()
-    choices.check_net(net)
+    choices.check(net)
 
 
 def outline(job: Job, density: float | None = None) -> Outline:

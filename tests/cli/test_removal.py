@@ -34,11 +34,11 @@ class ByWeights:
             for batch, length in self.place.shapes
         ]  # fmt: skip
 
-    def gains_of_export(self, net, program):
-        return self.gains(net)
+    def speed_of(self, net, program):
+        return {"runtime": "eager", "device": "cpu", "dtype": "float32", "shapes": self.gains(net)}
 
 
-MADE_UP = ("__init__", "gains", "gains_of_export")
+MADE_UP = ("__init__", "gains", "speed_of")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import choices, integers
-from lit_compress.export.integers import best_weights, integers_of, quantize_program, training_feeds
+from lit_compress.export.integers import best_weights, quantize, quantize_program, training_feeds
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
 from lit_compress.models.outline import estimated_bytes
 from lit_compress.run.solve import GRAPH
@@ -53,7 +53,7 @@ def test_a_model_that_writes_has_integers_for_its_weights(form, dtype, off, writ
     """Nothing is read for that. A table that is also the output layer is stored once; the size is as foreseen."""
     net, _, folder, made = writer
     file = made[form]["file"]
-    integers_of(folder / form / file, tmp_path / file, dtype, True, lambda: pytest.fail("no texts are needed"))
+    quantize(folder / form / file, tmp_path / file, dtype)
     ids = torch.arange(5, 25)[None]
     exact, answer = net(input_ids=ids).logits.detach(), answers(writer, tmp_path / file, ids)
     assert off / 10 < (answer - exact).norm() / exact.norm() < off
@@ -65,10 +65,10 @@ def test_a_model_that_writes_has_integers_for_its_weights(form, dtype, off, writ
 def test_of_the_ways_to_4_bits_the_nearest_is_taken(writer, tmp_path, monkeypatch):
     """A way that spoils the weights is noticed on held-out texts; every way reads texts without padding."""
     net, data, folder, _ = writer
-    read, lengths, plain = [], set(), integers.quantize_weights
+    read, lengths, plain = [], set(), integers.quantize
 
-    def spoiling(path, out, dtype, texts, way):
-        plain(path, out, dtype, texts, way)
+    def spoiling(path, out, dtype, texts, *, way):
+        plain(path, out, dtype, texts, way=way)
         lengths.update(text["input_ids"].shape for text in texts)
         read.append(program_bytes(out))
         if "gptq" in way:
@@ -78,7 +78,7 @@ def test_of_the_ways_to_4_bits_the_nearest_is_taken(writer, tmp_path, monkeypatc
                 weights[start : start + size] = weights[start : start + size][::-1].copy()
             weights.tofile(out.with_suffix(".bin"))
 
-    monkeypatch.setattr(integers, "quantize_weights", spoiling)
+    monkeypatch.setattr(integers, "quantize", spoiling)
     shutil.copytree(folder / "openvino", tmp_path, dirs_exist_ok=True)
     told = best_weights(tmp_path / "openvino_model.xml", net, data, ("logits",))
     assert set(told["tried"]) == set(integers.WAYS) and "GPTQ" not in told["way"] and told["examples"] == 32
@@ -109,16 +109,16 @@ def test_what_a_library_cannot_do_is_one_line(tmp_path):
     pytest.importorskip("onnxruntime")
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match=r"--dtype int8 cannot quantize model.onnx: .*") as error:
-        integers_of(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8", False, list)
+        quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8", [])
     assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_a_package_that_is_missing_is_one_line(writer, monkeypatch):
     found = choices.Choices(format="onnx", dtype="int8")
-    found.check_net(writer[0])
+    found.check(writer[0])
     monkeypatch.setattr(choices, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"^export: --dtype int8 of a model that writes text needs nncf; in the clone:"):
-        found.check_net(writer[0])
+        found.check(writer[0])
 
 
 def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,7 +113,8 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     monkeypatch.setattr(module, "MERGE", 0.4)
     monkeypatch.setattr(folder, "MERGE", 0.4)
     gain = {"shapes": [{"median": 1.2, "low": 1.2, "high": 1.2, "batch": 1, "length": 8}]}
-    monkeypatch.setattr(folder, "_speed", lambda *args: gain)
+    monkeypatch.setattr(folder, "find_place", lambda *args: None)
+    monkeypatch.setattr(folder, "Programs", lambda *args: SimpleNamespace(speed_of=lambda *args: gain))
     net, report, card = export(budget=(parse_budget("speedup=1.1x"), 0.5))
     found, count = report["compressed"], len(report["merged"]["matrices"])
     assert count == 4 and set(report["merged"]["matrices"]) == set(merged(net))

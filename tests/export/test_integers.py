@@ -14,7 +14,7 @@ from helpers import Tokenizer, net_of
 
 import lit_compress
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.export.integers import fold, integer_tables, integers_of, quantize_onnx, quantize_openvino
+from lit_compress.export.integers import fold, integer_tables, quantize
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.accounting import dense_layers
@@ -124,7 +124,7 @@ def test_a_table_that_is_also_the_output_layer_is_stored_once(tmp_path):
     onnx.save(graph_of(nodes, values, {"ids": (TensorProto.INT64, [2, 7])}, ["out"], 3), tmp_path / "model.onnx")
     given = {"ids": np.random.default_rng(1).integers(0, 300, (2, 7))}
     (exact,) = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(None, given)
-    quantize_onnx(tmp_path / "model.onnx", tmp_path / "small.onnx", [given])
+    quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8", [given])
     made = onnx.load(tmp_path / "small.onnx")
     kept = {item.name: item for item in made.graph.initializer if np.prod(item.dims) >= 300 * 16}
     assert len(kept) == 2 and {item.data_type for item in kept.values()} == {TensorProto.INT8}
@@ -174,7 +174,7 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
     assert before == sum(file.stat().st_size for file in tmp_path.iterdir())
     for place in (lit_compress, transformers):  # paths of where it was made
         assert place.__file__.rpartition("/")[0].encode() not in path.read_bytes()
-    integers_of(path, path, "int8", False, lambda: feeds(vocabulary=3000))
+    quantize(path, path, "int8", feeds(vocabulary=3000))
     assert all(size <= 256 * 4 or size == 3000 * 4 for size in sizes_in_float(path))  # biases, scales of a table
     assert program_bytes(path) < before / 2
     assert abs(program_bytes(path) - estimated_bytes(net, 8, GRAPH[form])) < 0.25 * program_bytes(path)
@@ -209,7 +209,7 @@ def test_factors_whose_ranges_differ(tmp_path):
     exact = net(**inputs).logits.detach()
 
     def error(*smooth):
-        quantize_openvino(tmp_path / made["file"], tmp_path / "small.xml", given, smooth)
+        quantize(tmp_path / made["file"], tmp_path / "small.xml", "int8", given, smooth)
         assert b"> <" not in b" ".join((tmp_path / "small.xml").read_bytes().split())  # no indentation
         answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**inputs).logits
         return float((answer - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())

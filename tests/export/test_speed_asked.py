@@ -123,7 +123,7 @@ def test_an_export_s_own_program_is_timed(dense, tmp_path, monkeypatch):
     monkeypatch.setitem(RUNTIMES, "onnx", fake)
     monkeypatch.setattr(speed, "write_program", lambda *_: {"file": "model.onnx"})
     timed = Programs(dense, lambda text: {}, place("speedup=2x@onnx,1x8", dense))
-    timed.gains_of_export(SimpleNamespace(), tmp_path / "export.onnx")
+    timed.speed_of(SimpleNamespace(), tmp_path / "export.onnx")
     assert loaded[1:] == [tmp_path / "export.onnx"]
 
 
@@ -136,7 +136,7 @@ def on_an_accelerator() -> dict:
     budget = parse_budget("speedup=2x@second,2x8")
     assert budget
     found = find_place(budget, AS_IS, net, 12)
-    gains = Programs(net, lambda text: {}, found).gains_of_export(net, None)
+    gains = Programs(net, lambda text: {}, found).speed_of(net, None)["shapes"]
     return {"place": (found.runtime, found.device), "text": str(found), "ms": gains[0]["ms"], "device": str(net.device),
             "dtype": str(net.dtype)}  # fmt: skip
 
