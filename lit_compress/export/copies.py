@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
 import shutil
 import tempfile
@@ -53,28 +52,24 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
     Raises:
         UserError: a link leads out of the folder, or to a folder.
     """
-    known, others = (*_KNOWN, *["*.py"] * brings_code(folder)), []
-    files: dict[str, Path] = {}
+    known, others, files = (*_KNOWN, *["*.py"] * brings_code(folder)), [], dict[str, Path]()
     top = folder.resolve()
     blobs = top.parent.parent / "blobs"
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(parent) / name for name in sorted([*folders, *names])):
-            name = path.relative_to(folder).as_posix()
-            end = path.resolve()
-            inside = end.is_relative_to(top) or (top.parent.name == "snapshots" and end.parent == blobs)
-            if path.is_symlink() and (path.is_dir() or not inside):
-                raise UserError(
-                    f"{what}: '{name}' is a link to '{end}'; only links to files in the folder are copied; remove it"
-                )
-            if path.is_dir():
-                continue
-            if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in known):
-                files[name] = path
-            elif name != MANIFEST and not path.name.startswith("."):
-                others.append(name)
+    for path in sorted(folder.rglob("*")):
+        name, end = path.relative_to(folder).as_posix(), path.resolve()
+        if any(part.startswith(".") for part in name.split("/")) or name == MANIFEST:
+            continue
+        inside = end.is_relative_to(top) or (top.parent.name == "snapshots" and end.parent == blobs)
+        if path.is_symlink() and (path.is_dir() or not inside):
+            raise UserError(
+                f"{what}: '{name}' is a link to '{end}'; only links to files in the folder are copied; remove it"
+            )
+        if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in known):
+            files[name] = path
+        elif not path.is_dir():
+            others.append(name)
     if others:
-        note(f"{what}: files that no export has are left out: {', '.join(sorted(others)[:5])}")
+        note(f"{what}: files that no export has are left out: {', '.join(others[:5])}")
     return files
 
 

@@ -19,7 +19,6 @@ from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
-from lit_compress.export.sentences import write_sentences
 from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.export.vocabulary import cut_vocabulary, shrink_table, table_bytes
 from lit_compress.export.writing import write_writing
@@ -31,6 +30,7 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
 from lit_compress.tasks import task_type
+from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
@@ -254,4 +254,5 @@ def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) ->
         tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
     forget_code(folder)
-    write_sentences(folder, config, data)
+    if task_type(data.record).pools:
+        write_pooling(folder, config.hidden_size, data.deployed_length, data.record.pooling)

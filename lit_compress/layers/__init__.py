@@ -13,12 +13,10 @@ training/low_rank_sparse.py.
 from typing import Any
 
 from lit_compress.layers.deployed.adopted import NarrowEmbedding, SomeHeads, SomeT5Heads, StreamBlock
-from lit_compress.layers.deployed.low_rank import LowRankLinear, LowRankRowsLinear
+from lit_compress.layers.deployed.low_rank import LowRankLinear, LowRankRowsLinear, StackedLowRankLinear
 from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
-from lit_compress.layers.deployed.sized import SizedEmbedding, SizedLinear, SizedNorm
-from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
-from lit_compress.layers.deployed.tables import Int8Embedding
+from lit_compress.layers.deployed.sized import Int8Embedding, SizedEmbedding, SizedLinear, SizedNorm
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm, GatedRankLinear, HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear

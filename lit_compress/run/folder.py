@@ -24,9 +24,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_compress.export.sentences import write_sentences
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.config import checked_groups, plain_config
+from lit_compress.tasks import task_type
+from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, read_yaml, remove, write_json, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
@@ -235,7 +236,8 @@ def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:
     """Write the model of a stage with its tokenizer, and the manifest of the folder as its last file."""
     save_net(net, folder)
     data.tokenizer.save_pretrained(folder)
-    write_sentences(folder, net.config, data)
+    if task_type(data.record).pools:
+        write_pooling(folder, net.config.hidden_size, data.deployed_length, data.record.pooling)
     write_manifest(folder)
 
 

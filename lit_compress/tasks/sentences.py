@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lit_compress.numerics.vectors import POOLINGS
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import read_json, write_json
 
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
@@ -178,3 +178,42 @@ def read_dense(folder: Path) -> Dense:
     except Exception as error:  # safetensors and torch raise many classes
         reason = str(error).strip().split("\n")[0][:160]
         raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason})") from error
+
+
+def write_pooling(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:
+    """Write ``modules.json`` and the folders it names, so that ``SentenceTransformer(folder)`` gives the same vectors.
+
+    The model's states have ``width`` numbers; texts longer than ``max_length`` tokens are cut.
+
+    Raises:
+        UserError: as :func:`read_dense`.
+    """
+    from safetensors.torch import save_file
+
+    names = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense), *["Normalize"] * pooling.normalize]
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
+    write_json(folder / "modules.json", [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+    ])  # fmt: skip
+    (folder / paths[1]).mkdir(exist_ok=True)
+    modes = pooling.tokens.split("+")
+    kept = [name for name in POOLINGS if name in modes]  # the order in which keys of older versions join vectors
+    said = {key: name in modes for key, name in zip(LEGACY_KEYS, POOLINGS, strict=True)}
+    file = {"word_embedding_dimension": width, **(said if kept == modes else {"pooling_mode": modes})}
+    write_json(folder / paths[1] / "config.json", file)
+    for source, path in zip(pooling.dense, paths[2:], strict=False):
+        dense, place = read_dense(Path(source)), folder / path
+        place.mkdir(exist_ok=True)
+        write_json(place / "config.json", {
+            "in_features": dense.weight.shape[1], "out_features": len(dense.weight), "bias": dense.bias is not None,
+            "activation_function": dense.activation,
+        })  # fmt: skip
+        tensors = {"linear.weight": dense.weight} | ({} if dense.bias is None else {"linear.bias": dense.bias})
+        save_file({name: value.contiguous() for name, value in tensors.items()}, place / "model.safetensors")
+    lengths = {"max_seq_length": max_length, **dict(pooling.lengths)}
+    write_json(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": pooling.lower})
+    write_json(folder / SETTINGS, {
+        "prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt,
+        "similarity_fn_name": pooling.similarity, **({} if pooling.dim is None else {"truncate_dim": pooling.dim}),
+    })  # fmt: skip

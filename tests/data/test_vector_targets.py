@@ -2,9 +2,8 @@
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.targets import pooling_of
-from lit_compress.export.sentences import write_sentence_files
 from lit_compress.tasks.records import Custom
-from lit_compress.tasks.sentences import Pooling
+from lit_compress.tasks.sentences import Pooling, write_pooling
 
 CLS, LAST = Pooling("cls", max_length=20), Pooling("lasttoken", normalize=False, max_length=20)
 
@@ -12,7 +11,7 @@ CLS, LAST = Pooling("cls", max_length=20), Pooling("lasttoken", normalize=False,
 def sentence_model(folder, pooling):
     """Write the files of a sentence model, without its net."""
     folder.mkdir()
-    write_sentence_files(folder, 32, 20, pooling)
+    write_pooling(folder, 32, 20, pooling)
     return folder
 
 

@@ -11,11 +11,10 @@ from tiny import WORDS, read_rows, write_bert, write_rows
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.program import read_program, write_program
-from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom
-from lit_compress.tasks.sentences import read_pooling
+from lit_compress.tasks.sentences import read_pooling, write_pooling
 from lit_compress.utils.errors import UserError
 
 
@@ -115,7 +114,7 @@ def test_vectors_are_those_of_sentence_transformers(place, texts, tmp_path, base
     answer = kind.answer(data.record, {}, [found[0]])
     assert answer["vector"] == pytest.approx(expected[batch["index"][0]].tolist(), abs=1e-5)
     written = shutil.copytree(place / base, tmp_path / "written")
-    write_sentence_files(written, 32, data.deployed_length, data.record.pooling)
+    write_pooling(written, 32, data.deployed_length, data.record.pooling)
     assert torch.allclose(_theirs(written, texts), expected, atol=1e-6)
     for what in ("encode_query", "encode_document"):
         assert torch.allclose(_theirs(written, texts, what), _theirs(model, texts, what), atol=1e-6)
