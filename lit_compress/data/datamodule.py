@@ -1,193 +1,68 @@
-"""The DataModule of all tasks: rows -> token ids -> batches, whose order can be resumed."""
+"""The DataModule of all tasks: splits are read, drawn and encoded, each once; batches whose order can be resumed."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from lit_compress.data.batching import VALIDATION_SEED, BatchOrder, PaddedBatches, ResumableLoader, drawn_order
-from lit_compress.data.custom import custom_task
-from lit_compress.data.readers import Place
-from lit_compress.data.sources import ALL, CUSTOM, located, sources_at
-from lit_compress.data.splits import HELD_OUT, Split, Splits
-from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
-from lit_compress.models.backbones import DEFAULT, load_config, resolve
-from lit_compress.models.padding import usable_positions
+from lit_compress.data.batching import (
+    VALIDATION_SEED,
+    BatchOrder,
+    PaddedBatches,
+    ResumableLoader,
+    drawn_order,
+    held_out,
+)
+from lit_compress.data.checks import lists_in
+from lit_compress.data.encode import add_targets, encode, encoding_key, vectors_of, with_vectors
+from lit_compress.data.facts import data_facts
+from lit_compress.data.settings import DataSettings
+from lit_compress.data.sources import ALL, load_split_files, sources_at
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import Custom, Task, get_task
-from lit_compress.tasks.sentences import Pooling, read_pooling
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import pins_memory
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub import is_name
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
-LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
-SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
-LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    smallest = {"max_length": SHORTEST, "num_workers": 0, "stride": 0, "target_length": 2}
-    for name, value in sizes.items():
-        if value is not None and value < smallest.get(name, 1):
-            raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest.get(name, 1)}")
+HELD_OUT = "held_out"  # the split that data.hold_out makes
 
 
-def _asked(settings: Any, **values: Any) -> Any:
-    """Return ``settings`` with all values that are not None replaced."""
-    return replace(settings, **{name: value for name, value in values.items() if value is not None})
+@dataclass(frozen=True)
+class Split:
+    """A split after tokenisation."""
+
+    rows: Dataset  # that are used, as they were read
+    encoded: Dataset  # the same as token ids
+    key: str  # hash of both
+    available: int  # rows before some were drawn
 
 
-class DataModule(Splits):
+class DataModule(DataSettings):
     """Read a task's data, tokenise it once, and make batches of texts of similar length.
 
-    Args:
-        task: name of the task, e.g. sst2; docstrings needs no download; custom is the user's own.
-        backbone: folder or hub name whose tokenizer is used; follows model.backbone.
-        path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
-            text, .txt; a single file; a data set on the Hugging Face hub, OWNER/NAME[@REVISION], or the folder of a
-            downloaded one; without it the task's data set on the hub.
-        revision: branch, tag or commit of the data set on the hub; without it main. A run keeps the commit.
-        batch_size: training examples per device and micro-batch.
-        eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a
-            large vocabulary give a batch more than 500 million logits.
-        max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
-            backbone's limit if that is shorter.
-        train_examples: number of training examples to draw (by seed); without it all.
-        validation_examples: number of examples to draw of each validation split, the same for every seed; without it
-            all. A test split is never reduced, and predict uses all rows unless it is given this option itself.
-        hold_out: number of training rows (drawn by seed) that are not trained on. They take the place of the dev set
-            while a stage trains, so that they choose its best epoch; the dev set is measured when it is finished.
-        num_workers: processes that load batches ahead; does not change results.
-        seed: decides the order of the batches, and which training examples are drawn.
-        split_seed: decides how a single file is split; other than the seed, so that all seeds share one dev set.
-        custom: type, columns and labels of task custom.
-        encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
-        separator: sign between the fields of text files; without it a comma, in .tsv a tab, or what the header has.
-        stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
-        null_threshold: by how much the score of "no answer" must exceed the best span's score to be given (span_qa);
-            without it the task's; for custom every question has an answer.
-        target_length: longest generated text, in tokens (summarization); without it the model's own, or 128. Reference
-            texts are cut to it in training, or to 128.
-        num_beams: number of beams in beam search (summarization); without it the model's own, or 8.
-        length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
-            without it 1.
-        pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one),
-            lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it the pooling of the
-            teacher's or the backbone's folder of sentence-transformers, else mean.
-        normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
-        teacher: folder or name of the model whose vectors are learned (embedding); follows model.teacher.
+    The settings are those of :class:`~lit_compress.data.settings.DataSettings`.
     """
 
-    def __init__(
-        self,
-        task: str = "sst2",
-        backbone: str = DEFAULT,
-        path: str | None = None,
-        revision: str | None = None,
-        batch_size: int = 32,
-        eval_batch_size: int = 64,
-        max_length: int | None = None,
-        train_examples: int | None = None,
-        validation_examples: int | None = None,
-        hold_out: int | None = None,
-        num_workers: int = 0,
-        seed: int = 42,
-        split_seed: int = 42,
-        custom: Custom = Custom(),
-        encoding: str | None = None,
-        separator: str | None = None,
-        stride: int | None = None,
-        null_threshold: float | None = None,
-        target_length: int | None = None,
-        num_beams: int | None = None,
-        length_penalty: float | None = None,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        teacher: str | None = None,
-    ) -> None:
-        super().__init__()
-        if path is not None and (repository := located(task, path, revision, custom.configuration)) is not None:
-            path, revision = str(repository.folder), None
-        self.place = Place(path, encoding, separator, split_seed, revision=revision)
-        self.record: Task = custom_task(custom, self.place) if task == CUSTOM else get_task(task)
-        spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
-        options = (("target_length", target_length), ("num_beams", num_beams), ("length_penalty", length_penalty))
-        asked: dict[str, Any] = {name: value for name, value in options if value is not None}
-        writing = replace(self.record.writing, **asked, asked=tuple(asked))
-        self.record = replace(self.record, spans=spans, writing=writing, split_words=custom.split_words)
-        self._asked_pooling = {"tokens": pooling, "normalize": normalize}
-        if task_type(self.record).pools:
-            self._pool_as(pooling_of(self._place_of(backbone), teacher and self._place_of(teacher)))
-        _check_sizes(
-            batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length, num_beams=num_beams,
-            train_examples=train_examples, validation_examples=validation_examples, hold_out=hold_out, stride=stride,
-            num_workers=num_workers, target_length=target_length,
-        )  # fmt: skip
-        self.task = task
-        self.backbone = backbone
-        self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.train_examples, self.validation_examples = train_examples, validation_examples
-        self.hold_out, self.num_workers = hold_out, num_workers
-        self.seed = seed
-        self.reads_labels = True  # False: the training rows may have none, as only their texts are read
-        self._asked_length = max_length
-        self.choosing = False  # True: scores choose a model, also without a Trainer, and so are of held-out rows
-        self.predicted = ""  # name of the split for predict
-
-    def _place_of(self, backbone: str) -> str:
-        """Return the folder of a named backbone; the default one, which says nothing of pooling, is not asked for."""
-        return resolve(backbone, self.record) if is_name(backbone) and backbone != DEFAULT else backbone
-
-    def read_as(self, folder: str) -> None:
-        """Read with the tokenizer of the model in ``folder``, and make vectors as it does, if its files say how."""
-        self.backbone = folder
-        if task_type(self.record).pools:
-            self._pool_as(read_pooling(Path(folder), "data"))
-
-    def _pool_as(self, pooling: Pooling | None) -> None:
-        if pooling is not None:
-            self.record = replace(self.record, pooling=_asked(pooling, **self._asked_pooling))
-
     @functools.cached_property
-    def limit(self) -> int:
-        """Number of tokens that the backbone can read, or its tokenizer gives; 1e30 if nothing limits it."""
-        positions = usable_positions(load_config(self.backbone, self.record))
-        return min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+    def _splits(self) -> dict[tuple[str, bool], Split | None]:
+        """(name, must have labels) -> split; None: a second validation split that does not exist."""
+        return {}
 
-    @property
-    def max_length(self) -> int:
-        """Longest input in tokens; longer ones are truncated."""
-        usual = self.record.max_length if self.record.pooling.max_length is None else LONGEST
-        return min(self.deployed_length, self._asked_length or usual)
-
-    @functools.cached_property
-    def deployed_length(self) -> int:
-        """Longest input of the export in tokens; a sentence model keeps its own limit unless another was asked for."""
-        limit = self.limit
-        if self._asked_length is None:
-            return min(self.record.pooling.max_length or self.record.max_length, limit)
-        if self._asked_length > limit:
-            raise UserError(
-                f"data.max_length: {self._asked_length} is more than '{self.backbone}' reads; the largest is {limit}"
-            )
-        return self._asked_length
-
-    @property
-    def eval_rows(self) -> int:
-        """Examples per device and batch without training: ``eval_batch_size``, or as many as have :data:`LOGITS`."""
-        logits = task_type(self.record).predicted_tokens(self.record, self.max_length) * len(self.tokenizer)
-        return max(1, min(self.eval_batch_size, LOGITS // logits)) if logits else self.eval_batch_size
+    def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Return the same data as another tokenizer reads it; the splits are tokenised when they are asked for."""
+        other = copy.copy(self)
+        other.tokenizer, other._splits, other.predicted = tokenizer, {}, ""
+        return other
 
     def prepare_data(self) -> None:
         """Download and tokenise; Lightning calls this on one process per node, before ``setup`` on all."""
@@ -211,11 +86,106 @@ class DataModule(Splits):
             self.predicted = next((split for split in (ALL, "test") if split in there), validation[0])
             self._read([self.predicted], labelled=False)
 
+    def _read(self, names: list[str], labelled: bool) -> None:
+        """Load and encode the splits ``names`` that have not been read yet."""
+        names = [name for name in names if (name, labelled) not in self._splits]
+        if not names:
+            return
+        max_length = self.max_length  # checked before anything is read
+        optional = () if self.reads_labels else ("train",)
+        loaded = load_split_files(self.record, self.place, names, labelled, optional)
+        for name in names:
+            rows = loaded.get(name)
+            if name == "train" and rows is not None and self.hold_out is not None:
+                one_text, lists = task_type(self.record).one_text, lists_in(self.record, rows)
+                kept, held = held_out(len(rows), self.hold_out, self.seed, one_text, lists)
+                self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
+                rows = rows.select(kept)
+            own = labelled and name not in optional
+            self._splits[name, labelled] = None if rows is None else self._encoded(name, rows, max_length, own)
+
+    def _encoded(self, name: str, rows: Dataset, max_length: int, labelled: bool = True) -> Split:
+        """Return a split of ``rows``, or of some of them, if the user limits their number.
+
+        Texts that are to get a teacher's vectors get these as labels, if they need any.
+        """
+        one_text, available = task_type(self.record).one_text, len(rows)
+        rows = rows if one_text else self._limited(name, rows)
+        key = encoding_key(rows, self.tokenizer, self.record, max_length)
+        encoded = encode(rows, self.tokenizer, self.record, max_length)
+        if one_text and len(some := self._limited(name, encoded)) < len(encoded):
+            encoded, key = some, short_hash(key, len(some))
+        if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
+            longest = f"data.max_length {max_length} (in tokens)"
+            note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
+        if self.record.wants_vectors and self.teacher is not None and labelled:
+            encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
+        return Split(rows, encoded, key, available)
+
+    def _limited(self, name: str, rows: Dataset) -> Dataset:
+        """Return the examples of a split, drawn if the user limits their number."""
+        option, limit, seed = "data.train_examples", self.train_examples, self.seed
+        if name != "train":
+            option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
+        if limit is None or name not in ("train", *self.record.validation):
+            return rows
+        drawn = self._drawn(rows, limit, option, seed)
+        note(f"{option}: {limit} of {len(rows)} {name} rows are read")
+        return drawn
+
+    def _drawn(self, rows: Dataset, number: int, option: str, seed: int | None) -> Dataset:
+        """Return ``number`` rows in their order; with the same seed a smaller draw is part of a larger one."""
+        if number > len(rows):
+            raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
+        return rows.select(sorted(self._order(rows, seed)[:number]))
+
+    def _order(self, rows: Dataset, seed: int | None) -> list[int]:
+        """Return the order in which rows are drawn; None: by the data's own seed."""
+        return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
+        splits = {name: (some.rows, some.encoded, some.available) for name, some in self._of_fit().items()}
+        return data_facts(self.record, splits, self.max_length)
+
+    def _of_fit(self) -> dict[str, Split]:
+        """Return the splits of fit by name; a second validation split may not exist."""
+        self.setup("fit")
+        names = ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
+        return {name: split for name in names if (split := self._splits[name, True]) is not None}
+
+    def train_tokens(self) -> Dataset:
+        """Return the training examples as token ids."""
+        return self._of_fit()["train"].encoded
+
+    def train_size(self) -> int:
+        """Return the number of training examples."""
+        return len(self.train_tokens())
+
+    @property
+    def split(self) -> list[int]:
+        """How an optimizer step is divided: rows of a micro-batch, micro-batches of a process, processes."""
+        return [self.batch_size, self.accumulate, self.trainer.world_size if self.trainer else self.devices]
+
+    @property
+    def global_batch(self) -> int:
+        """Number of training examples of an optimizer step."""
+        return prod(self.split)
+
+    def steps_per_epoch(self) -> int:
+        """Return the number of optimizer steps of an epoch."""
+        return ceil(self.train_size() / self.global_batch)
+
+    def _split(self, name: str, labelled: bool = True) -> Split:
+        """Return a split that :meth:`setup` has read."""
+        split = self._splits[name, labelled]
+        assert split is not None
+        return split
+
     def label_by(self, net: Any) -> None:
         """Label the dev texts with the vectors that ``net`` gives them, batch by batch as :meth:`val_dataloader`."""
         [loader], name = self.val_dataloader(), self.record.validation[0]
-        split = self._split(name)
-        vectors = vectors_of(net, loader, self.record)
+        split, vectors = self._split(name), vectors_of(net, loader, self.record)
         self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
 
     def train_dataloader(self) -> ResumableLoader:
@@ -234,7 +204,7 @@ class DataModule(Splits):
     def predict_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split if there is one, else of the first validation split."""
         self.setup("predict")
-        return self._loader(self._split(self.predicted, labelled=False), self.eval_rows, shuffle=False)
+        return self._loader(self._split(self.predicted, False), self.eval_rows, shuffle=False)
 
     def calibration_dataloader(
         self, examples: int | None = None, seed: int | None = None, option: str = "fisher_examples"
@@ -265,7 +235,14 @@ class DataModule(Splits):
         self.setup("fit" if path is None else "validate")
         other = copy.copy(self)
         if path is not None:
-            other._splits = {**self._splits, ("train", True): self._texts_of(path)}
+            texts = copy.copy(self)
+            texts.record = task_type(self.record).of_texts(self.record)
+            try:
+                rows = load_split_files(texts.record, replace(self.place, path=path), [ALL], False)[ALL]
+            except UserError as error:
+                raise UserError(str(error).replace("data.path", "--distil_texts")) from error
+            train = texts._encoded(ALL, rows, self.max_length, labelled=False)
+            other._splits = {**self._splits, ("train", True): train}
         return other
 
     def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
@@ -306,17 +283,17 @@ class DataModule(Splits):
             )
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         lengths = split.encoded.with_format("numpy")["length"][:].tolist()
-        options: dict[str, Any] = {
-            "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate),
-            "batch_size": None,  # the sampler gives whole batches
-            "num_workers": self.num_workers,
-            "pin_memory": pins_memory(),
-            # a loader draws a seed for its workers; not from the global generator, which dropout uses
-            "generator": torch.Generator(),
-        }
+        order = BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle, accumulate)
         kind, pad = task_type(self.record), int(self.tokenizer.pad_token_id)
         available = None if kind.one_text else split.available
-        return ResumableLoader(PaddedBatches(split.encoded, pad, kind.counts, split.rows, available), **options)
+        return ResumableLoader(
+            PaddedBatches(split.encoded, pad, kind.counts, split.rows, available),
+            sampler=order,
+            batch_size=None,  # the sampler gives whole batches
+            num_workers=self.num_workers,
+            pin_memory=pins_memory(),
+            generator=torch.Generator(),  # of a seed for workers; not the global one, which dropout uses
+        )
 
     def _validation(self) -> list[Split]:
         """Return the splits of a validation: the dev splits; in a Trainer, which chooses an epoch, held-out rows."""

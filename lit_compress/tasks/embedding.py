@@ -3,7 +3,7 @@
 The states of a text's last layer become one vector as the model's own record says (sentences.py), and the vector is
 divided by its length: only directions are trained and compared. A row is one text, two, or three:
 
-    text                        is to get the vector that a teacher gives it, its label (data/targets.py)
+    text                        is to get the vector that a teacher gives it, its label (data/encode.py)
     two texts and a score       their cosine is to have the order of the scores
     a query and its document    and maybe a document that is none of it: the query is to find its own among all
 

@@ -171,7 +171,7 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
         main(["factorize", str(tmp_path / "model"), str(tmp_path / "whole"), *map(str, line)])
-    monkeypatch.setattr("lit_compress.data.targets.load_finetuned", lambda *args: pytest.fail("a whole net"))
+    monkeypatch.setattr("lit_compress.data.encode.load_finetuned", lambda *args: pytest.fail("a whole net"))
     monkeypatch.setattr("lit_compress.models.backbones.load_net", lambda *args: pytest.fail("a whole net"))
     blocks = factorize(tmp_path / "model", tmp_path / "blocks", *line)
     whole = json.loads((tmp_path / "whole" / "report.json").read_text())

@@ -15,7 +15,7 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import changed_inputs, token_counts
 from lit_compress.data.readers import Place
-from lit_compress.data.targets import pooling_of
+from lit_compress.data.settings import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
@@ -173,7 +173,7 @@ def test_an_export_says_how_vectors_are_made(place):
     modules = json.loads((export / "modules.json").read_text())
     assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]
     assert json.loads((export / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
-    assert pooling_of(str(export)) == Pooling(max_length=64)
+    assert pooling_of(get_task("stsb_embedding"), str(export)) == Pooling(max_length=64)
     lines = predicted(export, place / "predictions.jsonl")
     net = AutoModel.from_pretrained(export, trust_remote_code=True).eval()
     tokens = AutoTokenizer.from_pretrained(export)([line["text"] for line in lines], return_tensors="pt", padding=True)
