@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lit_compress.data.batching import PaddedBatches
+from lit_compress.data.batching import PaddedBatches, batch_order
 from lit_compress.data.checks import KEPT
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
 from lit_compress.evaluation.metrics import CORRELATIONS, Correlation, bind, build_metrics
@@ -20,9 +20,7 @@ from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from torch import Tensor, nn
-    from torchmetrics import MetricCollection
     from transformers import PreTrainedModel
 
     from lit_compress.data.batching import ResumableLoader
@@ -38,8 +36,7 @@ def outputs_of(
 
     ``what`` is the name of the progress bar.
     """
-    device, kind = current_device(), task_type(data.record)
-    net = move(net, device).eval()
+    device, kind, net = current_device(), task_type(data.record), move(net, current_device()).eval()
     for batch in track(batches, what, count):
         with torch.inference_mode():
             outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
@@ -101,17 +98,14 @@ def constant_answer(data: DataModule) -> dict[str, float]:
         metrics = build_metrics(record, alone=True)
         kind.observe(metrics, outputs.expand(len(labels), *outputs.shape[1:]), {"labels": labels})
         score = float(metrics.compute()[name])
-        if score > best or not error:
-            best, error = score, _error_of_chance(metrics, name, score, len(labels))
+        if score <= best and error:
+            continue
+        best = score
+        if name == "matthews" or name in CORRELATIONS:  # a constant's is 0 in every sample, a random answer's is not
+            error = (max(len(labels), 2) - 1) ** -0.5
+        elif bounds := intervals(metrics, {name: score}, len(labels)):
+            error = standard_error(bounds[name])
     return {"constant": best, "constant_error": error}
-
-
-def _error_of_chance(metrics: MetricCollection, name: str, score: float, rows: int) -> float:
-    """Return the standard error of a score of ``rows`` rows if the answers do not depend on the texts."""
-    if name == "matthews" or name in CORRELATIONS:  # a constant's is 0 in every sample, a random answer's is not
-        return (max(rows, 2) - 1) ** -0.5
-    bounds = intervals(metrics, {name: score}, rows)
-    return standard_error(bounds[name]) if name in bounds else 0.0
 
 
 def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tuple[int, int | None]:
@@ -129,7 +123,10 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tup
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
-            line = {**_shown(row), **kind.answer(task, row, by_row[number])}
+            kept = json.loads(row.get(KEPT) or "{}")
+            given = {"given": kept.pop("given")} if "given" in kept else {}
+            shown = {name: value for name, value in row.items() if name != KEPT}
+            line = kept | shown | given | kind.answer(task, row, by_row[number])
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return len(texts), loader.dataset.available
 
@@ -149,28 +146,22 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     rows = rows.select(range(min(kind.answered, len(rows))))
     by_net = []
     for net, read in nets:
-        inputs, order = _inputs(read.val_dataloader()[0].dataset, len(rows))
-        parts = [order[i : i + read.eval_rows] for i in range(0, len(order), read.eval_rows)]
+        whole = read.val_dataloader()[0].dataset
+        of = whole.encoded["example"] if "example" in whole.encoded.column_names else range(len(whole))
+        chosen = whole.encoded.select([number for number, row in enumerate(of) if row < len(rows)])
+        inputs, parts = PaddedBatches(chosen, whole.pad_token), batch_order(list(chosen["length"]), read.eval_rows)
         outputs = outputs_of(net, read, (inputs[part] for part in parts), len(parts), "answers")
         pieces = _by_row(read, outputs, len(rows))
         move(net, "cpu")
         by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
-    lines = []
-    for number, row in enumerate(rows):
-        texts = {name: row[name] for name in task.text}
-        label = kind.shown(task, row[task.label]) if task.label in row else None
-        both = [next(iter(some[number].values())) for some in by_net]
-        lines.append({"texts": texts, "given": label, "answers": both})
-    return lines
-
-
-def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
-    """Return the inputs of the first rows, and their order from the shortest to the longest."""
-    encoded: Dataset = whole.encoded
-    of = encoded["example"] if "example" in encoded.column_names else range(len(encoded))  # a row may be several
-    chosen = encoded.select([number for number, row in enumerate(of) if row < rows])
-    lengths = list(chosen["length"])
-    return PaddedBatches(chosen, whole.pad_token), sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [
+        {
+            "texts": {name: row[name] for name in task.text},
+            "given": kind.shown(task, row[task.label]) if task.label in row else None,
+            "answers": [next(iter(some[number].values())) for some in by_net],
+        }
+        for number, row in enumerate(rows)
+    ]
 
 
 def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
@@ -180,13 +171,6 @@ def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
         for number, piece in task_type(data.record).pieces(data.record, some, batch):
             by_row[number].append(piece)
     return by_row
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return ids, text columns and the given label of a row, in this order."""
-    kept = json.loads(row.get(KEPT) or "{}")
-    given = {"given": kept.pop("given")} if "given" in kept else {}
-    return kept | {name: value for name, value in row.items() if name != KEPT} | given
 
 
 def divergence(
