@@ -6,11 +6,10 @@ epochs would be accidental.
 
 from __future__ import annotations
 
-import functools
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -148,22 +147,20 @@ class Entities(KeptRows):
     def compute(self) -> dict[str, Tensor]:
         """Return word_accuracy and, of tags of entities, entity_f1, entity_precision, entity_recall of all ranks."""
         rows = sorted(row for words in self.kept() for row in words.tolist())  # by row, then by word
-        values = {}
+        found: dict[str, tuple[float, int]] = {}
         if self.tags is not None:
             tags = [self.tags.get(name) for name in self.names]
             predicted, true = (set(entities([(row[0], tags[row[i]]) for row in rows])) for i in (2, 3))
             right = len(predicted & true)
-            values = {
-                "entity_f1": _ratio(2 * right, len(predicted) + len(true)),
-                "entity_precision": _ratio(right, len(predicted)),
-                "entity_recall": _ratio(right, len(true)),
-            }
-        values["word_accuracy"] = _ratio(sum(row[2] == row[3] for row in rows), len(rows))
-        return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
+            found["entity_f1"] = 2 * right, len(predicted) + len(true)
+            found |= {"entity_precision": (right, len(predicted)), "entity_recall": (right, len(true))}
+        found["word_accuracy"] = sum(row[2] == row[3] for row in rows), len(rows)
+        return _ratios(found, self.device)
 
 
-def _ratio(part: float, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratios(found: Mapping[str, tuple[float, int]], device: torch.device) -> dict[str, Tensor]:
+    """Return part / whole by name; 0 of nothing."""
+    return {name: torch.tensor(part / whole if whole else 0.0, device=device) for name, (part, whole) in found.items()}
 
 
 def entities(words: Sequence[tuple[int, tuple[str, str] | None]]) -> list[tuple[str, int, int]]:
@@ -190,13 +187,6 @@ def entities(words: Sequence[tuple[int, tuple[str, str] | None]]) -> list[tuple[
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
-@functools.cache
-def _scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(list(ROUGE), use_stemmer=True)
-
-
 class Rouge(RowScores):
     """ROUGE-1, 2, L and Lsum of the package ``rouge_score``, with stemming: F, mean over the texts, 0 to 1.
 
@@ -209,7 +199,10 @@ class Rouge(RowScores):
 
     def update(self, preds: Sequence[str], target: Sequence[str]) -> None:
         """Add one batch."""
-        by_text = [_scorer().score(true, text) for text, true in zip(preds, target, strict=True)]
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer(list(ROUGE), use_stemmer=True)
+        by_text = [scorer.score(true, text) for text, true in zip(preds, target, strict=True)]
         rows = [[scores[name].fmeasure for name in ROUGE] for scores in by_text]
         self.keep(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
 
@@ -274,11 +267,9 @@ class Answers(KeptRows):
             for some in ("", "_answerable" if truths else "_unanswerable")[: len(groups)]:
                 scored[f"exact_match{some}"].append(exact_match(text, truths))
                 scored[f"answer_f1{some}"].append(token_f1(text, truths))
-        means = {name: _ratio(sum(values), len(values)) for name, values in scored.items()}
-        return {name: torch.tensor(value, device=self.device) for name, value in means.items()}
+        return _ratios({name: (sum(values), len(values)) for name, values in scored.items()}, self.device)
 
 
-_OF_ANSWERS = ("exact_match", "answer_f1")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -318,10 +309,9 @@ METRICS: dict[str, Callable[[Task], Score]] = {
         ("ndcg_at_10", "recall_at_10", "mrr_at_10"),
         lambda task: Ranking() if "mrr_at_10" in task.metrics else Retrieval(),
     ),
-    **dict.fromkeys(_OF_ANSWERS, Answers),
+    **dict.fromkeys(("exact_match", "answer_f1"), Answers),
     "micro_f1": lambda task: LabelScores(),
-    "rougeL": lambda task: Rouge(),
-    "rougeLsum": lambda task: Rouge(),
+    **dict.fromkeys(("rougeL", "rougeLsum"), lambda task: Rouge()),
     "perplexity": lambda task: Perplexity(),
     "teacher_cosine": lambda task: TeacherCosine(),
 }
@@ -333,10 +323,7 @@ def higher_is_better(task: Task) -> bool:
 
 
 def build_metrics(task: Task, alone: bool = False) -> MetricCollection:
-    """Return the metrics of ``task``; keys are the names of the metrics and of other values they compute.
-
-    The type of the task calls the collection in ``observe``, with logits [batch, num_labels] (or predictions [batch]
-    for regression) and labels [batch] where a row has one label.
+    """Return the metrics of ``task``, which its type updates in ``observe``; keys are the names of their values.
 
     If it is ``alone``, this process sees all rows, whatever others do.
 
