@@ -84,49 +84,32 @@ def batch_order(lengths: Sequence[int], batch_size: int, rank: int = 0, world_si
     return [rows[start : start + chunk][rank::world_size] for start in range(0, len(rows), chunk)]
 
 
+@dataclass(eq=False)
 class BatchOrder(Sampler[list[int] | Share]):
     """A sampler of one rank's batches from a position on, for ``DataLoader(batch_size=None)``.
 
     For evaluation these are the batches of :func:`batch_order`; for training the rank's shares of the steps of
     :func:`step_order`, as plain lists of rows if a step is not divided.
-
-    Args:
-        lengths: number of tokens of every row.
-        batch_size: rows per rank and micro-batch.
-        seed: decides the order of a training.
-        rank, world_size: of this process, and how many share an epoch.
-        shuffle: a new order every epoch, for training.
-        accumulate: micro-batches of a rank in a step.
-
-    Attributes:
-        epoch: the epoch of the next iteration.
-        skip: number of its batches that the next iteration leaves out, because they were delivered before.
-        delivered: number of batches of the epoch delivered so far, without those that workers read ahead.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        accumulate: int = 1,
-    ) -> None:
-        self.lengths, self.batch_size, self.seed, self.shuffle = lengths, batch_size, seed, shuffle
-        self.rank, self.world_size = rank, world_size
-        self.size = batch_size * world_size * accumulate
-        self.epoch = 0
-        self.skip = 0
-        self.delivered = 0
+    lengths: Sequence[int]  # number of tokens of every row
+    batch_size: int  # rows per rank and micro-batch
+    seed: int = 0  # decides the order of a training
+    rank: int = 0  # of this process
+    world_size: int = 1  # processes that share an epoch
+    shuffle: bool = True  # a new order every epoch, for training
+    accumulate: int = 1  # micro-batches of a rank in a step
+    epoch: int = 0  # of the next iteration
+    skip: int = 0  # batches of it that the next iteration leaves out, because they were delivered before
+    delivered: int = 0  # batches of the epoch delivered so far, without those that workers read ahead
+
+    @property
+    def size(self) -> int:
+        """Rows of a step on all ranks."""
+        return self.batch_size * self.world_size * self.accumulate
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``; in the current epoch keep the position.
-
-        Lightning calls this before every epoch, after it has restored the position and after it has asked
-        for an iterator.
-        """
+        """Go to the start of ``epoch``, before which Lightning calls this; in the current epoch keep the position."""
         if epoch != self.epoch:
             self.epoch, self.skip, self.delivered = epoch, 0, 0
 
@@ -227,6 +210,7 @@ def held_out(
     return [row for row in range(rows) if row not in without], held
 
 
+@dataclass(eq=False)
 class PaddedBatches(TorchDataset[dict[str, Any]]):
     """Encoded rows, indexed by the row numbers of a whole batch.
 
@@ -237,21 +221,13 @@ class PaddedBatches(TorchDataset[dict[str, Any]]):
 
     The batch of a :class:`Share` has the rank's rows, padded as the whole step's are. It also has ``parts``, the number
     of its micro-batches, and ``total``, the counts of the whole step.
-
-    Args:
-        encoded: the rows as token ids.
-        pad_token: number of the token with which texts are filled up.
-        counts: function from a batch to the ``total`` of its rows; shares need it.
-        rows: the rows as they were read.
-        available: number of rows before some were drawn; None if they are one text.
     """
 
-    def __init__(
-        self, encoded: Dataset, pad_token: int, counts: Callable[[dict[str, Tensor]], Tensor] | None = None,
-        rows: Any = None, available: int | None = None,
-    ) -> None:  # fmt: skip
-        self.encoded, self.pad_token, self.counts = encoded, pad_token, counts
-        self.rows, self.available = rows, available
+    encoded: Dataset  # the rows as token ids
+    pad_token: int  # with which texts are filled up
+    counts: Callable[[dict[str, Tensor]], Tensor] | None = None  # of a batch, the ``total`` of its rows; for shares
+    rows: Any = None  # as they were read
+    available: int | None = None  # rows before some were drawn; None if they are one text
 
     def __len__(self) -> int:
         return len(self.encoded)

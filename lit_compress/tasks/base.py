@@ -128,10 +128,7 @@ class TaskType:
     def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the classes in a row's label, as they are written: one, or one per word, or any number.
 
-        ``sign`` is the one that :meth:`sign_in` found in the whole column.
-
-        Raises:
-            UserError: the label has another form; the message begins with ``where``.
+        ``sign`` is the one that :meth:`sign_in` found in the whole column. Errors begin with ``where``.
         """
         return [label]
 
@@ -168,13 +165,8 @@ class TaskType:
 
     def head(self, task: Task) -> dict[str, Any]:
         """Return the settings of the model's configuration that depend on the task."""
-        if self.own_head:
-            return {}
-        settings: dict[str, Any] = {"num_labels": task.num_labels}
-        if task.labels:
-            settings["id2label"] = dict(enumerate(task.labels))
-            settings["label2id"] = {label: i for i, label in enumerate(task.labels)}
-        return settings
+        names = {"id2label": dict(enumerate(task.labels)), "label2id": {name: i for i, name in enumerate(task.labels)}}
+        return {} if self.own_head else {"num_labels": task.num_labels} | (names if task.labels else {})
 
     def predicted_tokens(self, task: Task, max_length: int) -> int:
         """Return the largest number of tokens of an example that have logits over a vocabulary; 0 without one."""
@@ -195,8 +187,7 @@ class TaskType:
     def inputs(self, net: Model, batch: Batch) -> Batch:
         """Return the inputs with which ``net`` computes the logits for ``batch``.
 
-        Padding is the token that its own configuration names, by which the head of a decoder finds the last token: a
-        teacher may name another one than the tokenizer of the data.
+        Padding is the token that its own configuration names, by which the head of a decoder finds the last token.
         """
         inputs, pads = inputs_of(batch), getattr(net.config, "pad_token_id", None)
         if pads is not None and pads >= 0:
@@ -206,8 +197,7 @@ class TaskType:
     def run(self, net: Model, batch: Batch, **options: Any) -> Any:
         """Return the output of ``net`` for ``batch``; ``options`` are further arguments of its forward.
 
-        Logits over a vocabulary are :class:`~lit_compress.numerics.chunked_logits.ChunkedLogits`; nothing is computed
-        for logits that nobody needs.
+        Logits over a vocabulary are :class:`~lit_compress.numerics.chunked_logits.ChunkedLogits`.
         """
         inputs, takes = self.inputs(net, batch), signature(net.forward).parameters
         if "use_cache" in {**takes, **(signature(net.base_model.forward).parameters if "kwargs" in takes else {})}:
@@ -224,8 +214,7 @@ class TaskType:
 
     def counts(self, batch: Batch) -> Tensor:
         """Return how much a batch counts in the means of the losses, [4]: samples, tokens of both masks, rows."""
-        rows = torch.tensor(len(batch["index"]), device=batch["index"].device)
-        counted = self.counted(batch)
+        rows, counted = torch.tensor(len(batch["index"]), device=batch["index"].device), self.counted(batch)
         tokens = [(mask != 0).sum() for mask in self.masks(batch)]
         return torch.stack([rows if counted is None else counted.sum(), *tokens, rows]).float()
 
@@ -234,10 +223,7 @@ class TaskType:
         return {name: output[name] for name in self.results}
 
     def at_tokens(self, results: Tensor, inputs: Batch) -> Tensor:
-        """Return stacked ``results`` [n, b, ...] of a model without the places of padding, whose values mean nothing.
-
-        A place whose whole attention window is padding is whatever a runtime makes of an empty softmax.
-        """
+        """Return stacked ``results`` [n, b, ...] of a model without the places of padding, which mean nothing."""
         return results[:, inputs["attention_mask"].bool()] if self.per_token else results
 
     def masks(self, batch: Batch) -> tuple[Tensor, Tensor]:
