@@ -46,10 +46,8 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         line = import_module("lit_compress.cli.lines").read_line(argv[0], argv[1:])
         import_module("lit_compress.utils.progress").silence_libraries()
-        commands = import_module("lit_compress.cli.commands")
-        function = getattr(commands, "list_" if argv[0] == "list" else argv[0])
-        more = {"line": line} if "line" in signature(function).parameters else {}
-        function(**line.own, **more)
+        function = getattr(import_module("lit_compress.cli.commands"), "list_" if argv[0] == "list" else argv[0])
+        function(**line.own, **({"line": line} if "line" in signature(function).parameters else {}))
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -59,9 +57,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"stopped by Ctrl-C{hint}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if (line := _line(error, argv)) is None:
+        if (said := _line(error, argv)) is None:
             raise
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         sys.exit(2)
     finally:
         threading.excepthook = raised
@@ -83,12 +81,8 @@ def _line(error: Exception, argv: list[str]) -> str | None:
         advice = "run `. .venv/bin/activate` in the clone after `make quickstart`, or `pip install .`"
         return f"this Python has no package '{error.name}'; {advice}"
     if (mistake := user_error(error)) is not None:
-        from lit_compress.cli.words import as_typed
-
-        return printable(as_typed(str(mistake), argv))
-    from lit_compress.utils.files import write_failure
-
-    if (reason := write_failure(error)) is None:
+        return printable(import_module("lit_compress.cli.words").as_typed(str(mistake), argv))
+    if (reason := import_module("lit_compress.utils.files").write_failure(error)) is None:
         return None
     again = " with --ckpt_path last" if argv[0] == "fit" else ""
     return f"{reason}; finished work is kept. Fix this and rerun the same command{again}"

@@ -96,30 +96,24 @@ class _Class:
                 found["density"] = (found["density"][0], usual[1], kind)
         for name, (written, default, kind) in found.items():
             chosen[group + name] = Option(
-                group + name, written, None if default is None else kind.value(default), meanings.get(name, ""),
+                group + name, written, None if default is None else kind.written(default), meanings.get(name, ""),
                 name in [arg.arg for arg in places],
             )  # fmt: skip
             if isinstance(default, ast.Call) and isinstance(default.func, ast.Name):
-                changed = {f"{group}{name}.{k.arg}": kind.value(k.value) for k in default.keywords}
+                changed = {f"{group}{name}.{k.arg}": kind.written(k.value) for k in default.keywords}
                 settings = find(kind.module, default.func.id)
                 for option in settings.options(f"{group}{name}.").values() if settings else ():
                     chosen[option.name] = replace(option, default=changed.get(option.name, option.default))
         return chosen
 
-    def value(self, node: ast.expr) -> str:
-        """Return a default in words, the value of a constant in place of its name."""
-        if isinstance(node, ast.Name) and isinstance(found := _assigned(self.module, node.id), ast.Constant):
-            node = found
-        return ast.unparse(node)
-
-    def written(self, hint: ast.expr) -> str:
-        """Return a type in words, with the types that names in it stand for."""
+    def written(self, node: ast.expr) -> str:
+        """Return a type or a default in words, with the types and constants that names in it stand for."""
 
         def meaning(name: re.Match[str]) -> str:
-            found = _assigned(self.module, name[0])
-            return self.written(found) if isinstance(found, ast.Subscript | ast.BinOp) else name[0]
+            found, _ = _named(self.module, name[0], PACKAGE.name) or (None, "")
+            return self.written(found) if isinstance(found, ast.Subscript | ast.BinOp | ast.Constant) else name[0]
 
-        return re.sub(r"\b[A-Z]\w*", meaning, ast.unparse(hint))
+        return re.sub(r"\b[A-Z]\w*", meaning, ast.unparse(node))
 
 
 @cache
@@ -138,28 +132,29 @@ def _tree(module: str) -> tuple[ast.Module, dict[str, tuple[str, str]]] | None:
     return tree, {name.asname or name.name: (str(node.module), name.name) for node in imports for name in node.names}
 
 
-@cache
-def find(module: str, name: str) -> _Class | None:
-    """Return a class or function by the name that it has in a module; None if its source is not found."""
+def _named(module: str, name: str, inside: str = "") -> tuple[ast.AST, str] | None:
+    """Return the class, the function or the value that a name stands for, and the module; None: it is something else.
+
+    Imports are followed into modules whose names begin with ``inside``.
+    """
     if (found := _tree(module)) is None:
         return None
     for node in found[0].body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return _Class(node, module)
-    if module == f"{PACKAGE.name}.methods" and name in methods():  # which finds its classes when it is imported
-        return find(methods()[name], name)
-    return find(*found[1][name]) if name in found[1] else None
-
-
-def _assigned(module: str, name: str) -> ast.expr | None:
-    """Return what is assigned to a name in a module or where the module has it from; None: it is something else."""
-    if (found := _tree(module)) is None:
-        return None
-    for node in found[0].body:
+            return node, module
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return node.value
+            return node.value, module
+    if module == f"{PACKAGE.name}.methods" and name in methods():  # which finds its classes when it is imported
+        return _named(methods()[name], name)
     place = found[1].get(name)
-    return _assigned(*place) if place and place[0].startswith(PACKAGE.name) else None
+    return _named(*place, inside) if place and place[0].startswith(inside) else None
+
+
+@cache
+def find(module: str, name: str) -> _Class | None:
+    """Return a class or function by the name that it has in a module; None if its source is not found."""
+    node, place = _named(module, name) or (None, "")
+    return _Class(node, place) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
 
 
 @cache

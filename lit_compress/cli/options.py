@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, reduce
@@ -88,17 +87,13 @@ def _parser() -> LightningArgumentParser:
     return parser
 
 
-def _whole_first(typehint: Any) -> Any:
-    """Return a union with int before float. Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
+def _whole_first(hint: Any) -> Any:
+    """Return a union with int before float, as typing keeps the order of who made it first.
 
-    typing keeps one order for ``Optional[Union[int, float]]``: the library that made such a type first decides.
+    Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
     """
-    kinds = list(get_args(typehint))
-    if get_origin(typehint) is not Union or not {int, float} <= set(kinds):
-        return typehint
-    kinds.remove(int)
-    kinds.insert(kinds.index(float), int)
-    return reduce(or_, kinds)
+    kinds = sorted(get_args(hint), key=lambda kind: kind is float)
+    return reduce(or_, kinds) if get_origin(hint) is Union and {int, float} <= set(kinds) else hint
 
 
 def method_class(name: str | None) -> type[Method] | None:
@@ -120,7 +115,6 @@ class CommandLine:
 
     Attributes:
         config: all values.
-        kind: the method.
     """
 
     def __init__(self, line: Line, base: dict[str, Any] | None = None) -> None:
@@ -146,7 +140,7 @@ class CommandLine:
             raise UserError(
                 f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
             )
-        self.kind, own = kind, signature(kind).parameters
+        own = self._own = signature(kind).parameters
         shipped = getattr(methods, kind.__name__, None) is kind
         path = f"{methods.__name__ if shipped else kind.__module__}.{kind.__qualname__}"
         init = model.get("init_args") or {}
@@ -183,7 +177,7 @@ class CommandLine:
                 raise UserError(f"{option}: {kind.class_path} takes its place; {hint}")
         if init.get("backbone") is None:
             raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
-        own = signature(self.kind).parameters
+        own = self._own
         beside = [n for n in _SIZES if init.get(n) is not None and (n not in own or init[n] != own[n].default)]
         if init.get("budget") is not None and beside:
             raise UserError(
@@ -321,47 +315,42 @@ def _explained(error: Exception, method: str) -> str | None:
     text = str(error)
     if not (keys := list(dict.fromkeys(_KEY.findall(text)))):
         return None
-    option = ".".join(keys[: 1 + (keys[0] == "model")])
-    inner = text[text.rindex(f'"{keys[-1]}"') :] if len(keys) > 1 else text
-    value = found[1] if (found := _VALUE.search(inner)) else "null"
-    if option.rpartition(".")[2] in CLASSES:
-        of_class = text.split(f'"{keys[keys[0] == "model"]}"', 1)[1]
-        return _of_class(option, of_class, ".".join(keys[1 + (keys[0] == "model") :]), value)
+    inside = 1 + (keys[0] == "model")
+    option, argument = ".".join(keys[:inside]), ".".join(keys[inside:])
+    own = text[text.rindex(f'"{keys[-1]}"') :] if len(keys) > 1 else text
+    value = found[1] if (found := _VALUE.search(own)) else "null"
     known = catalogue.of_method(method) | catalogue.shared() | catalogue.trainer()
     kind = known[option].kind if option in known else "value"
+    if option.rpartition(".")[2] in CLASSES:
+        if not argument:
+            return _of_class(option, text.split(f'"{keys[inside - 1]}"', 1)[1], value)
+        kind, option = next(iter(re.findall(r"Expected a <class '([\w.]+)'>", own)), "value"), f"{option}.{argument}"
     if choices := choices_of(kind):
         return f"{option}: '{value}' is not a valid value of {', '.join(choices)}; {nearest(value, choices)}"
     return f"{option}: '{value}' is not a valid {kind.replace(' | ', ' or ').replace('None', 'null')}"
 
 
-def _of_class(option: str, text: str, argument: str, value: str) -> str:
-    """Return one line on a mistake in a class that an option names, or in its ``argument``."""
+def _of_class(option: str, text: str, value: str) -> str:
+    """Return one line on a mistake in a class that an option names, by what the parser said of it."""
     module, what = CLASSES[option.rpartition(".")[2]]
-    known = list(import_module(module).__all__)
-    if argument:
-        kinds = re.findall(r"Expected a <class '([\w.]+)'>", text)
-        return f"{option}.{argument}: '{value}' is not a valid {kinds[0] if kinds else 'value'}"
     package, _, name = made[1].rpartition(".") if (made := _PATH.search(text)) else ("", "", "")
     if unknown := re.search(r"Option '(\w+)' is not accepted", text):
-        with suppress(ImportError, AttributeError):
-            known = list(signature(getattr(import_module(package), name)).parameters)
+        known = signature(getattr(import_module(package), name)).parameters
         return f"unknown option '{option}.{unknown[1]}'; {nearest(unknown[1], known)}"
     if missing := re.search(r"arguments are required: (\w+).*", text):
         return f"{option}: {name} needs {missing[0].partition(': ')[2]}; e.g. --{option}.{missing[1]} VALUE"
     package, _, name = value.rpartition(".")
-    near = nearest(name, known) if package in ("", module) else "give the import path of one"
+    near = nearest(name, import_module(module).__all__) if package in ("", module) else "give the import path of one"
     return f"{option}: '{value:.80}' is no {what}, or cannot be imported here; {near}"
 
 
-def _refused_class(trainer: Namespace, error: ValueError) -> UserError | None:
+def _refused_class(trainer: Namespace, error: BaseException) -> UserError | None:
     """Return the line for a class of the trainer that could not be made; None if something else could not.
 
     The first cause of the parser's error is what the class raised, such as that its package is not installed.
     """
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
     path = made[1] if (made := _PATH.search(str(error))) else ""
+    while error.__cause__ is not None:
+        error = error.__cause__
     option = next((name for name in CLASSES if path and f"'{path}'" in str(trainer.get(name))), None)
-    refused = f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {first}"
-    return None if option is None else UserError(refused)
+    return option and UserError(f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {error}")

@@ -66,14 +66,9 @@ def require(
     Args:
         settings: the object with the setting.
         option: name of the setting as users type it, e.g. ``prune.beta``; the attribute is its last part.
-        low: smallest valid value.
-        above: lower bound that is not valid itself.
-        high: largest valid value.
-        below: upper bound that is not valid itself.
+        low, high: smallest and largest valid value.
+        above, below: bounds that are not valid themselves.
         hint: end of the message, in place of the nearest valid value.
-
-    Raises:
-        UserError: the value is out of its range.
 
     >>> from types import SimpleNamespace
     >>> require(SimpleNamespace(beta=1.0), "prune.beta", low=0, below=1)
@@ -87,19 +82,17 @@ def require(
         bound = next((f"nearest valid {bound}" for bound in (low, high) if bound is not None), "give one")
         raise UserError(f"{option}: {value} is not a finite number; {hint or bound}")
     lower, upper = above if low is None else low, below if high is None else high
-    fits = (low is None or value >= low) and (above is None or value > above)
-    if fits and (high is None or value <= high) and (below is None or value < below):
+    assert lower is not None
+    over, under = value > lower or value == low, upper is None or value < upper or value == high
+    if over and under:
         return
     if upper is None:
-        if above is None:
-            raise UserError(f"{option}: {value} is below {low}, the smallest valid value")
-        raise UserError(f"{option}: {value} is not above {above}; {hint}")
-    assert lower is not None
+        said = f"not above {above}; {hint}" if low is None else f"below {low}, the smallest valid value"
+        raise UserError(f"{option}: {value} is {said}")
     interval = f"{'(' if low is None else '['}{lower}, {upper}{')' if high is None else ']'}"
     number = type(value) if isinstance(value, float) else type(lower)
     bounds = number(lower) if low is not None else lower + 0.01, number(upper) if high is not None else upper - 0.01
-    near = bounds[0] if value <= lower else bounds[1]
-    raise UserError(f"{option}: {value} is not in {interval}; {hint or f'nearest valid {near}'}")
+    raise UserError(f"{option}: {value} is not in {interval}; {hint or f'nearest valid {bounds[over]}'}")
 
 
 def nearest(value: object, valid: Iterable[object], limit: int = 8) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from inspect import Parameter, Signature, signature
 from operator import attrgetter
@@ -73,24 +72,20 @@ def check_effects(method: Fields) -> None:
         UserError: names the first one, and the way out.
     """
     usual = {name: parameter.default for name, parameter in signature(type(method)).parameters.items()}
-    _check(type(method), method.given, usual, "model.")
+    parts = [("model.", type(method), method.given, usual)]
     for name, value in method.given.items():
-        if is_dataclass(value):
-            _check(type(value), vars(value), vars(usual[name]) if is_dataclass(usual[name]) else {}, f"model.{name}.")
-
-
-def _check(kind: type, values: Mapping[str, Any], usual: Mapping[str, Any], group: str) -> None:
-    matters = {name: others for base in kind.__mro__ for name, others in vars(base).get("matters", {}).items()}
-    for name, others in matters.items():
-        if name not in usual or (value := values[name]) == usual[name]:
-            continue
-        for other, read in others.items():
+        if is_dataclass(value) and is_dataclass(usual[name]):
+            parts.append((f"model.{name}.", type(value), vars(value), vars(usual[name])))
+    for group, kind, values, defaults in parts:
+        matters = {name: others for base in kind.__mro__ for name, others in vars(base).get("matters", {}).items()}
+        for name, other, read in ((key, *condition) for key in matters for condition in matters[key].items()):
             first, _, inside = other.partition(".")
             actual = attrgetter(inside)(values[first]) if inside else values[first]
-            if (actual > 0) if read is True else (actual in read):
+            value = values[name]
+            if name not in defaults or value == defaults[name] or (actual > 0 if read is True else actual in read):
                 continue
             if is_dataclass(value):
-                name, value = next((f"{name}.{k}", v) for k, v in vars(value).items() if v != vars(usual[name])[k])
+                name, value = next((f"{name}.{k}", v) for k, v in vars(value).items() if v != vars(defaults[name])[k])
             nearest = "above 0" if read is True else next(one for one in read if one is not None)
             raise UserError(
                 f"{group}{name}: {value} has no effect with {group}{other} {actual}; leave it out, or give "
