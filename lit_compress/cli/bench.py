@@ -18,7 +18,7 @@ from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print, screen_table, show
+from lit_compress.utils.tables import print, show
 from lit_compress.utils.timing import STEADY, Speedup
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _show(result: dict[str, Any], output: Path) -> None:
 
 
 def _print_table(table: Table) -> None:
-    show(screen_table(*table, left=2, whole=2))
+    show(*table, left=2, whole=2)
 
 
 def programs_table(result: dict[str, Any]) -> Table:

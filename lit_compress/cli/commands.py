@@ -19,7 +19,7 @@ from lit_compress.cli.factorizing import factorize as factorize
 from lit_compress.cli.fitting import choose_teacher, run_fit, run_of, settle_budget
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import method_of, recipes
-from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
+from lit_compress.cli.targets import find_target, is_export, load_checked, open_target, parse_stored
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.evaluation.evaluate import write_predictions
@@ -38,7 +38,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import TASKS
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
-from lit_compress.utils.tables import print, screen_table, show
+from lit_compress.utils.tables import print, show
 
 
 def fit(line: Line) -> None:
@@ -101,7 +101,7 @@ def _export_run(run: Run, out: Path, line: Line, asked: dict[str, Any]) -> dict[
         choices = replace(choices, dtype="float32")
     choices.check()
     check_out(out)
-    parts = open_run(run, line)
+    parts = parse_stored(config, line, run.net("dense"), runs=True).build()
     return export_run(run, out, parts.method, parts.data, choices)
 
 
@@ -178,7 +178,7 @@ def list_(
         print(dumps(lines, indent=2, ensure_ascii=False))
     else:
         header = [name.replace("_", " ") for name in lines[0]]
-        show(screen_table(header, (map(_text, line.values()) for line in lines), left=len(header)))
+        show(header, (map(_text, line.values()) for line in lines), left=len(header))
 
 
 def _text(value: Any) -> str:

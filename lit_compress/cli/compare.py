@@ -23,7 +23,7 @@ from lit_compress.run.workers import COMMAND, Fit, Worker, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print, screen_table, show
+from lit_compress.utils.tables import print, show
 
 
 def compare(
@@ -167,7 +167,7 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
     found = {(group["label"], group["budget"]): group for group in groups(read_results(plan.out)[0])}
     labels, budgets = dict.fromkeys(label for label, _ in found), dict.fromkeys(budget for _, budget in found)
     body = [[label, *(pages.cell(found.get((label, budget))) for budget in budgets)] for label in labels]
-    show(screen_table(["method", *budgets], body))
+    show(["method", *budgets], body)
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")

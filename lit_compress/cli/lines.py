@@ -47,7 +47,8 @@ def checked(line: Line) -> Line:
         UserError: there is no such option, config or method, or the command does not read it.
     """
     if line.command == "factorize":
-        line.options.append(("model", _one_shot_method(line)))
+        usual = "SecondOrder" if line.last("model.retrain.weighting") in (None, "kfac") else "FWSVD"
+        line.options.append(("model", line.own.get("method") or usual))
     if line.command not in (*READ, *WHOLE):
         if line.options:
             raise UserError(unknown(line.command, plain(line.options[0][0])))
@@ -60,15 +61,6 @@ def checked(line: Line) -> Line:
     check_names(line.command, line.options, method)
     check_config(config, method)
     return line
-
-
-def _one_shot_method(line: Line) -> str:
-    """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting."""
-    weighting = line.last("model.retrain.weighting")
-    for name in ("axis", "fisher_examples") if weighting is None and not line.own.get("method") else ():
-        if (value := line.last(f"model.retrain.{name}")) is not None:
-            raise UserError(f"{name}: '{value}' means nothing to weighting kfac, the default; add --weighting fisher")
-    return str(line.own.get("method") or ("SecondOrder" if weighting in (None, "kfac") else "FWSVD"))
 
 
 # ------------------------------------------------------------------------------------------ help

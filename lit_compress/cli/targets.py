@@ -122,15 +122,6 @@ def find_target(name: str, command: str) -> Target:
     return Target(what, given, Run(run).config() if made else None)
 
 
-def open_run(run: Run, line: Line) -> Job:
-    """Return method and data of a finished run, with the tokenizer and the teacher that it keeps.
-
-    ``line`` names a method of the user's own, and consents to run the code of the models; errors are
-    :func:`parse_stored`'s.
-    """
-    return parse_stored(run.config(strict=True), line, run.net("dense"), runs=True).build()
-
-
 def open_target(target: Target, line: Line) -> Job:
     """Return the evaluation of a target: its task and data, read with its model's tokenizer."""
     job = target.parse(line).build()
@@ -187,8 +178,8 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
 
     Args:
         config: plain values of known keys.
-        line: of the command.
-        net: folder of the model, in the place of the backbone that it was made from.
+        line: of the command; it names a method of the user's own, and consents to run the code of the models.
+        net: folder of the model, in the place of the backbone that it was made from; its run may keep the teacher.
         runs: the command runs the method; others only evaluate, so that no method is needed.
 
     Raises:

@@ -253,11 +253,8 @@ def unknown(command: str, key: str, method: str | None = None) -> str:
     known, said = [*own_options(command), *catalogue.names(method)], f"unknown option '{key}'"
     full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")
     if method and full and full not in known:  # another method has it
-        group, options = full, list[str]()
-        while not options:
-            group = group.rpartition(".")[0]
-            options = [name for name in known if name.rpartition(".")[0] == group]
-        return f"{said} for {method.rpartition('.')[2]}; its options: {', '.join(options)}"
+        groups = ([n for n in known if n.rpartition(".")[0] == group] for group in (full.rpartition(".")[0], "model"))
+        return f"{said} for {method.rpartition('.')[2]}; its options: {', '.join(next(filter(None, groups)))}"
     group, dot, last = key.removeprefix("model.").rpartition(".")
     tail = f".{group}{dot}{_SYNONYMS.get(last, last)}"
     if same := sorted((name for name in known if f".{name}".endswith(tail)), key=len):

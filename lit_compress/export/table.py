@@ -10,7 +10,7 @@ from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
-from lit_compress.utils.tables import escaped, markdown_table, print, screen_table, show
+from lit_compress.utils.tables import escaped, markdown_table, print, show
 from lit_compress.utils.timing import Speedup
 
 
@@ -125,7 +125,7 @@ def score_lines(report: dict[str, Any]) -> list[str]:
 def print_table(report: dict[str, Any]) -> None:
     """Print the final table, the score and the speed-up."""
     header, body = rows(report)
-    show(screen_table(header, body, whole=len(header)))
+    show(header, body, whole=len(header))
     print(*filter(None, [*score_lines(report), speed_line(of_program(report))]), sep="\n")
     if speed := report.get("speed"):
         where = "one thread" if (device := speed.get("device", "cpu")) == "cpu" else f"{speed['dtype']} on {device}"

@@ -18,10 +18,9 @@ from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import count_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
-from lit_compress.utils.tables import print, screen_table, show
+from lit_compress.utils.tables import print, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from transformers import PreTrainedConfig
 
 MOST_CLASSES = 8  # that are listed with their counts
@@ -74,7 +73,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
         stage.set_total_steps(steps)
         stages.append(f"{stage.name} {stage.settings.epochs} epochs = {steps:,} steps")
     sizes, facts = outline(job), data.facts()
-    show(facts_table(data.record.name, facts))
+    show(*facts_table(data.record.name, facts))
     for line in facts_lines(facts):
         print(line)
     print(f"{type(method).__name__}: {', '.join(stages)}")
@@ -83,10 +82,10 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     if method.stores_zeros:
         print("the removed weights are stored as zeros: they take as much of the file as before")
     if layers:
-        show(_layers_table(sizes))
+        show(*_layers_table(sizes))
         for line in _layer_notes(sizes):
             print(line)
-    show(_sizes_table(sizes))
+    show(*_sizes_table(sizes))
     return facts
 
 
@@ -111,7 +110,7 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         )
 
 
-def _sizes_table(outline: Outline) -> Table:
+def _sizes_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
     """Return a table of the sizes of the dense model and of the export."""
     rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
         ("parameters of the sites", ",", lambda o: o.params.sites),
@@ -122,11 +121,11 @@ def _sizes_table(outline: Outline) -> Table:
     body = []
     for label, form, value in rows:
         before, after = value(outline.whole), value(outline)
-        body.append((label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"))
-    return screen_table(("", "dense", "about" if outline.about else "export", "ratio"), body)
+        body.append([label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"])
+    return ["", "dense", "about" if outline.about else "export", "ratio"], body
 
 
-def _layers_table(outline: Outline) -> Table:
+def _layers_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
     """Return a table of widths (out x in), ranks and rows of the matrices; like layers share a row."""
     dense, left = find_sites(outline.dense), {site.name for site in find_sites(outline.net)}
     columns = list(dict.fromkeys((site.cross, site.role) for site in dense))
@@ -141,7 +140,7 @@ def _layers_table(outline: Outline) -> Table:
         numbers = [layer for (_, layer), _ in group]
         ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         body.append([f"{stack} {ends}" if stacks else ends, *cells])
-    return screen_table(["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body)
+    return ["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body
 
 
 def _matrix_shape(layer: Any) -> str:
@@ -168,7 +167,7 @@ def _layer_notes(outline: Outline) -> Iterator[str]:
         yield "ranks, rows and widths are decided by data; here every layer gets the same share"
 
 
-def facts_table(task: str, facts: dict[str, Any]) -> Table:
+def facts_table(task: str, facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return a table with a row per split; columns in which all is 0 are left out."""
     names = [n for n in _COLUMNS if n in ("rows", "longest", "cut") or any(s[n] for s in facts["splits"])]
     if all(split["inputs"] == split["rows"] for split in facts["splits"]):
@@ -179,7 +178,7 @@ def facts_table(task: str, facts: dict[str, Any]) -> Table:
         if split["rows"] < split["available"] and split["inputs"] >= split["rows"]:
             cells["rows"] += f" of {split['available']:,}"
         body.append([split["split"], *cells.values()])
-    return screen_table([f"data of {task}", *(name.replace("_", " ") for name in names)], body)
+    return [f"data of {task}", *(name.replace("_", " ") for name in names)], body
 
 
 def facts_lines(facts: dict[str, Any]) -> Iterator[str]:

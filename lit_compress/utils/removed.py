@@ -89,15 +89,12 @@ def removed_value(option: str, value: str) -> str | None:
 
 
 def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> dict[str, Any]:
-    """Return stored options without those that were removed, and without values that were.
+    """Return stored options by name, in groups, without those that were removed, and without values that were.
 
     Args:
-        values: by name, in groups.
-        strict: refuse what had an effect; an existing model is read without it.
-        group: name of the group of ``values``.
-
-    Raises:
-        UserError: one of them has another value than the one that is always used now, or an option a removed value.
+        values: of ``group``.
+        strict: refuse what had an effect, with a UserError; an existing model is read without it.
+        group: name of the group.
     """
     kept = {}
     for name, value in values.items():

@@ -7,12 +7,9 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Literal, TextIO
 
 from lit_compress.utils.errors import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def print(*values: object, sep: str = " ", file: TextIO | None = None, flush: bool = False) -> None:
@@ -20,8 +17,8 @@ def print(*values: object, sep: str = " ", file: TextIO | None = None, flush: bo
     builtins.print(*(printable(str(value)) for value in values), sep=sep, file=file, flush=flush)
 
 
-def screen_table(header: Sequence[str], body: Iterable[Iterable[str]], left: int = 1, whole: int = 0) -> Table:
-    """Return a table for the terminal.
+def show(header: Sequence[str], body: Iterable[Iterable[str]], left: int = 1, whole: int = 0) -> None:
+    """Print a table, in a terminal as wide as that, in a file with 160 columns.
 
     Args:
         header: names of the columns.
@@ -29,6 +26,7 @@ def screen_table(header: Sequence[str], body: Iterable[Iterable[str]], left: int
         left: number of the first columns that are aligned to the left, not to the right.
         whole: number of the first columns whose cells are never broken into lines.
     """
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -38,13 +36,6 @@ def screen_table(header: Sequence[str], body: Iterable[Iterable[str]], left: int
         table.add_column(escape(printable(name)), justify=side, no_wrap=i < whole, overflow="fold")
     for row in body:
         table.add_row(*(escape(printable(cell)) for cell in row))
-    return table
-
-
-def show(table: Table) -> None:
-    """Print a table, in a terminal as wide as that, in a file with 160 columns."""
-    from rich.console import Console
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False)

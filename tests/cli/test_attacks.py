@@ -15,7 +15,7 @@ from mistakes import fails, fit
 
 import lit_compress as lc
 from lit_compress.__main__ import main
-from lit_compress.cli.targets import find_target, open_run, open_target
+from lit_compress.cli.targets import find_target, open_target, parse_stored
 from lit_compress.cli.words import Line
 from lit_compress.export.check import check_export
 from lit_compress.run.folder import Run
@@ -84,6 +84,13 @@ def attempt(words):
 # ------------------------------------------------------------------------------------------------- stored configs
 
 
+def stored(folder, *options):
+    """What ``export`` makes of a run."""
+    run = Run(folder)
+    config = run.config(strict=True)
+    return parse_stored(config, Line("export", options=[*options]), run.net("dense"), runs=True).build()
+
+
 def calls(function, **given):
     return {"class_path": function, "init_args": given}
 
@@ -94,12 +101,10 @@ def strategy(name, **given):
 
 TRAINER = {
     "os.system": lambda touch: strategy("DDPStrategy", ddp_comm_hook=calls("os.system", command=touch)),
-    "getoutput": lambda touch: strategy("FSDPStrategy", auto_wrap_policy=calls("subprocess.getoutput", cmd=touch)),
     "hub": lambda touch: strategy(
         "DDPStrategy", ddp_comm_hook=calls("torch.hub.load", repo_or_dir="runs/stolen", model="SVD", source="local")
     ),
     "accelerator": lambda touch: {"accelerator": calls("os.system", command=touch)},
-    "precision": lambda touch: {"precision": calls("os.system", command=touch)},
     "words": lambda touch: {"strategy": "runs.stolen.payload.SVD", "plugins": "runs.stolen.payload.SVD"},
 }
 OPTIMIZER = {"retrain": {"optimizer": calls("torch.optim.SGD", lr=1e-3), "lr_scheduler": "runs.stolen.payload.SVD"}}
@@ -132,7 +137,7 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
     for place in (".", "export", "dense/net"):
         found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("evaluate")))  # noqa: B023
         assert found == 0  # evaluation needs no method
-    assert attempt(lambda: open_run(Run(stolen), Line("export"))) == 2 * (attack in REST)
+    assert attempt(lambda: stored(stolen)) == 2 * (attack in REST)
     assert not ran.exists()
 
 
@@ -192,7 +197,7 @@ def test_a_method_of_the_users_own_is_named_by_the_user(stolen, ran, tmp_path, c
     main(["validate", str(stolen)])
     line = fails(capsys, "export", stolen, tmp_path / "out")
     assert "'mine_of_attacks.Mine' is not of this package" in line and "--model mine_of_attacks.Mine" in line
-    kind = open_run(Run(stolen), Line("export", options=[("model", "mine_of_attacks.Mine")])).method
+    kind = stored(stolen, ("model", "mine_of_attacks.Mine")).method
     assert type(kind).__name__ == "Mine" and kind.given["name"] == "other"
     own["call"] = "os.system"
     change_config(stolen, lambda config: config["model"]["init_args"].update(own))

@@ -42,7 +42,6 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
             (*CONFIG, "--model.lr", "1"),
             "unknown option 'model.lr'; did you mean 'model.dense.learning_rate' or 'model.prune.learning_rate' or",
         ),
-        ((*CONFIG, "--model.prune.init", "fine"), "model.prune.init: 'fine' is not a valid value of"),
         ((*CONFIG, "--trainer.max_epochs", "3"), "trainer.max_epochs: 3 would hold for every stage"),
         ((*CONFIG, "--model.density", "0"), "model.density: 0.0 is not in (0, 1]; nearest valid value 0.01"),
         ((*CONFIG, "--data.batch_size", "0"), "data.batch_size: 0 "),
@@ -54,7 +53,6 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
             ("export", "RUN", "OUT", "--format", "onx"),
             "format: 'onx' is not valid; did you mean 'onnx'?",
         ),
-        (("export", "/nowhere", "/tmp/out"), "'/nowhere' is not a run folder"),
         (("fit", "--model.backbone", "null"), "model.backbone: it is null; give a model (./null for a folder"),
         ((*CONFIG, "--ckpt_path", "x.ckpt"), "ckpt_path: 'x.ckpt' is not a valid value of last"),
     ],
@@ -86,13 +84,6 @@ def test_a_schedule_is_checked_for_all_processes(capsys, tiny_backbone, tiny_dat
     assert "leave no step of total=2" in fails(capsys, *args)
     assert not (tmp_path / "run" / "dense").exists()
     assert not (tmp_path / "run").exists()
-
-
-def test_options_of_a_method_may_stand_before_it(tiny_backbone):
-    """The defaults are the method's, wherever it is named."""
-    options, name = ["--model.backbone", str(tiny_backbone), "--data.task", "sst2"], ["--model", "LPAF"]
-    first, last = (CommandLine(read_line("fit", args)).dump() for args in ([*name, *options], [*options, *name]))
-    assert first == last and first["model"]["class_path"].endswith("LPAF")
 
 
 @pytest.mark.parametrize("given", [["--trainer.callbacks", "Timer"], ["--trainer.callbacks+=Timer"]])

@@ -126,8 +126,9 @@ def test_the_command_keeps_the_export(tmp_path, monkeypatch, capsys, mine):
         (out / "config.json").write_text("{}")
         return report
 
-    monkeypatch.setattr(commands, "Run", lambda folder: SimpleNamespace(config=lambda **_: {"export": {}}))
-    monkeypatch.setattr(commands, "open_run", lambda *_: SimpleNamespace(method=None, data=None))
+    monkeypatch.setattr(commands, "Run", lambda folder: SimpleNamespace(config=lambda **_: {"export": {}}, net=str))
+    job = SimpleNamespace(build=lambda: SimpleNamespace(method=None, data=None))
+    monkeypatch.setattr(commands, "parse_stored", lambda *_, **__: job)
     monkeypatch.setattr(commands, "export_run", made)
     monkeypatch.setattr(commands, "print_choices", lambda report: None)
     assert "no name of a repository" in fails(capsys, "export", "run", out, "--push_to_hub", "me/ü")

@@ -1,16 +1,15 @@
 """Before a run: roundings and shapes that a method has; the plan shows the sizes that are counted."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 from tiny import make_net
 
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.run.settle import check_sizes, facts_lines, facts_table
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.tables import show
 
 
 def split(name="train", **values):
@@ -24,18 +23,13 @@ def facts(*splits):
     return {"max_length": 128, "splits": splits}
 
 
-def text(table, width=100):
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    return console.file.getvalue()
-
-
-def test_the_table_has_a_row_per_split_and_no_empty_column():
-    said = text(facts_table("sst2", facts(split(), split("validation", rows=872, inputs=872, in_train=5))))
+def test_the_table_has_a_row_per_split_and_no_empty_column(capsys):
+    show(*facts_table("sst2", facts(split(), split("validation", rows=872, inputs=872, in_train=5))))
+    said = capsys.readouterr().out
     assert "data of sst2" in said and "64 of 872" in said and "in train" in said
     assert "empty" not in said and "inputs" not in said and "repeated" not in said
     assert max(map(len, said.splitlines())) <= 80
-    assert "inputs" in text(facts_table("squad", facts(split(inputs=90))))
+    assert "inputs" in facts_table("squad", facts(split(inputs=90)))[0]
 
 
 def test_classes_are_listed_with_their_counts_most_frequent_first():
