@@ -49,10 +49,7 @@ Data = Callable[[], "DataModule"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, as the options of ``bench`` say: every batch with every length, in every runtime.
-
-    With ``trust``, the code of a folder is run also if this version would not write it.
-    """
+    """The options of ``bench``; with ``trust``, the code of a folder is run also if this version would not write it."""
 
     batches: tuple[int, ...] = BATCHES
     lengths: tuple[int, ...] = LENGTHS
@@ -181,7 +178,7 @@ def bench(
 
     Args:
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
-        settings: shapes, runtimes and threads.
+        settings: the options.
         keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
         data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
         compared: every program gets a dev metric.
@@ -231,10 +228,7 @@ def _shapes(sources: Sequence[BenchedNet], settings: Settings) -> tuple[list[tup
 
 
 def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
-    """Load every model in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
-
-    Programs of integers need not agree, if their results are finite.
-    """
+    """Load models in all runtimes; append those that differ from PyTorch, or integers that are nan, to ``left_out``."""
     opened = []
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
@@ -281,22 +275,11 @@ def _score(programs: Sequence[OpenedProgram]) -> None:
 
 
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
-    """Time all programs at one shape and return its entry in the result."""
+    """Time all programs at one shape: ``over_dense`` is in the same runtime, ``over_eager`` of the same model."""
     given = {p.source.label: p.source.inputs(batch, length) for p in programs}
     inputs = [placed(given[p.source.label], "cpu" if p.runtime.runs_programs else settings.device) for p in programs]
     runs = [partial(p.run, own) for p, own in zip(programs, inputs, strict=True)]
     times = in_turns(runs, settings.rounds, seconds=settings.seconds, device=settings.device)
-    return shape_entry(batch, length, programs, times)
-
-
-def shape_entry(
-    batch: int, length: int, programs: Sequence[OpenedProgram], times: Sequence[Sequence[float]]
-) -> dict[str, Any]:
-    """Return the entry of one shape in the result.
-
-    ``over_dense`` compares a model with the dense one in the same runtime, ``over_eager`` a runtime with PyTorch's for
-    the same model.
-    """
     by_program = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
     entries = []
     for (net, runtime), record in by_program.items():

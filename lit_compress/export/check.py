@@ -22,8 +22,6 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.tasks import TaskType
-
 RELOADED = 1e-5  # largest difference of logits in the other process, relative above 1
 ELEMENTS = 1 << 24  # most logits of a batch; a vocabulary of 262,144 leaves 16 tokens of each of four texts
 
@@ -45,12 +43,8 @@ def check_export(net: PreTrainedModel, folder: Path, before: PreTrainedModel | N
     """Load ``folder`` in another process and return the largest difference of its logits from the logits of ``net``.
 
     All get a random batch with padding. The code in the folder runs, which is the package's, or was trusted before.
-
-    Args:
-        net: loaded from ``folder`` here.
-        folder: of the export.
-        before: the model before the export, whose logits must be the same, relative above 1 within ``TOLERANCE``; None
-            if choices change them.
+    ``net`` was loaded from ``folder`` here. The logits of ``before``, the model before the export, must be the same,
+    relative above 1 within ``TOLERANCE``; None if choices change them.
 
     Raises:
         UserError: the folder does not load, names code that is not in it, or has other logits.
@@ -65,9 +59,15 @@ def check_export(net: PreTrainedModel, folder: Path, before: PreTrainedModel | N
     if kind.over_vocabulary:
         length = max(1, min(length, ELEMENTS // (4 * net.config.vocab_size)))
     probe = random_inputs(net, 4, length, seed=1, padded=True)
-    models = [net.eval()] if before is None else [net.eval(), before.eval()]
+
+    def results(output: Any) -> Tensor:
+        """Return the results at tokens as one tensor [n, b, ...]; a single one is not copied."""
+        values = [output[name] for name in kind.results]
+        return kind.at_tokens(torch.stack(values) if values[1:] else values[0][None], probe)
+
+    allowed = {"": (net, RELOADED), " from the model's before export": (before, TOLERANCE["hf"])}
     with torch.inference_mode():
-        expected = [kind.at_tokens(_results(model(**probe), kind), probe) for model in models]
+        expected = {than: results(one.eval()(**probe)) for than, (one, _) in allowed.items() if one is not None}
     with tempfile.TemporaryDirectory() as work:
         save_file({name: value.contiguous() for name, value in probe.items()}, Path(work) / "probe.safetensors")
         environment = os.environ | {"HF_MODULES_CACHE": work, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -78,20 +78,12 @@ def check_export(net: PreTrainedModel, folder: Path, before: PreTrainedModel | N
         )  # fmt: skip
         if done.returncode:
             raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
-        loaded = kind.at_tokens(_results(load_file(Path(work) / "result.safetensors"), kind), probe)
-    differences = [float((loaded - logits).abs().max()) for logits in expected]
-    for logits, difference, allowed, than in zip(
-        expected, differences, (RELOADED, TOLERANCE["hf"]), ("", " from the model's before export"), strict=False
-    ):
-        if not difference <= allowed * max(1.0, float(logits.abs().max())):
+        loaded = results(load_file(Path(work) / "result.safetensors"))
+    differences = {than: float((loaded - logits).abs().max()) for than, logits in expected.items()}
+    for than, difference in differences.items():
+        if not difference <= (most := allowed[than][1]) * max(1.0, float(expected[than].abs().max())):
             raise UserError(
-                f"export: the reloaded logits differ by {difference:.2e}{than}, more than {allowed:.0e}; nothing was "
+                f"export: the reloaded logits differ by {difference:.2e}{than}, more than {most:.0e}; nothing was "
                 "exported"
             )
-    return differences[0]
-
-
-def _results(output: Any, kind: TaskType) -> Tensor:
-    """Return the results of ``kind`` in ``output``, by name, as one tensor [n, b, ...]; a single one is not copied."""
-    values = [output[name] for name in kind.results]
-    return torch.stack(values) if values[1:] else values[0][None]
+    return differences[""]

@@ -132,8 +132,8 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
 def describe_shards(folder: Path, source: Export, scores: dict[str, float], choices: Choices) -> dict[str, Any]:
     """Write the other files of an export whose tensors are in ``folder``, and return its report.
 
-    ``source`` has models without values, ``scores`` are the export's. Numbers that need the whole model in memory are
-    null: times, and the comparison after loading in another process.
+    ``source`` has models without values, ``scores`` are the export's. Times and the comparison in another process are
+    null.
 
     Raises:
         UserError: it loses more than ``max_drop``.
@@ -205,7 +205,7 @@ def check_again(source: Path, asked: dict[str, Any]) -> None:
 def export_again(source: Path, out: Path, data: DataModule, choices: Choices) -> dict[str, Any]:
     """Copy an export to ``out``, with the program that is asked for in place of any other; return its report.
 
-    The data are of its task, read with its tokenizer; choices are ``format``, ``dtype`` of integers and ``max_drop``.
+    Data are read with its tokenizer; choices are ``format``, ``dtype`` of integers and ``max_drop``.
 
     Raises:
         UserError: ``out`` has other files; as :func:`copy_export`; the program cannot be written.

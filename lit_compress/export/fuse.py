@@ -32,8 +32,7 @@ MERGE = 0.7
 def compact(net: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of ``net`` that stores only the kept values, with the same outputs in evaluation mode.
 
-    Heads and neurons with constant outputs are removed, then every layer is replaced by the smallest with the same
-    outputs. Other parameters are shared with ``net``.
+    Units with constant outputs are removed, and every layer is the smallest one. Other parameters are shared.
     """
     small = with_same_parameters(net)
     remove_constant_units(small)
@@ -74,9 +73,7 @@ def store_dense(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
 
 
 def cast(net: PreTrainedModel, dtype: Dtype) -> None:
-    """Cast the floating-point weights of ``net``, and name the dtype in its configuration.
-
-    Its parameters are replaced by others: another model may share them.
+    """Cast the floating-point weights of ``net``, which get new parameters, and name the dtype in its configuration.
 
     Raises:
         UserError: a weight is too large.
@@ -110,8 +107,7 @@ def outline_export(
 ) -> PreTrainedModel:
     """Return a copy of ``net``, without values, in the shapes and dtypes of the file that ``write_export`` writes.
 
-    Programs are left out. ``tokens_left`` is the number of rows that ``vocabulary data`` keeps; with ``merge``,
-    matrices are stored dense that are faster so.
+    ``tokens_left`` is the number of rows that ``vocabulary data`` keeps; with ``merge``, it is :func:`fuse`'s copy.
 
     Raises:
         UserError: ``net`` cannot have these choices.

@@ -2,15 +2,11 @@
 
 Models that write text get integers for the weights alone, from NNCF's ``compress_weights``: of 8 bits with a scale for
 every row, or of 4 bits with one for every :data:`GROUP` weights of a row, and 8 bits for the tables. A few of their
-activations are far larger than the others, and fixed ranges of 8 bits for them cost SmolLM2-135M 11 % of perplexity
-(benchmarks/decoder). With VNNI, OpenVINO itself rounds activations in groups of 32 with ranges of their own.
+activations are far larger than the others: fixed ranges cost SmolLM2-135M 11 % of perplexity (benchmarks/decoder).
 
 All other models get integers of 8 bits for weights and activations. ONNX Runtime's static quantization and NNCF read
 the range of every activation once, from texts. So a text has the same answers alone, in a batch and with padding.
 Weights take 7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
-
-Integers of PyTorch are left out: torchao 0.18 quantizes only two of the 26 layers of a factorized BERT, its files load
-only with torchao, and a dense BERT took 20 times as long as in float32 on a CPU, as nothing is fused.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ def training_feeds(data: DataModule, option: str, examples: int = EXAMPLES) -> l
     """Return batches of some training texts, or of all if there are fewer; ``data`` are as the program reads them.
 
     Raises:
-        UserError: there are no training texts, which ``option`` needs.
+        UserError: there are none, and ``option`` needs them.
     """
     try:
         batches = data.calibration_dataloader(min(examples, data.train_size()))
@@ -191,10 +187,15 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed] | None) -> None:
     if feeds is None:
         import nncf
 
-        kept = nncf.IgnoredScope(types=["Gather"], validate=False)
-        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=kept)
+        tables = nncf.IgnoredScope(types=["Gather"], validate=False)
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=tables)
     else:
-        matrices = ["MatMul", "Gemm"]
+        matrices, constants, kept = ["MatMul", "Gemm"], {item.name for item in model.graph.initializer}, []
+        for node in model.graph.node:  # those after the model, and products of two activations, stay in float
+            scopes = (item.value for item in node.metadata_props if item.key == "pkg.torch.onnx.name_scopes")
+            modules = {name for value in scopes for name in ast.literal_eval(value)}
+            if "net" not in modules or not constants & set(node.input):
+                kept.append(node.name)
         names = [item.name for item in model.graph.input]
         ranges = iter([{name: feed[name] for name in names} for feed in feeds])
         quantize_static(
@@ -202,7 +203,7 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed] | None) -> None:
             quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8, op_types_to_quantize=matrices, calibrate_method=CalibrationMethod.MinMax,
             extra_options={"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": matrices},
-            nodes_to_exclude=_kept(model.graph),
+            nodes_to_exclude=kept,
         )  # fmt: skip
         model = onnx.load(out)
     integer_tables(model, turned)
@@ -215,8 +216,8 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed] | None) -> None:
 def fold(model: Any) -> tuple[Any, dict[str, str]]:
     """Replace ``Transpose`` and ``Pad`` of constants in an ONNX model by their results; return their names as well.
 
-    ONNX Runtime quantizes a matrix that the product itself reads. A right factor that several layers share, one with
-    full rows, and a table that is the output layer come through such a node, and would stay in float.
+    ONNX Runtime quantizes only a matrix that the product itself reads. Shared right factors, those with full rows, and
+    a table that is the output layer come through such a node.
     """
     from onnxscript import ir, optimizer
 
@@ -231,36 +232,22 @@ def fold(model: Any) -> tuple[Any, dict[str, str]]:
     return ir.to_proto(graph), turned
 
 
-def _kept(graph: Any) -> list[str]:
-    """Return the names of the nodes that stay in float: those after the model, and products of two activations.
-
-    In this format ONNX Runtime ignores its option ``MatMulConstBOnly``.
-    """
-    constants, names = {item.name for item in graph.initializer}, []
-    for node in graph.node:
-        scopes = (item.value for item in node.metadata_props if item.key == "pkg.torch.onnx.name_scopes")
-        modules = {name for value in scopes for name in ast.literal_eval(value)}
-        if "net" not in modules or not constants & set(node.input):
-            names.append(node.name)
-    return names
-
-
 def integer_tables(model: Any, turned: Mapping[str, str] = {}) -> None:
     """Store the tables of an ONNX model that only ``Gather`` reads as :class:`Int8Embedding` does, in place.
 
-    ONNX Runtime's own tools have one scale for the whole table. If the transposed table is also a matrix of integers,
-    the output layer over the vocabulary, its integers are read.
+    Of a transposed table that is also the output layer, the integers of that matrix are read.
     """
     from onnx import TensorProto, helper, numpy_helper
 
     graph, nodes = model.graph, []
     there = {item.name: item for item in graph.initializer}
-    tables = {name: t for name, t in there.items() if t.data_type == TensorProto.FLOAT and len(t.dims) == 2}
+    read, elsewhere = set(), set()
     for node in graph.node:
         by_rows = node.op_type == "Gather" and not any(a.name == "axis" and a.i for a in node.attribute)
-        for name in node.input[int(by_rows) :]:
-            tables.pop(name, None)
-    tables = {name: table for name, table in tables.items() if any(name in node.input for node in graph.node)}
+        read |= {*node.input[: int(by_rows)]}
+        elsewhere |= {*node.input[int(by_rows) :]}
+    tables = {name: t for name, t in there.items() if t.data_type == TensorProto.FLOAT and len(t.dims) == 2}
+    tables = {name: tables[name] for name in tables if name in read - elsewhere}
     for name, table in tables.items():
         columns, scale = (f"{turned.get(name)}_{part}" for part in ("quantized", "scale"))
         if columns in there and list(there[scale].dims) == [table.dims[0]]:

@@ -88,10 +88,7 @@ class Compressed{base}({base}):
 
 
 def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the ordinary model whose layers have the sizes of the fused ``net``, its parameters without values.
-
-    None if the library's own class has no such model, or it is not of the library; only shapes are read.
-    """
+    """Return the ordinary model with the sizes of the fused ``net``, without values; None if the library has none."""
     if file_of(net) or (config := ordinary_config(net)) is None:
         return None
     with empty_parameters():
@@ -216,10 +213,9 @@ def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
 
 
 def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:
-    """Write :data:`REFUSAL` in the place of the activation functions in the file ``path`` of ``config``.
+    """Write :data:`REFUSAL` for the activation functions in the file ``path`` of ``config``.
 
-    The replaced names, and settings that the configuration derives from them (T5 takes three from one), are under
-    :data:`ACTIVATIONS`.
+    Their names, and settings that are derived from them (T5 takes three from one), are under :data:`ACTIVATIONS`.
     """
     from transformers.activations import ACT2FN
 

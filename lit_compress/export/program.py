@@ -59,11 +59,8 @@ def write_program(
 ) -> dict[str, Any]:
     """Write ``net`` as a program into ``folder``; return its file, format, inputs, outputs, bytes and difference.
 
-    Args:
-        net: afterwards in evaluation mode, and its parameters require no gradients.
-        tokenizer: says whether texts have token types.
-        folder, form: of the program.
-        kind: type of the task, which sets the program's outputs; None: the usual one of the model's class.
+    ``net`` is in evaluation mode afterwards, and requires no gradients. The tokenizer says whether texts have token
+    types. ``kind`` is the type of the task, which sets the outputs; None: the usual one of the model's class.
 
     Raises:
         UserError: PyTorch or the runtime cannot follow this model; the program's logits differ from the model's by more
@@ -119,10 +116,7 @@ class _Logits(nn.Module):
 def example_inputs(
     net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
 ) -> Inputs:
-    """Return random inputs [batch, length] for the model, with token types if it has them.
-
-    ``padded``: the second half of the second text is padding.
-    """
+    """Return random inputs [batch, length]; ``padded``: the second half of the second text is padding."""
     inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length, padded)
     if "token_type_ids" in tokenizer("a") and "token_type_ids" in inspect.signature(net.forward).parameters:
         types = getattr(net.config, "type_vocab_size", 0)
@@ -160,10 +154,7 @@ def program_bytes(path: Path) -> int:
 
 
 def write_graph(module: nn.Module, inputs: dict[str, Any], free: dict[str, Any], path: Path, **names: Any) -> None:
-    """Write a module that is called with ``inputs`` as an ONNX graph.
-
-    ``free`` has the axes of any size as ``torch.export`` takes them, ``names`` is for ``torch.onnx.export``.
-    """
+    """Write a module as an ONNX graph; ``free`` axes are for ``torch.export``, ``names`` for ``torch.onnx.export``."""
     traced = torch.export.export(module, (), inputs, dynamic_shapes=free)
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine

@@ -131,25 +131,22 @@ class _Graphs:
         if key not in self._made:
             while len(self._made) >= self.kept:
                 self._made.pop(next(iter(self._made)))
-            self._made[key] = self._capture(inputs)
+            given = {name: value.clone() for name, value in inputs.items()}
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # what is allocated or compiled at the first call must not be captured
+                for _ in range(3):
+                    self._net(**given)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = self._net(**given)
+            self._made[key] = graph, given, {name: output[name] for name in self._results}
         graph, given, output = self._made[key]
         for name, value in inputs.items():
             given[name].copy_(value)
         graph.replay()
         return {name: value.clone() for name, value in output.items()}
-
-    def _capture(self, inputs: Any) -> Any:
-        given = {name: value.clone() for name, value in inputs.items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what is allocated or compiled at the first call must not be captured
-            for _ in range(3):
-                self._net(**given)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = self._net(**given)
-        return graph, given, {name: output[name] for name in self._results}
 
 
 def _torch(folder: Path, setting: Setting, way: str = "eager") -> Runner:
@@ -193,10 +190,7 @@ def _openvino(file: Path, setting: Setting) -> Runner:
 
 
 def placed(inputs: Mapping[str, Any], device: str) -> Inputs:
-    """Return inputs as a runtime takes them: on the CPU arrays, on an accelerator tensors.
-
-    There is no mask that hides nothing on an accelerator.
-    """
+    """Return inputs as a runtime takes them: arrays; on an accelerator tensors, without a mask that hides nothing."""
     if device == "cpu":
         return {name: np.asarray(value) for name, value in inputs.items()}
     # with a mask, models ask the accelerator in every call whether it hides something, or take the slower attention

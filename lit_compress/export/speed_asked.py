@@ -76,8 +76,8 @@ class Place:
 def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: int, texts: bool = True) -> Place:
     """Return where the speed-up of a budget is measured: the runtime that it names, or the fastest of those installed.
 
-    A format or a dtype that the choices name must be of the runtime. ``net`` is dense; only shapes are read. ``length``
-    is of the task's texts, ``texts`` says whether there are any for training, which integers need.
+    A format or a dtype that the choices name must be of the runtime. Of the dense ``net`` only shapes are read.
+    ``length`` is of the task's texts, ``texts``: there are some for training, which integers need.
 
     Raises:
         UserError: the runtime is unknown or not installed, does not run the chosen number formats or this model; there
@@ -135,10 +135,7 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
 
 
 class Programs:
-    """Programs of models in the runtime of a place, timed in turns with that of ``dense``, with or without values.
-
-    The tokenizer says whether texts have token types.
-    """
+    """Programs of models in the runtime of a place, timed in turns with that of ``dense``, with or without values."""
 
     def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place) -> None:
         self.place, self._tokenizer = place, tokenizer

@@ -44,18 +44,15 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     tokens = dense["latency_ms"]["length"]
     add(f"MFLOPs, 1 x {tokens} tokens", "{:,.1f}", lambda e: e["flops"] / 1e6 if e["flops"] else None)
     add("MB on disk", "{:,.2f}", lambda e: e["bytes"] / 1e6)
-    add("CPU latency ms, median", "{:.2f}", lambda e: e["latency_ms"]["median"], _gain(report))
+    gain, times = speedup_of(report), ""
+    if gain:  # with the digits that its timing carries
+        named = f"{gain.median:.2f}x" if report["timing"]["steady"] else rough(gain.median)
+        times = named if gain.is_named else "noise"
+    add("CPU latency ms, median", "{:.2f}", lambda e: e["latency_ms"]["median"], times)
     if budget := report.get("budget"):
         reached = shown_value(budget["kind"], budget["reached"])
         body.append([f"budget {budget['asked']}", *[""] * (len(stages) - 1), reached, verdict(budget["met"])])
     return [f"{report['method']} on {report['task']}", *stages, "ratio"], body
-
-
-def _gain(report: dict[str, Any]) -> str:
-    """Return the speed-up with the digits that its timing carries."""
-    if not (gain := speedup_of(report)):
-        return ""
-    return "noise" if not gain.is_named else f"{gain.median:.2f}x" if report["timing"]["steady"] else rough(gain.median)
 
 
 def rough(times: float) -> str:

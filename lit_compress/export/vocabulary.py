@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,19 +51,14 @@ Json = dict[str, Any]
 
 
 def tokens_kept(net: PreTrainedModel, data: DataModule) -> int:
-    """Return how many tokens ``cut_vocabulary`` keeps; of ``net`` only the configuration is read.
-
-    Raises:
-        UserError: the tokenizer cannot be cut.
-    """
+    """Return how many tokens :func:`cut_vocabulary` keeps; of ``net`` only the configuration is read."""
     return len(cut_tokenizer(data.tokenizer, _used(net, data))[1])
 
 
 def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
-    """Return the tokens of the training texts, and the first ones of the vocabulary, as many as other texts need.
+    """Return the tokens of the training texts, and the first ones, the frequent ones, as many as other texts need.
 
-    A tokenizer has frequent pieces first. Of a tenth of the training texts at most :data:`MISSED` have a piece that is
-    not among the first ones, nor in the other texts.
+    Of a tenth of the training texts at most :data:`MISSED` have a piece that is in neither, without this tenth.
     """
     size, written = net.config.vocab_size, net.can_generate()
     used = {*token_counts(data.train_tokens(), size, written).nonzero().flatten().tolist(), *special_ids(net)}
@@ -96,11 +91,7 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
 
 
 def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, used: Iterable[int]) -> tuple[PreTrainedTokenizerBase, list[int]]:
-    """Return a tokenizer with the pieces that ``used`` and unknown words need, and the old id of each of its ids.
-
-    Args:
-        tokenizer: a fast one; it is not changed.
-        used: ids of pieces that must stay.
+    """Return a tokenizer with the pieces that the ids ``used`` and unknown words need, and the old id of each new one.
 
     Raises:
         UserError: the kind of tokenizer cannot be cut.
@@ -192,11 +183,16 @@ def _of_unigram(model: Json, used: set[str]) -> set[str]:
 
 
 def _of_bpe(model: Json, used: set[str]) -> set[str]:
+    """Merge the characters of all ``used`` pieces again, and return all that is merged."""
     ranks = {(a, b): rank for rank, (a, b) in reversed(list(enumerate(model["merges"])))}
     needed = {piece for piece in model["vocab"] if len(piece) == 1}
     for piece in used:
-        for a, b in _steps(piece, ranks) if not _BYTE.fullmatch(piece) else ():
-            needed |= {a, b, a + b}
+        parts = [] if _BYTE.fullmatch(piece) else list(piece)
+        while mergeable := [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]:
+            _, i = min(mergeable)
+            whole = parts[i] + parts[i + 1]
+            needed |= {parts[i], parts[i + 1], whole}
+            parts[i : i + 2] = [whole]
     return needed & model["vocab"].keys()
 
 
@@ -210,18 +206,6 @@ def _spelling(pieces: Iterable[str], letters: Callable[[str], list[str]]) -> set
     parts = {piece: letters(piece) for piece in pieces}
     single = {piece for piece, own in parts.items() if len(own) <= 1}
     return single | {piece for piece, own in parts.items() if not single.issuperset(own)}
-
-
-def _steps(piece: str, ranks: dict[tuple[str, str], int]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs that BPE merges, one by one, to make ``piece`` from its characters."""
-    parts = list(piece)
-    while len(parts) > 1:
-        mergeable = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
-        if not mergeable:
-            return
-        _, i = min(mergeable)
-        yield parts[i], parts[i + 1]
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
 def special_ids(net: PreTrainedModel) -> set[int]:
@@ -248,7 +232,15 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
         save_net(small, Path(work))
         small = load_net(Path(work))
-    if not (difference := _difference(net, small, rows)) <= TOLERANCE:
+    # a random batch of kept tokens
+    inputs = random_inputs(small, 3, min(23, usable_positions(net.config) or 23), seed=2, padded=True)
+    before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
+    with torch.inference_mode():
+        expected, cut = net.eval()(**before), small.eval()(**inputs)
+    pairs = [(expected[name], cut[name]) for name in task_type_of_net(small.config).results]
+    pairs = [(e if e.shape == c.shape else e[..., rows], c) for e, c in pairs]
+    difference = max(float((c - e).abs().max() / e.abs().max().clamp_min(1)) for e, c in pairs)
+    if not difference <= TOLERANCE:
         raise UserError(
             f"{_OPTION}: with fewer tokens the logits of {type(net).__name__} differ by {difference:.1e}; nothing was "
             "exported; leave the option out"
@@ -258,10 +250,7 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
 
 @torch.no_grad()
 def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
-    """Cut the table of ``small``, and its output layer over the vocabulary, to the rows ``kept``, in place.
-
-    A model without values has the right shapes afterwards, whatever rows these are.
-    """
+    """Cut the table of ``small``, and its output layer over the vocabulary, to the rows ``kept``, in place."""
     rows, new = torch.tensor(kept), {old: number for number, old in enumerate(kept)}
     tables = [small.get_input_embeddings(), *filter(None, [small.get_output_embeddings()])]
     values = {
@@ -290,18 +279,6 @@ def _named(config: Any) -> dict[str, int | list[int]]:
     """Return the settings that are ids of tokens, e.g. ``pad_token_id``; a list may be one of several ends."""
     fields = {n: v for n, v in config.to_dict().items() if n.endswith("token_id")}
     return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
-
-
-def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
-    """Return the largest difference of the logits, relative above 1, on a random batch of kept tokens."""
-    length = min(23, usable_positions(net.config) or 23)
-    inputs = random_inputs(small, 3, length, seed=2, padded=True)
-    before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
-    names = task_type_of_net(small.config).results
-    with torch.inference_mode():
-        expected, cut = ([output[name] for name in names] for output in (net.eval()(**before), small.eval()(**inputs)))
-    pairs = [(e if e.shape == f.shape else e[..., rows], f) for e, f in zip(expected, cut, strict=True)]
-    return max(float((f - e).abs().max() / e.abs().max().clamp_min(1)) for e, f in pairs)
 
 
 def table_bytes(net: PreTrainedModel) -> int:

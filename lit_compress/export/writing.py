@@ -29,12 +29,7 @@ NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text 
 
 
 def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> dict[str, Any] | None:
-    """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare their texts with ``net``'s.
-
-    Args:
-        net: a model that writes; in evaluation mode, without gradients.
-        folder: of the export.
-        texts: batches of inputs to compare on.
+    """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, compared with ``net`` on ``texts``.
 
     Returns:
         The names of the ``files``, their ``bytes``, how many ``tokens`` were written to compare, and by how much at

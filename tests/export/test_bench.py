@@ -15,7 +15,7 @@ from tiny import make_net
 from torch import nn
 
 from lit_compress.export import bench as module
-from lit_compress.export.bench import BenchedNet, Settings, bench, shape_entry
+from lit_compress.export.bench import BenchedNet, Settings, bench
 from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, _blocks, torch_runner
 from lit_compress.layers import LowRankLinear
@@ -114,12 +114,14 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     assert BenchedNet("compressed", folder, FEW, plain).file("onnx", "float32").read_bytes() == b"8 bits"
 
 
-def test_a_shape_by_hand():
+def test_a_shape_by_hand(monkeypatch):
     """Speed-ups are of the same round: over the dense net in the same runtime, over PyTorch for the same net."""
-    programs = [SimpleNamespace(source=SimpleNamespace(label=net), runtime=RUNTIMES[name])
-                for net in ("dense", "compressed") for name in ("eager", "onnx")]  # fmt: skip
+    sources = [SimpleNamespace(label=net, inputs=lambda *shape: {}) for net in ("dense", "compressed")]
+    programs = [SimpleNamespace(source=source, runtime=RUNTIMES[name], run=len)
+                for source in sources for name in ("eager", "onnx")]  # fmt: skip
     drift = np.array([1.0, 3.0, 2.0, 1.0, 5.0])
-    entry = shape_entry(2, 16, programs, [list(drift * factor) for factor in (8, 6, 4, 3)])
+    monkeypatch.setattr(module, "in_turns", lambda *_, **__: [list(drift * factor) for factor in (8, 6, 4, 3)])
+    entry = module._measure_shape(programs, 2, 16, FEW)
     found = {(e["net"], e["runtime"]): e for e in entry["times"]}
     assert "over_dense" not in found["dense", "onnx"] and "over_eager" not in found["compressed", "eager"]
     assert found["dense", "onnx"]["over_eager"]["median"] == pytest.approx(8 / 6)
