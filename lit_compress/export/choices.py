@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.export.integers import INTEGERS, Integers
-from lit_compress.export.program import check_format
 from lit_compress.export.runtimes import Dtype, Format
 from lit_compress.export.vocabulary import check_table
 from lit_compress.utils.errors import UserError
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
 
 Vocabulary = Literal["all", "data"]
+NEEDS: dict[Format, tuple[str, ...]] = {
+    "hf": (), "onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ class Choices:
         """
         if line := removed_value("export: --format", self.format):
             raise UserError(line)
-        check_format(self.format)
+        if missing := ", ".join(name for name in NEEDS.get(self.format, ()) if find_spec(name) is None):
+            raise UserError(
+                f"export: --format {self.format} needs {missing}; in the clone: pip install '.[{self.format}]'"
+            )
         if self.max_drop is not None and not self.max_drop >= 0:
             raise UserError(f"export: --max_drop {self.max_drop:g} is not a number of points; the smallest is 0")
         if self.embeddings not in (None, "int8"):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.export.runtimes import FILES, RUNTIMES, Format, ProgramFormat, Setting
+from lit_compress.export.runtimes import FILES, RUNTIMES, ProgramFormat, Setting
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.tasks import task_type_of_net
@@ -36,18 +35,10 @@ if TYPE_CHECKING:
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared, of other shapes than the traced one
-_NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
 ANY = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim.DYNAMIC}  # batch size and length
 
 Inputs = dict[str, Tensor]
-
-
-def check_format(form: Format) -> None:
-    """Raise a UserError if packages that ``form`` needs are not installed."""
-    missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
-    if missing:
-        raise UserError(f"export: --format {form} needs {', '.join(missing)}; in the clone: pip install '.[{form}]'")
 
 
 def write_program(

@@ -23,7 +23,7 @@ from lit_compress.models.accounting import random_inputs
 from lit_compress.utils.files import write_json
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text before them
 
@@ -117,10 +117,10 @@ class _Decode(nn.Module):
 
         The mask is of the text that is read; without an encoder, of all tokens, those of ``past`` first.
         """
-        from transformers import EncoderDecoderCache
+        from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
-        own = _cache(past)
+        own = DynamicCache(zip(past[::2], past[1::2], strict=True))  # all tokens, also if a block reads few of them
         if read is None:
             places = (attention_mask.cumsum(-1) - 1).clamp_min(0)[:, attention_mask.shape[1] - input_ids.shape[1] :]
             more = {"position_ids": places, "logits_to_keep": 1}  # logits of the last token alone
@@ -129,7 +129,7 @@ class _Decode(nn.Module):
                 **{name: value for name, value in more.items() if name in self.takes},
             )  # fmt: skip
         else:
-            both = EncoderDecoderCache(own, _cache(read))
+            both = EncoderDecoderCache(own, DynamicCache(zip(read[::2], read[1::2], strict=True)))
             # what the encoder found is in the cache; of its output only the number of texts and tokens is read
             state = attention_mask[:, :, None].expand(-1, -1, self.net.config.hidden_size).to(read[0].dtype)
             output = self.net(
@@ -137,20 +137,6 @@ class _Decode(nn.Module):
                 encoder_outputs=BaseModelOutput(last_hidden_state=state),
             )  # fmt: skip
         return [output.logits[:, -1], *_tensors(own)]
-
-
-def _cache(tensors: list[Tensor]) -> Cache:
-    """Return a cache of keys, values, keys, ...; all tokens stay in it, also where a block reads a few of them only."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    cache = DynamicCache()
-    for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
-        layer = DynamicLayer()
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-        cache.layers.append(layer)
-    return cache
 
 
 def _tensors(cache: Any) -> list[Tensor]:

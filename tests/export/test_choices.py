@@ -21,6 +21,7 @@ from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import cast, outline_export
 from lit_compress.export.program import Program, read_program
 from lit_compress.export.report import Measured
+from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.export.vocabulary import _used as used
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
@@ -242,3 +243,14 @@ def test_pieces_that_texts_of_the_same_kind_need_stay():
     assert used(net, data) == {*range(sorted(missed)[-2] + 1), *(i for row in rows for i in row)} - {4}
     rows[:] = [[10, 11 + row % 3] for row in range(100)]  # any nine tenths have all that the others need
     assert pieces_missed(data.train_tokens(), 300).tolist() == [-1] * 10 and used(net, data) == {0, 10, 11, 12, 13}
+
+
+def test_missing_packages_are_one_line(monkeypatch):
+    monkeypatch.setattr(
+        "lit_compress.export.choices.find_spec",
+        lambda name: None if name in ("nncf", *RUNTIMES["onnx"].packages) else True,
+    )
+    Choices().check()
+    for form, missing in (("onnx", "onnx, onnxscript, onnxruntime"), ("openvino", "nncf")):
+        with pytest.raises(UserError, match=rf"needs {missing}; in the clone: pip install '.\[{form}\]'"):
+            Choices(format=form).check()

@@ -13,7 +13,7 @@ from tiny import make_net
 
 import lit_compress
 from lit_compress.export import program
-from lit_compress.export.program import check_format, write_program
+from lit_compress.export.program import write_program
 from lit_compress.layers import (
     LowRankLinear,
     LowRankRowsLinear,
@@ -172,13 +172,3 @@ def test_only_what_is_at_padding_may_differ(family, task, tmp_path, monkeypatch)
     if kind.per_token:
         with pytest.raises(UserError, match="differ by nan"):
             write_program(net, Tokenizer(), tmp_path, "onnx")
-
-
-def test_missing_packages_are_one_line(monkeypatch):
-    monkeypatch.setattr(
-        program, "_NEEDS", dict.fromkeys(("onnx", "openvino"), ("torch", "no_such_package", "no_other"))
-    )
-    check_format("hf")
-    for form in ("onnx", "openvino"):
-        with pytest.raises(UserError, match=rf"no_such_package, no_other; in the clone: pip install '.\[{form}\]'"):
-            check_format(form)

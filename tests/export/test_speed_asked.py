@@ -26,7 +26,7 @@ def dense():
 @pytest.fixture
 def all_installed(monkeypatch):
     monkeypatch.setattr("lit_compress.export.runtimes.find_spec", lambda name: True)
-    monkeypatch.setattr("lit_compress.export.program.find_spec", lambda name: True)
+    monkeypatch.setattr("lit_compress.export.choices.find_spec", lambda name: True)
 
 
 def missing(monkeypatch, *packages):
