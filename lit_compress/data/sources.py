@@ -151,53 +151,40 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
 
 def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
     """Return the splits of a folder: files called by their splits, or a repository in the layout of the hub."""
-    if plain := _plain(task, folder, place):
-        return plain
     wanted = task.configuration or (task.hub and task.hub[1])
-    if known := card_configurations(folder):
-        chosen = choose_configuration(where, known, wanted)
+    plain, parts = _tables_in(task, folder)
+    if not plain and (known := card_configurations(folder)):
         from datasets import load_dataset
 
+        chosen = choose_configuration(where, known, wanted)
         # with its files named, those of other configurations, which are not here, are not looked for
-        return _tables(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
-    inner = folder / wanted if wanted and (folder / wanted).is_dir() else folder
-    if plain := _plain(task, inner, place):
-        return plain
-    return _as_named(task, {split: _files(task, several, place) for split, several in files_by_split(inner).items()})
+        return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
+    if not plain and wanted and (folder / wanted).is_dir():
+        plain, parts = _tables_in(task, folder / wanted)
+    return {split: _files(task, files, place) for split, files in (plain or parts).items()}
 
 
-def _plain(task: Task, folder: Path, place: Place) -> Sources:
-    """Return the splits whose files in a folder are called like them, or ``dev`` in place of ``validation``.
+def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
+    """Return the tables of a folder by split: those that are called like it, ``train.csv``, and those in parts.
 
-    The first validation split may be plain ``validation``. The test split of a task with several validation splits may
-    be called like the first: ``test_matched``.
+    In parts are ``train-00000-of-00002.parquet`` and ``train/0000.parquet``; of several formats it is the first one.
     """
-    files: dict[str, Path] = {}
-    for file in sorted(file for file in folder.iterdir() if suffix_of(file) in READERS and file.is_file()):
-        name = re.sub(r"^dev(?=_|$)", "validation", file.name[: -len(suffix_of(file))])
-        name = {"validation": task.validation[0], _first_test(task): "test"}.get(name, name)
-        if name in files:
-            raise UserError(
-                f"data.path: '{folder}' holds {files[name].name} and {file.name}, both could be '{name}'; leave one"
-            )
-        files |= {name: file} if name in ("train", "test", *task.validation) else {}
-    return {split: _files(task, [file], place) for split, file in files.items()}
-
-
-def files_by_split(folder: Path) -> dict[str, list[Path]]:
-    """Return the tables of a folder without a card by split: ``train-00000-of-00002.parquet``, ``train/0000.parquet``.
-
-    If there are several formats, it is the first one, parquet before others.
-    """
+    plain: dict[str, list[Path]] = {}
     found: dict[str, dict[str, list[Path]]] = {}  # by format, by split
-    for path in (path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(depth)) if path.is_file()):
+    for path in (path for depth in ("*", "*/*", "*/*/*") if not plain for path in sorted(folder.glob(depth))):
         suffix, parent = suffix_of(path), path.parent.name
+        if suffix not in READERS or not path.is_file():
+            continue
         stem = path.name[: -len(suffix)]
-        part = re.fullmatch(r"(.+?)-\d+-of-\d+", stem)
-        if suffix in READERS and (part or (path.parent != folder and "=" not in parent)):
+        if (part := re.fullmatch(r"(.+?)-\d+-of-\d+", stem)) or (path.parent != folder and "=" not in parent):
             split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
-            found.setdefault(suffix, {}).setdefault(split, []).append(path)
-    return next((found[suffix] for suffix in READERS if suffix in found), {})
+            found.setdefault(suffix, {}).setdefault(_named(task, split), []).append(path)
+        elif path.parent == folder and (name := _named(task, stem)) in ("train", "test", *task.validation):
+            if name in plain:
+                both = f"{plain[name][0].name} and {path.name}"
+                raise UserError(f"data.path: '{folder}' holds {both}, both could be '{name}'; leave one")
+            plain[name] = [path]
+    return plain, next((found[suffix] for suffix in READERS if suffix in found), {})
 
 
 def _saved(task: Task, folder: Path) -> Sources:
@@ -205,7 +192,7 @@ def _saved(task: Task, folder: Path) -> Sources:
     from datasets import load_from_disk
 
     _refuse_pointers(sorted(file for file in folder.rglob("*") if file.is_file()))
-    return _tables(task, f"data.path: '{folder}'", lambda: load_from_disk(str(folder)))
+    return _loaded(task, f"data.path: '{folder}'", lambda: load_from_disk(str(folder)))
 
 
 def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
@@ -229,7 +216,7 @@ def _refuse_pointers(files: Iterable[Path]) -> None:
         raise UserError(f"data.path: '{file}' is {POINTER}")
 
 
-def _tables(task: Task, where: str, load: Callable[[], Any]) -> Sources:
+def _loaded(task: Task, where: str, load: Callable[[], Any]) -> Sources:
     """Return the sources of splits that the library datasets loads; error messages begin with ``where``."""
     try:
         loaded = load()
@@ -240,17 +227,14 @@ def _tables(task: Task, where: str, load: Callable[[], Any]) -> Sources:
     for split, rows in loaded.items() if isinstance(loaded, dict) else [("train", loaded)]:
         table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
         key = partial(content_key, rows)
-        sources[str(split)] = Source(f"{where} split '{split}'", key, partial(from_table, task, table))
-    return _as_named(task, sources)
-
-
-def _as_named(task: Task, sources: Sources) -> Sources:
-    """Return splits by the task's names: MNLI's test split is ``test_matched``, its first dev split may be plain."""
-    sources = {DEV.get(split, split): source for split, source in sources.items()}
-    for name, other in (("test", _first_test(task)), (task.validation[0], "validation")):
-        if other in sources and other != name:
-            sources = {name: sources[other]} | sources
+        sources[_named(task, str(split))] = Source(f"{where} split '{split}'", key, partial(from_table, task, table))
     return sources
+
+
+def _named(task: Task, split: str) -> str:
+    """Return the task's name of a split: its first dev split may be plain, MNLI's test split is ``test_matched``."""
+    name = re.sub("^dev_", "validation_", DEV.get(split, split))
+    return {"validation": task.validation[0], _first_test(task): "test"}.get(name, name)
 
 
 def _first_test(task: Task) -> str:

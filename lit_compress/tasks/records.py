@@ -114,21 +114,6 @@ def _glue(
     return Task(name, kind, tuple(text.split()), tuple(labels.split()), tuple(metrics.split()), hub, validation, length)
 
 
-def _summaries(name: str, text: str, label: str, metric: str, hub: tuple[str, str | None]) -> Task:
-    """Length, beams and 128 tokens are from LoSparse (section 4.3) and its program."""
-    return Task(name, "summarization", (text,), (), (metric,), hub, length=256, max_length=256, label=label)
-
-
-def _plain_text(name: str, hub: tuple[str, str] | None) -> Task:
-    kind: KindName = "language_modelling"
-    return Task(name, kind, ("text",), (), ("perplexity",), hub, length=512, max_length=512, label="text")
-
-
-def _squad(name: str, spans: Spans) -> Task:
-    text, metrics, hub = ("question", "context"), ("answer_f1", "exact_match"), (f"rajpurkar/{name}", None)
-    return Task(name, "span_qa", text, (), metrics, hub, length=165, max_length=384, label="answers", spans=spans)
-
-
 _EMOTIONS = (
     "admiration amusement anger annoyance approval caring confusion curiosity desire disappointment disapproval "
     "disgust embarrassment excitement fear gratitude grief joy love nervousness optimism pride realization relief "
@@ -153,10 +138,16 @@ TASKS: dict[str, Task] = {
         # as parquet; eriktks/conll2003 needs a script, which datasets 4 does not run
         Task("conll2003", "tagging", ("tokens",), tuple(_ENTITIES.split()), ("entity_f1",), ("lhoestq/conll2003", None),
              length=16, label="ner_tags"),
-        _summaries("xsum", "document", "summary", "rougeL", ("EdinburghNLP/xsum", None)),
-        _summaries("cnn_dailymail", "article", "highlights", "rougeLsum", ("abisee/cnn_dailymail", "3.0.0")),
-        _plain_text("wikitext2", ("Salesforce/wikitext", "wikitext-2-v1")),
-        _plain_text("plain_text", None),  # any plain text, --data.path to train.txt and validation.txt
+        # length, beams and 128 tokens are from LoSparse (section 4.3) and its program
+        Task("xsum", "summarization", ("document",), (), ("rougeL",), ("EdinburghNLP/xsum", None), length=256,
+             max_length=256, label="summary"),
+        Task("cnn_dailymail", "summarization", ("article",), (), ("rougeLsum",), ("abisee/cnn_dailymail", "3.0.0"),
+             length=256, max_length=256, label="highlights"),
+        Task("wikitext2", "language_modelling", ("text",), (), ("perplexity",), ("Salesforce/wikitext",
+             "wikitext-2-v1"), length=512, max_length=512, label="text"),
+        # any plain text, --data.path to train.txt and validation.txt
+        Task("plain_text", "language_modelling", ("text",), (), ("perplexity",), None, length=512, max_length=512,
+             label="text"),
         # two texts whose vectors' cosine is to have the order of the scores; other columns through task custom
         Task("stsb_embedding", "embedding", ("sentence1", "sentence2"), (), ("spearman", "pearson"),
              ("nyu-mll/glue", "stsb"), length=14),
@@ -166,8 +157,11 @@ TASKS: dict[str, Task] = {
         # comments of Reddit, each with one or more of 28 emotions
         Task("go_emotions", "multi_label", ("text",), tuple(_EMOTIONS.split()), ("micro_f1",),
              ("google-research-datasets/go_emotions", "simplified"), length=18, label="labels"),
-        _squad("squad", Spans()),
-        _squad("squad_v2", Spans(null_threshold=0.0)),
+        Task("squad", "span_qa", ("question", "context"), (), ("answer_f1", "exact_match"), ("rajpurkar/squad", None),
+             length=165, max_length=384, label="answers"),
+        Task("squad_v2", "span_qa", ("question", "context"), (), ("answer_f1", "exact_match"),
+             ("rajpurkar/squad_v2", None), length=165, max_length=384, label="answers",
+             spans=Spans(null_threshold=0.0)),
         # needs no download: which area of the standard library a docstring comes from (models/embedded.py)
         Task("docstrings", "classification", ("text",), tuple(_AREAS.split()), ("accuracy",), None, length=30,
              max_length=64),
