@@ -80,13 +80,6 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
     )
 
 
-def processes(rows: int) -> int | None:
-    """Return the number of processes to tokenise ``rows``: one per core for many rows, None for this process alone."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    several = min(cores, rows // ROWS_PER_PROCESS)
-    return several if several > 1 else None
-
-
 def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
     """Tokenise the text columns of ``dataset`` for the type of ``task``, in several processes if there are many rows.
 
@@ -110,6 +103,8 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
         def tokenize(batch: Columns, rows: list[int]) -> Columns:
             return task_type(task).encode(batch, rows, own, task, max_length)
 
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        several = min(cores, len(dataset) // ROWS_PER_PROCESS)
         pieces = folder / "pieces"
         pieces.mkdir()
         encoded = dataset.map(
@@ -119,7 +114,7 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
             remove_columns=dataset.column_names,
             cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
             load_from_cache_file=False,
-            num_proc=processes(len(dataset)),
+            num_proc=several if several > 1 else None,
             new_fingerprint=key,
             desc=f"Tokenising {task.name}",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from lit_compress.data.batching import VALIDATION_SEED, drawn_order
+from lit_compress.data.readers import CHUNK
 from lit_compress.tasks import task_type
 from lit_compress.tasks.base import IGNORED
 from lit_compress.tasks.records import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-CHUNK = 10_000  # rows that are Python objects at one time
 
 
 def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], max_length: int) -> dict[str, Any]:
@@ -42,7 +41,9 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
     for name, (rows, encoded, available) in splits.items():
         texts: set[int] = set()
         empty = repeated = in_train = 0
-        for row in () if task_type(task).one_text else _texts(task, rows):
+        parts = () if task_type(task).one_text else rows.select_columns(list(task.text)).iter(batch_size=CHUNK)
+        for row in chain.from_iterable(zip(*(part[name] for name in task.text), strict=True) for part in parts):
+            row = tuple(tuple(text) if isinstance(text, list) else text for text in row)  # words
             empty += not all(text if isinstance(text, tuple) else text.strip() for text in row)
             key = hash(row)
             repeated += key in texts
@@ -55,13 +56,6 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
             "repeated": repeated, "in_train": in_train, "classes": class_counts(task, rows),
         })  # fmt: skip
     return {"max_length": max_length, "splits": found}
-
-
-def _texts(task: Task, rows: Dataset) -> Iterator[tuple[Any, ...]]:
-    """Yield the text columns of every row; a list of words becomes a tuple."""
-    for part in rows.select_columns(list(task.text)).iter(batch_size=CHUNK):
-        columns = ([tuple(v) if isinstance(v, list) else v for v in part[name]] for name in task.text)
-        yield from zip(*columns, strict=True)
 
 
 def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:

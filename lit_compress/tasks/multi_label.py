@@ -94,30 +94,25 @@ class MultiLabel(Classification):
         }
 
 
-def flag(value: Any) -> bool | None:
-    """Return the truth value of 0 or 1, however it is written (1.0, "1", True, "true"); None for anything else."""
-    text = whole_number(str(value).strip().lower())
-    return {"0": False, "1": True, "false": False, "true": True}.get(text)
-
-
 def _is_on(where: str, name: str, flags: dict[str, Any]) -> bool:
-    """Return whether a row has the label ``name``, if it has a 0 or 1 for each."""
+    """Return whether a row has the label ``name``, if it has a 0 or 1 for each, also as 1.0, "1", True or "true"."""
     if name not in flags:
         raise UserError(f"{where} has no '{name}'; {nearest(name, flags)}")
-    if (on := flag(flags[name])) is None:
-        value = "null" if is_missing(flags[name]) else f"{flags[name]!r:.60}"
+    text = whole_number(str(flags[name]).strip().lower())
+    if text not in ("0", "1", "false", "true"):
+        value = "null" if _is_missing(flags[name]) else f"{flags[name]!r:.60}"
         raise UserError(f"{where}: '{name}' is {value}; give 0 or 1")
-    return on
+    return text in ("1", "true")
 
 
-def is_missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """Return whether a cell is empty: null, or the NaN that pandas makes of it."""
     return value is None or value != value
 
 
 def _listed(where: str, label: Any, sign: str | None = None, known: Sequence[str] = ()) -> list[Any]:
     """Return the labels of a list; of a text written like a list, or with a sign between its labels."""
-    if is_missing(label):
+    if _is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     if not isinstance(label, str):
         return list(label) if isinstance(label, list | tuple) else [label]

@@ -99,6 +99,8 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     settings = read_object(folder / SETTINGS, what, {})
     own = [read_object(path, what) for path in sorted(folder.glob("sentence_*_config.json"))]
     read = own[0] if own else {}
+    limit = read_object(folder / "tokenizer_config.json", what, {}).get("model_max_length")
+    limit = limit if isinstance(limit, int) and limit < 1_000_000 else None  # larger: nothing says it
     try:
         method = ((read.get("modality_config") or {}).get("text") or {}).get("method_output_name", STATES)
         if method != STATES:
@@ -109,7 +111,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         return Pooling(
             tokens if isinstance(tokens, str) else "+".join(tokens), "Normalize" in names, dense,
             settings.get("truncate_dim"), prompts.get(default) or "", bool(read.get("do_lower_case")),
-            read.get("max_seq_length") or _token_limit(folder, what), settings.get("similarity_fn_name") or "cosine",
+            read.get("max_seq_length") or limit, settings.get("similarity_fn_name") or "cosine",
             tuple((name, text or "") for name, text in prompts.items()), default,
             tuple((key, read[key]) for key in LENGTHS if read.get(key) is not None),
         )  # fmt: skip
@@ -143,12 +145,6 @@ def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
 def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of a JSON file; ``usual`` if it is not there."""
     return usual if usual is not None and not path.is_file() else read_json(what, path, dict)
-
-
-def _token_limit(folder: Path, what: str) -> int | None:
-    """Return the longest text that the tokenizer's files allow; None if they do not say it."""
-    limit = read_object(folder / "tokenizer_config.json", what, {}).get("model_max_length")
-    return limit if isinstance(limit, int) and limit < 1_000_000 else None
 
 
 def _check_dense(config: dict[str, Any], what: str) -> None:

@@ -112,8 +112,9 @@ class SpanQA(TaskType):
         columns["begin"], columns["end"] = [], []
         for window, (i, offsets) in enumerate(zip(sources, tokens["offset_mapping"], strict=True)):
             context, parts = batch[task.text[1]][i], tokens.sequence_ids(window)
-            spans = [_stripped(context, *o) if part == 1 else (0, 0) for o, part in zip(offsets, parts, strict=True)]
-            columns["begin"].append([begin for begin, _ in spans])
+            spans = [span if part == 1 else (0, 0) for span, part in zip(offsets, parts, strict=True)]
+            # some tokenizers add spaces to the beginning of a token
+            columns["begin"].append([end - len(context[begin:end].lstrip()) for begin, end in spans])
             columns["end"].append([end for _, end in spans])
         if task.label in batch:
             columns["labels"] = [
@@ -241,13 +242,6 @@ def _cut(questions: list[str], tokenizer: Tokenizer, longest: int) -> tuple[list
     cut = [bool(encoding.overflowing) for encoding in tokens.encodings]
     ends = [offsets[-1][1] if offsets else 0 for offsets in tokens["offset_mapping"]]
     return [text[:end] if c else text for text, end, c in zip(questions, ends, cut, strict=True)], cut
-
-
-def _stripped(context: str, begin: int, end: int) -> tuple[int, int]:
-    """Return a token's characters without spaces at the beginning, which some tokenizers add to it."""
-    while begin < end and context[begin].isspace():
-        begin += 1
-    return begin, end
 
 
 def _tokens_of(answers: dict[str, list[Any]], begins: list[int], ends: list[int]) -> list[int]:

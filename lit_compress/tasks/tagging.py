@@ -178,11 +178,9 @@ def _dropped(
     sentences: list[list[str]], sources: list[int], firsts: list[list[int]], unknown: str | None
 ) -> list[list[str]] | None:
     """Return the sentences with ``unknown`` in place of words without a token; None if there are no such words."""
-    there: list[set[int]] = [set() for _ in sentences]
-    for source, numbers in zip(sources, firsts, strict=True):
-        there[source].update(numbers)
+    have = {(source, number) for source, numbers in zip(sources, firsts, strict=True) for number in numbers}
     new = [
-        [word if unknown is None or i in have else unknown for i, word in enumerate(words, start=1)]
-        for have, words in zip(there, sentences, strict=True)
+        [word if unknown is None or (row, i) in have else unknown for i, word in enumerate(words, start=1)]
+        for row, words in enumerate(sentences)
     ]
     return None if new == sentences else new

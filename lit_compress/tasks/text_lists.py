@@ -27,7 +27,8 @@ def list_in(where: str, text: str, bare: bool = False) -> list[Any] | None:
     body, items = text.strip(), None
     if len(body) < 2 or _ENDS.get(body[0]) != body[-1]:
         return None
-    for read in (json.loads, _literal):
+    joined = re.search(r"['\"]\s+['\"]", body)  # of numpy, without commas: Python would join the texts
+    for read in (json.loads,) if joined else (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             items = read(body)
             break
@@ -40,9 +41,3 @@ def list_in(where: str, text: str, bare: bool = False) -> list[Any] | None:
             ".jsonl or .parquet file"
         )
     return None
-
-
-def _literal(body: str) -> Any:
-    if re.search(r"['\"]\s+['\"]", body):  # of numpy, without commas: Python would join the texts
-        raise ValueError(body)
-    return ast.literal_eval(body)
