@@ -24,7 +24,7 @@ from lit_compress.export.fuse import in_dtype
 from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.methods import Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.backbones import empty_net, finetuned_config
+from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
 from lit_compress.models.shapes import without_values
@@ -301,7 +301,7 @@ def _read_shapes(method: Method) -> PreTrainedModel:
     folder = Path(method.backbone).expanduser()
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
-    config = finetuned_config(method.backbone, method.task, "model")
+    config = load_config(method.backbone, method.task, "model", trained=True)
     config.dtype = torch.float32
     net = without_values(lambda: empty_net(config))
     if net.can_generate() and (folder / "generation_config.json").is_file():

@@ -23,7 +23,7 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.folder import check_out, write_export
 from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
-from lit_compress.models.backbones import finetuned_config, load_finetuned
+from lit_compress.models.backbones import load_config, load_finetuned
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
 from lit_compress.run.finish import one_shot
@@ -211,7 +211,7 @@ def _factorized(
     stage = one_shot_stage(method)
     learns = run is not None and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = stage.compression.reads_labels(method.kind) or learns
-    finetuned_config(method.backbone, method.task, "model")  # refuses a model of another task
+    load_config(method.backbone, method.task, "model", trained=True)  # refuses a model of another task
     check_factorize(job, stage, run is not None)
     return_freed_memory()
     dense = load_model(method.backbone, method)

@@ -128,19 +128,29 @@ def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str
 
 
 def load_config(
-    backbone: str, task: Task, option: str = "model.backbone", sites: str | None = None
+    name: str, task: Task, option: str = "model.backbone", sites: str | None = None, trained: bool = False
 ) -> PreTrainedConfig:
-    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the model.
+    """Load the configuration of a model with the head of ``task``: label names, problem type, class of the model.
 
-    ``sites`` is a pattern that names the sites of a model without a record.
+    Args:
+        name: folder or hub name; no weights are read.
+        task: whose head it has.
+        option: that named the model.
+        sites: a pattern that names the sites of a model without a record.
+        trained: it was fine-tuned on ``task``, and keeps its own head.
 
     Raises:
-        UserError: as :func:`load_tokenizer`; or the architecture has no such head, or a record.
+        UserError: as :func:`load_tokenizer`; or the model is compressed already, the architecture has no such head, or
+            no record, or the trained head does not fit.
     """
-    name, kind, what = resolve(backbone, task, option), task_type(task), f"{option}: '{backbone}'"
-    with _one_line("configuration", name, option):
-        config: Any = _read_config(what, Path(name), **kind.head(task))
-        kind.adopt(config, Path(name), option)
+    folder, kind, what = Path(resolve(name, task, option)), task_type(task), f"{option}: '{name}'"
+    if trained:
+        refuse_compressed(what, folder)
+    with _one_line("configuration", str(folder), option):
+        config: Any = _read_config(what, folder, **({} if trained else kind.head(task)))
+        kind.adopt(config, folder, option)
+        if trained:
+            check_head(what, config, task)
     own, classes = own_class(what, config, kind.auto_class), _auto_class(kind)._model_mapping
     if (own is None and type(config) not in classes) or (kind.one_stack and config.is_encoder_decoder):
         raise UserError(
@@ -151,7 +161,7 @@ def load_config(
     if kind.problem and config.problem_type is not None:
         config.problem_type = kind.problem
     set_pattern(config, sites)
-    set_padding(config, backbone, task, option)
+    set_padding(config, name, task, option)
     return config
 
 
@@ -162,65 +172,48 @@ def _auto_class(kind: TaskType) -> Any:
     return getattr(transformers, kind.auto_class)
 
 
-def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedModel:
-    """Load ``backbone`` with the head of ``task`` in float32, whatever dtype it is stored in; ``sites`` as above.
+def load_net(
+    name: str, task: Task, sites: str | None = None, option: str = "model.backbone", trained: bool = False
+) -> PreTrainedModel:
+    """Load a model with the head of ``task`` in float32, whatever dtype it is stored in; arguments as above.
 
-    A head that the checkpoint lacks, or that has another size, is initialised randomly, and named.
-
-    Raises:
-        UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors do not match its
-            configuration.
-    """
-    folder, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
-    refuse_compressed(what, Path(folder))
-    config = load_config(backbone, task, sites=sites)
-    with _one_line("model", folder):
-        net, info = _read_net(folder, task, config=config, key_mapping=_renamed(config, task))
-        check_tensors(what, net, info, new_head=True)
-    return net
-
-
-def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
-    """Load the model that ``option`` names, which was fine-tuned on ``task``, with its trained head, in float32.
+    A head that the checkpoint lacks, or that has another size, is initialised randomly, and named. Unused tensors that
+    it lacks are 0. The library's own report is off: ``check_tensors`` refuses the same or notes it, once.
 
     Raises:
-        UserError: as :func:`load_net`; or its head is missing or does not fit the task.
-    """
-    folder, what, config = resolve(name, task, option), f"{option}: '{name}'", finetuned_config(name, task, option)
-    set_pattern(config, sites)
-    with _one_line("model", folder, option):
-        net, info = _read_net(folder, task, config=config)
-        if missing := sorted(info["missing_keys"]):
-            raise UserError(f"{what} is not fine-tuned, it has no '{missing[0]}'; give a fine-tuned model")
-        check_tensors(what, net, info, new_head=False)
-    return net.eval()
-
-
-def _read_net(folder: str, task: Task, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load a model in float32; return it, and which tensors its file lacks, has beside it or has in another shape.
-
-    Unused tensors that the file lacks are 0, not random numbers. The library's own report is off: ``check_tensors``
-    refuses the same or notes it, once, and a stage loads the backbone again when it ends.
+        UserError: as :func:`load_config`; or its tensors do not match its configuration, or a trained head is missing.
     """
     import torch
 
-    def is_no_report(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    library, kind = logging.getLogger("transformers.modeling_utils"), task_type(task)
-    library.addFilter(is_no_report)
+    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
+    refuse_compressed(what, Path(folder))
+    config, library = load_config(name, task, option, sites, trained), logging.getLogger("transformers.modeling_utils")
+    library.addFilter(_is_no_report)
     try:
-        net, info = _auto_class(kind).from_pretrained(
-            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            trust_remote_code=trusts_code(), **settings,
-        )  # fmt: skip
+        with _one_line("model", folder, option):
+            net, info = _auto_class(kind).from_pretrained(
+                folder, config=config, key_mapping=_renamed(config, task), dtype=torch.float32,
+                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=trusts_code(),
+            )  # fmt: skip
     finally:
-        library.removeFilter(is_no_report)
-    for name in [name for name in info["missing_keys"] if name.startswith(kind.unused)]:
-        net.get_parameter(name).data.zero_()
-        info["missing_keys"].remove(name)
+        library.removeFilter(_is_no_report)
+    for unused in [key for key in info["missing_keys"] if key.startswith(kind.unused)]:
+        net.get_parameter(unused).data.zero_()
+        info["missing_keys"].remove(unused)
     kind.configure(net, task)
-    return as_linears(net), info
+    if trained and (missing := sorted(info["missing_keys"])):
+        raise UserError(f"{what} is not fine-tuned, it has no '{missing[0]}'; give a fine-tuned model")
+    check_tensors(what, net, info, new_head=not trained)
+    return as_linears(net)
+
+
+def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
+    """Load the model that ``option`` names with its head, which was trained on ``task``; see :func:`load_net`."""
+    return load_net(name, task, sites, option, trained=True)
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -235,23 +228,6 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
         return None
     usual, own = (getattr(classes[type(config)], "base_model_prefix", "") for classes in both)
     return None if usual == own else {rf"^{usual}\.": f"{own}."}
-
-
-def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
-    """Return the configuration of a model that was fine-tuned on ``task``; no weights are read.
-
-    Raises:
-        UserError: as :func:`load_finetuned`, as far as the configuration says it.
-    """
-    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
-    refuse_compressed(what, Path(folder))
-    with _one_line("model", folder, option):
-        config = _read_config(what, Path(folder))
-        kind.adopt(config, Path(folder), option)
-        check_head(what, config, task)
-        own_class(what, config, kind.auto_class)
-    set_padding(config, name, task, option)
-    return config
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:

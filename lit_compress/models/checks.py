@@ -61,11 +61,7 @@ def check_counts(what: str, folder: Path) -> None:
 
 
 def refuse_compressed(what: str, folder: Path) -> None:
-    """Refuse a folder whose tensors do not fit the class that the library would load them into.
-
-    Raises:
-        UserError: the folder is an export.
-    """
+    """Refuse an export, whose tensors do not fit the class that the library would load them into."""
     if is_compressed(folder):
         raise UserError(f"{what} is compressed already; give the model it was made from")
 
