@@ -36,7 +36,7 @@ from torch import Tensor
 from benchmarks import common
 from benchmarks.second_order.untrained import DENSITIES, HELD_OUT, REMOVES, Untrained
 from lit_compress.calibration.moments import Gram, KroneckerFactors, Moments, MomentSums
-from lit_compress.calibration.uses import tokens_at
+from lit_compress.calibration.statistics import tokens_at
 
 STUDY = "second_order/estimates"
 VARIANTS = ("kfac", "ladder", "length", "reduce", "nearest")

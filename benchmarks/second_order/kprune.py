@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.uses import frozen, hooked, real_rows, token_places, tokens_at
+from lit_compress.calibration.statistics import frozen, hooked, real_rows, token_places, tokens_at
 from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import sublayers
 from lit_compress.stages.units import unit_inputs

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import Collector, Statistic
-from lit_compress.calibration.uses import Batch, belongs_to_rows, row_parts
+from lit_compress.calibration.statistics import Batch, Collector, Statistic, belongs_to_rows, row_parts
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank

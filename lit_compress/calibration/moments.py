@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import Collector, Statistic
-from lit_compress.calibration.uses import Batch, tokens_at
+from lit_compress.calibration.statistics import Batch, Collector, Statistic, tokens_at
 from lit_compress.models.sites import shared_inputs, size_at
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lit_compress.calibration.uses import Batch, frozen, hooked
+from lit_compress.calibration.statistics import Batch, frozen, hooked
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.tasks.base import inputs_of

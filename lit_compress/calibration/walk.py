@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.statistics import TOKENS, Collector, Statistic, watched
-from lit_compress.calibration.uses import Batch, real_rows, row_parts
+from lit_compress.calibration.statistics import TOKENS, Batch, Collector, Statistic, real_rows, row_parts, watched
 from lit_compress.models.block_net import Blocks, Ending
 from lit_compress.models.sites import Site, find_sites
 from lit_compress.numerics.sampled_labels import Labels

@@ -27,10 +27,9 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
-from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import config_of, save_form
-from lit_compress.models.surgery import describe, replace
+from lit_compress.models.surgery import describe, replace, without_values
 from lit_compress.run.distilling import Recovery
 from lit_compress.run.finish import one_shot
 from lit_compress.run.folder import begin_work

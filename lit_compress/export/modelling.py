@@ -20,13 +20,12 @@ from torch import nn
 
 from lit_compress.layers import LAYERS, NarrowNorm
 from lit_compress.models.architectures import get_architecture
+from lit_compress.models.outline import ordinary_config
 from lit_compress.models.own_code import DENSE, MODULE, file_of
 from lit_compress.models.residual_stream import group_of, residual_stream
-from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.sites import head_width, size_at
 from lit_compress.models.storage import ACTIVATIONS, save_net
-from lit_compress.models.surgery import as_linears, describe, replace
-from lit_compress.models.uniform_shape import ordinary_config
+from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.devices import move
 from lit_compress.utils.files import json_of
@@ -101,8 +100,8 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
 def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary model that the fused ``net`` is; None for any other.
 
-    In one no matrix was replaced, all layers have as many heads and neurons (uniform_shape.py), or all blocks share one
-    basis of narrow hidden states.
+    In one no matrix was replaced, all layers have as many heads and neurons, or all blocks share one basis of narrow
+    hidden states.
     """
     if (ordinary := ordinary_form(net)) is None:
         return None if file_of(net) else as_ordinary(net)

@@ -24,7 +24,7 @@ from lit_compress.export.integers import SMOOTH, quantize
 from lit_compress.export.program import example_inputs, program_bytes, write_program
 from lit_compress.export.runtimes import RUNTIMES, Runner, Setting, placed, torch_runner
 from lit_compress.models.padding import usable_positions
-from lit_compress.models.shapes import with_random_values
+from lit_compress.models.surgery import with_random_values
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import track

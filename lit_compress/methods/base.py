@@ -23,9 +23,9 @@ from torchmetrics import MeanMetric
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
+from lit_compress.models.outline import LayerShape
 from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe
-from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation

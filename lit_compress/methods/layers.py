@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from lit_compress.calibration.statistics import OfModel, Reduce
-from lit_compress.calibration.uses import frozen, real_rows
+from lit_compress.calibration.statistics import OfModel, Reduce, frozen, real_rows
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths

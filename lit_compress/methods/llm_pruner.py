@@ -39,9 +39,9 @@ from lit_compress.calibration.gradients import Gradients
 from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
+from lit_compress.models.outline import even_counts
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, cuttable
-from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured

@@ -46,8 +46,17 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.moments import Gram
-from lit_compress.calibration.statistics import OfModel, Reduce
-from lit_compress.calibration.uses import Batch, Stop, frozen, hooked, real_rows, token_places, tokens_at
+from lit_compress.calibration.statistics import (
+    Batch,
+    OfModel,
+    Reduce,
+    Stop,
+    frozen,
+    hooked,
+    real_rows,
+    token_places,
+    tokens_at,
+)
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot

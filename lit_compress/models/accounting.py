@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, base_prefix, embedding_params, find_sites, module_at
-from lit_compress.models.surgery import as_linears
+from lit_compress.models.surgery import as_linears, with_zeros, without_values
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.timing import in_turns, pinned
 

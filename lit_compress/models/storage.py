@@ -13,8 +13,7 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.files import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
-from lit_compress.models.shapes import empty_parameters
-from lit_compress.models.surgery import check_structure, describe, rebuild, replace
+from lit_compress.models.surgery import check_structure, describe, empty_parameters, rebuild, replace
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of

@@ -1,4 +1,4 @@
-"""Replacing modules of a model; describing the result as a structure, and rebuilding a model from it.
+"""Replacing modules of a model; describing the result as a structure; models without values, of shapes alone.
 
 A structure is JSON, {module name: spec}, with the spec of the layer at that name, e.g.
 {"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration it is
@@ -13,7 +13,8 @@ programs load them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -251,3 +252,63 @@ def fill(module: nn.Module, **values: Tensor | None) -> None:
     for name, value in values.items():
         if value is not None:
             setattr(module, name, nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format)))
+
+
+def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """Return the model that ``build`` makes, with weights that have shapes but neither values nor memory.
+
+    Their random initialization is left out: on the device ``meta`` it has no effect, but takes most of the time.
+    """
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        net = build()
+    net.tie_weights()  # which the initialization does
+    return net
+
+
+@contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Give the modules that are built in this context parameters that have shapes, but neither values nor memory.
+
+    Buffers are as usual, unlike under the device ``meta``: once parameters are loaded, the module is whole. The sizes
+    of a file can so be compared before they are allocated.
+    """
+    from transformers.initialization import no_init_weights
+
+    def empty(module: nn.Module, name: str, value: nn.Parameter) -> Any:  # torch's annotation is None
+        if value.is_meta:
+            return None  # stays unchanged, so that tied parameters stay one
+        return nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(empty)
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        hook.remove()
+
+
+def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model without values, on the CPU: its parameters are 0, its buffers a new model's."""
+    from transformers.initialization import no_init_weights
+
+    whole = copy.deepcopy(net).to_empty(device="cpu")
+    with torch.no_grad(), no_init_weights():
+        fresh = dict(type(net)(net.config).named_buffers())
+        for value in whole.parameters():
+            value.zero_()
+        for name, buffer in whole.named_buffers():
+            buffer.copy_(fresh[name]) if name in fresh else buffer.zero_()
+    return whole
+
+
+def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
+    """Return ``net``, or, if it has no values, a copy on the CPU whose parameters are small random numbers."""
+    if not any(parameter.is_meta for parameter in net.parameters()):
+        return net
+    whole, generator = with_zeros(net).eval(), torch.Generator().manual_seed(0)
+    for parameter in whole.parameters():
+        if parameter.is_floating_point():
+            parameter.data.normal_(0.0, 0.02, generator=generator)
+    return whole

@@ -15,7 +15,7 @@ from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
-from lit_compress.models.shapes import without_values
+from lit_compress.models.surgery import without_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
-from lit_compress.models.shapes import without_values
+from lit_compress.models.surgery import without_values
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.uses import Batch, frozen
+from lit_compress.calibration.statistics import Batch, frozen
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.models.block_net import check_by_block, one_by_one
 from lit_compress.numerics.schedules import linear_warmup_decay

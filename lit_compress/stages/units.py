@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import spread_evenly
+from lit_compress.models.outline import even_counts, kept_by_part, spread_evenly, uniform_groups
 from lit_compress.models.sites import SubLayer, held_part, module_at, size_at, sublayers
-from lit_compress.models.uniform_shape import even_counts, kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import gradients
 from lit_compress.calibration.gradients import Fisher
-from lit_compress.calibration.uses import row_parts
+from lit_compress.calibration.statistics import row_parts
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.losses import example_losses
 from lit_compress.tasks import task_type

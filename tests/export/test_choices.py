@@ -28,9 +28,8 @@ from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
-from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import factorize
+from lit_compress.models.surgery import factorize, without_values
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 

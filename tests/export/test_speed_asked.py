@@ -13,7 +13,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.export.speed_asked import Programs, find_place, slowest
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.shapes import with_random_values, without_values
+from lit_compress.models.surgery import with_random_values, without_values
 from lit_compress.utils.errors import UserError
 
 

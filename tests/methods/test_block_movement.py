@@ -10,9 +10,9 @@ from lit_compress.export.fuse import fuse
 from lit_compress.methods import BlockMovement
 from lit_compress.methods.block_movement import BlockMovementSettings, BlockPruning, cut_empty
 from lit_compress.models import accounting
-from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.storage import save_net
+from lit_compress.models.surgery import without_values
 from lit_compress.numerics.masks import keep_count
 from lit_compress.utils.errors import UserError
 

@@ -8,9 +8,8 @@ from torch import nn
 from lit_compress.models import accounting as budget
 from lit_compress.models.accounting import forward_bytes
 from lit_compress.models.cut import cut_units
-from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites, stacks, sublayers
-from lit_compress.models.surgery import factorize
+from lit_compress.models.surgery import factorize, without_values
 from lit_compress.stages.lora import LoRA, Retraining, add_updates
 from lit_compress.stages.rank_rule import RankRule
 

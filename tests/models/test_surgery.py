@@ -10,9 +10,10 @@ from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear, MixedRankLinear
 from lit_compress.models import storage, surgery
+from lit_compress.models.backbones import empty_net
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.surgery import factorize, replace, without_values
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
 from lit_compress.stages.rank_rule import RankRule
@@ -107,3 +108,12 @@ def test_low_rank_updates_are_merged(tmp_path):
     torch.testing.assert_close(logits(merge_updates(net)), expected, atol=1e-10, rtol=0)
     save_net(net.float(), tmp_path)
     assert torch.equal(logits(load_net(tmp_path)), logits(net))
+
+
+def test_the_random_numbers_stay():
+    config = make_net("bert").config
+    torch.manual_seed(0)
+    first = torch.rand(3)
+    torch.manual_seed(0)
+    without_values(lambda: empty_net(config))
+    assert torch.equal(torch.rand(3), first)

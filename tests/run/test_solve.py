@@ -13,8 +13,7 @@ from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.methods.sp3.stage import ProjectedPruning
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.outline import estimated_bytes, file_bytes
-from lit_compress.models.shapes import without_values
-from lit_compress.models.surgery import factorize
+from lit_compress.models.surgery import factorize, without_values
 from lit_compress.numerics.search import TRIES
 from lit_compress.run import solve as module
 from lit_compress.run.job import Job

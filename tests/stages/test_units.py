@@ -14,10 +14,10 @@ from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import ordinary_net, write_model
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import dense_site_params, stored_density
+from lit_compress.models.outline import uniform_groups
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
-from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import DAMPING
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.rank_rule import RankRule

@@ -16,9 +16,8 @@ from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, even_units, gated_size
 from lit_compress.models.projected.projections import identity_bases, insert_projections, narrowed
-from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import describe
+from lit_compress.models.surgery import describe, without_values
 from lit_compress.utils.errors import UserError
 
 
