@@ -42,7 +42,7 @@ class Place:
     # datasets wrote; or a single file; None: the hub, or the package
     path: str | None = None
     encoding: str | None = None  # of text files; None: UTF-8
-    separator: str | None = None  # between the fields of text files; None: the usual one, or that of the header
+    separator: str | None = None  # between the fields of text files; None: the usual one, or the header's
     seed: int = 0  # decides the splits if all rows are in one table
     whole: bool = False  # every split is all rows of one table
     revision: str | None = None  # of the task's data set on the hub; None: the newest
