@@ -50,7 +50,7 @@ class Split:
 class DataModule(DataSettings):
     """Read a task's data, tokenise it once, and make batches of texts of similar length.
 
-    The settings are those of :class:`~lit_compress.data.settings.DataSettings`.
+    The settings are in :class:`~lit_compress.data.settings.DataSettings`.
     """
 
     @functools.cached_property
