@@ -37,6 +37,7 @@ def test_what_is_read(text, kind, value):
         ("density=1.5", "not a share in (0, 1]"),
         ("density=x", "is no number; e.g. density=0.25"),
         ("size=0MB", "is below 1"),
+        ("size=12", "has no unit and would be bytes; nearest: size=12MB"),
         ("speedup=5x@", "has '' behind @"),
         ("speedup=5x@32x0", "has '32x0' behind @, neither a runtime nor texts x tokens; e.g. 3x@openvino-int8,32x128"),
         ("speedup=5x@onnx,eager", "has 'eager' behind @"),

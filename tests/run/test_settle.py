@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tiny import make_net
+from tiny import WORDS, make_net, write_bert
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.run.settle import check_sizes, facts_lines, facts_table
+from lit_compress.run.settle import _check_given_teacher, check_sizes, facts_lines, facts_table
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import show
 
@@ -99,3 +99,16 @@ def test_whose_layers_can_have_one_shape():
     assert able == {"SecondOrder", "FWSVD", "LLMPruner"}
     with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* 'components' makes factors; nearest: structures"):
         methods.SecondOrder(task="sst2", shape="uniform").stages()[-1].check(make_net())
+
+
+def test_a_given_teacher_reads_as_the_backbone_does_and_is_as_wide(tmp_path):
+    backbone, wide = write_bert(tmp_path / "backbone"), write_bert(tmp_path / "wide", hidden_size=64)
+    other = write_bert(tmp_path / "other")
+    for path in (other / "vocab.txt", other / "tokenizer.json"):
+        path.write_text(path.read_text().replace(WORDS[1], "movie"))
+    config = make_net().config
+    for teacher, words in ((wide, "is 64 wide, the backbone 32; give"), (other, "has another tokenizer than the back")):
+        method = methods.SecondOrder(task="sst2", backbone=str(backbone), teacher=str(teacher))
+        with pytest.raises(UserError, match=rf"^model\.teacher: '{teacher}' {words}"):
+            _check_given_teacher(method, config)
+    _check_given_teacher(methods.LPAF(task="sst2", backbone=str(backbone), teacher=str(backbone)), config)

@@ -181,3 +181,10 @@ def test_an_export_says_how_vectors_are_made(place):
         states, weights = net(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
     vectors = normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
     assert torch.allclose(torch.tensor([line["vector"] for line in lines]), vectors, atol=1e-6)
+
+
+def test_the_answer_to_two_texts_is_their_cosine():
+    one, other = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
+    told = KIND.answer(get_task("stsb_embedding"), {}, [torch.stack([one, other])])
+    assert told == {"similarity": pytest.approx(24 / 25), "vectors": [[3.0, 4.0], [4.0, 3.0]]}
+    assert KIND.answer(get_task("stsb_embedding"), {}, [one[None]]) == {"vector": [3.0, 4.0]}

@@ -112,3 +112,17 @@ def test_the_dev_loss_is_the_task_loss_of_training(family, task):
     torch.testing.assert_close(found, terms["task"])
     empty = {name: column[:0] for name, column in batch.items()}  # of a rank whose rows only fill up
     assert kind.dev_loss(kind.outputs(net, batch, None)[:0], empty).isnan()
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "words"),
+    [
+        ("classification", ["good"], "neither text nor a whole number"),
+        ("classification", 0.5, "is a number with a fraction"),
+        ("regression", None, "the label is null"),
+        ("regression", "much", "much"),
+    ],
+)
+def test_labels_that_are_none(kind, label, words):
+    with pytest.raises(UserError, match=rf"^file row 3: .*{words}"):
+        KINDS[kind].label_of(OF_KIND[kind], "file row 3", {OF_KIND[kind].label: label})

@@ -7,7 +7,7 @@ import pytest
 from hub import as_a_new_process
 
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.hub import dataset_snapshot, is_name, model_snapshot, tables_among, weights_among
+from lit_compress.utils.hub import dataset_snapshot, is_name, model_snapshot, split_name, tables_among, weights_among
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"one", "README.md": b"# a\n"}
 OPTION = "model.backbone"
@@ -147,3 +147,9 @@ def test_tables_of_a_configuration():
     assert tables_among(files, {"a": ["a/train-*"], "b": ["b/*"]}, "b") == ["b/train.csv"]
     assert tables_among(files, {"only": ["a/*.parquet"]}, "only") == ["a/train-00000-of-00001.parquet"]
     assert tables_among(files, {}, "a") == files[:1] and tables_among(files, {}, None) == files[:2]
+
+
+def test_a_revision_is_given_once():
+    assert split_name("model.backbone", "me/net@v1", "v1") == ("me/net", "v1") == split_name("", "me/net", "v1")
+    with pytest.raises(UserError, match=r"^model\.backbone: 'me/net@v1' names a revision, and 'v2' is given as well"):
+        split_name("model.backbone", "me/net@v1", "v2")
