@@ -203,8 +203,13 @@ def test_choices_that_are_refused(choices, text, export):
         export(**choices)
 
 
-@pytest.mark.parametrize(("family", "task", "words"), [("bert", "sst2", "for models that write text, one token at a time"),
-                                                       ("bart", "xsum", "cannot measure a model that writes")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "task", "words"),
+    [
+        ("bert", "sst2", "for models that write text, one token at"),
+        ("bart", "xsum", "cannot measure a model that writes"),
+    ],
+)
 def test_integers_of_4_bits_are_for_models_that_write(family, task, words):
     with pytest.raises(UserError, match=words):
         Choices("openvino", dtype="int4").check(make_net(family, task))
