@@ -97,32 +97,22 @@ def load(
 
 
 def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:
-    """Return the model of an export with its report and its own ``save_pretrained`` and ``push_to_hub``.
-
-    Args:
-        folder: of the export.
-        temporary: that holds it and is to go with the model; None if the folder stays.
-    """
+    """Return the model of an export, with which a ``temporary`` folder that holds it goes."""
     net: Any = load_net(folder, as_stored=True)
-    path = folder / "report.json"
-    net.folder_holder, net.folder = Place(folder, temporary), folder
-    net.report = Report(read_json("load", path, dict)) if path.is_file() else Report()
+    net.folder_holder, net.folder, path = Place(folder, temporary), folder, folder / "report.json"
+    net.report = Report(read_json("load", path, dict) if path.is_file() else {})
     net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
     return net
 
 
 def _save(net: Compressed, save_directory: str | Path) -> None:
-    """Write the folder of the export; it loads where lit_compress is not installed.
-
-    A model whose weights were changed since is written without the report, the card and the programs, which are not
-    its.
-    """
-    out = Path(save_directory).expanduser()
+    """Write the export; of a model whose weights were changed without report, card and programs, which are not its."""
+    out, same = Path(save_directory).expanduser(), _is_as_exported(net)
     check_out(out)
-    if out.exists() and out.samefile(net.folder) and _is_as_exported(net):
+    if out.exists() and out.samefile(net.folder) and same:
         return
     with atomic_folder(out) as temporary:
-        if _is_as_exported(net):
+        if same:
             check_manifest(f"'{net.folder}'", net.folder)
             copy_export(f"'{net.folder}'", net, net.folder, temporary)
             return

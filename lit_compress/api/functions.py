@@ -46,6 +46,12 @@ if TYPE_CHECKING:
     from lit_compress.api.inputs import Data, Model, Tokenizer
 
 
+class Compared(dict[str, Any]):
+    """The content of ``compare.json``; ``page`` is the HTML page."""
+
+    page: Path
+
+
 def factorize(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -86,15 +92,13 @@ def factorize(
         >>> small.save_pretrained("small")  # doctest: +SKIP
     """
     asked = _asked(options)
-    with undisturbed():
+    with undisturbed() as written:
+        source, given = brought(model, tokenizer, data, asked, written)
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
-        with tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
-            source, given = brought(model, tokenizer, data, asked, Path(written))
-            own = {"density": density, "rank": rank, "budget": budget}
-            line = _line("factorize", given | own | options)
-            by_block = line.own.pop("by_block", None)
-            recovery = Recovery(*(line.own.get(name) for name in ("refine", "distil", "distil_texts", "distil_rate")))
-            report = run_factorize(source, f"{place.name}/export", line, recovery, by_block)
+        own = {"density": density, "rank": rank, "budget": budget}
+        line = _line("factorize", given | own | options)
+        recovery = Recovery(*map(line.own.get, ("refine", "distil", "distil_texts", "distil_rate")))
+        report = run_factorize(source, f"{place.name}/export", line, recovery, line.own.get("by_block"))
         return _made("factorize", report, Path(place.name) / "export", place)
 
 
@@ -112,8 +116,7 @@ def compress(
 
     Args:
         model: as :func:`factorize`; one whose head was not trained on the classes of the data is fine-tuned first.
-        tokenizer: as :func:`factorize`.
-        data: as :func:`factorize`; the training rows are trained on.
+        tokenizer, data: as :func:`factorize`; the training rows are trained on.
         method: with its settings, e.g. ``methods.LPAF(density=0.16)``; or its class or name, with the defaults.
         fine_tuned: the head of ``model`` was trained on the classes of the data, in their order: it is the teacher as
             it is. False: only if its classes have the same names.
@@ -175,13 +178,13 @@ def evaluate(
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
     asked = _asked(options)
-    with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as written:
-        target = _target(model, tokenizer, Path(written))
+    with undisturbed() as written:
+        target = _target(model, tokenizer, written)
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
         settled = stored is not None and not asked
         if data is not None or not settled:
             asked, trained = ({"task": stored}, None) if settled else (asked, True)
-            _, given = brought(str(target.folder), None, data, asked, Path(written), split, trained)
+            _, given = brought(str(target.folder), None, data, asked, written, split, trained)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
@@ -210,8 +213,7 @@ def compare(
         config: of the comparison: a path, the name of a shipped one, or its content.
         out: folder to write; finished runs in it are not repeated. None: ``runs/NAME``, or ``runs/compare``.
         model: backbone or fine-tuned model of all runs; None: the config's.
-        tokenizer: of a model.
-        data: as :func:`factorize`; None: the config's.
+        tokenizer, data: as :func:`factorize`; None: the config's.
         workers: runs at one time, each in a process of its own.
         **options: keys of the config and options of ``fit`` for all runs, e.g. ``seeds=[1, 2]``.
 
@@ -243,19 +245,9 @@ def compare(
         line = _line("compare", given | options)
         plan = plan_of(str(config), str(out) if out else None, line.own, dict(line.options))
         page = run_plan(plan, workers)
-        return Compared(json.loads((plan.out / "compare.json").read_text()), page)
-
-
-class Compared(dict[str, Any]):
-    """The content of ``compare.json``.
-
-    Attributes:
-        page: the HTML page.
-    """
-
-    def __init__(self, values: Mapping[str, Any], page: Path) -> None:
-        super().__init__(values)
-        self.page = page
+        found = Compared(json.loads((plan.out / "compare.json").read_text()))
+        found.page = page
+        return found
 
 
 # ------------------------------------------------------------------------------------------ options and models
@@ -324,19 +316,23 @@ def _target(model: Any, tokenizer: Any, written: Path) -> Target:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were."""
+def undisturbed() -> Iterator[Path]:
+    """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were.
+
+    It gets a folder for files of the call alone.
+    """
     names = logging.root.manager.loggerDict
     levels = {name: logging.getLogger(name).level for name in list(names)}
     bars = transformers_logging.is_progress_bar_enabled()
     with (
+        tempfile.TemporaryDirectory(prefix="lit_compress-") as written,
         torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings(),
         patch.object(warnings, "formatwarning", warnings.formatwarning), patch.dict(os.environ),
     ):  # fmt: skip
         silence_libraries()
         transformers_logging.disable_progress_bar()  # of its files, which are parts of the work
         try:
-            yield
+            yield Path(written)
         except Exception as error:
             if (line := user_error(error)) is None or line is error:
                 raise

@@ -54,9 +54,7 @@ def brought(
     """Return a model as a folder or a name, and the options of the data.
 
     Args:
-        model: a transformers model, a folder or a name on the hub.
-        tokenizer: of a model; None for a folder or a name, which has its own.
-        data: a data set, several by split, a file or a folder; None for the data of a named task.
+        model, tokenizer, data: as of the functions.
         asked: ``task`` and columns, as :func:`choose_columns`, so far as the user gave them.
         temporary: where to write; None: the cache.
         whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
@@ -76,7 +74,6 @@ def brought(
             "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
             "the hub, e.g. task='sst2'"
         )
-    path = None if data is None else str(data)
     if data is not None and not isinstance(data, str | Path):
         splits = splits_of(data, whole)
         if trained is not None and task == CUSTOM:
@@ -85,21 +82,16 @@ def brought(
         def key() -> str:
             return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
 
-        path = str(_placed(temporary, "data", key, splits.save_to_disk))
+        data = _placed(temporary, "data", key, splits.save_to_disk)
     if isinstance(own.get("text"), str):
         own["text"] = [own["text"]]
     custom = {f"data.custom.{name}": list(v) if isinstance(v, tuple) else v for name, v in own.items() if v}
-    return written, {"data.task": task, "data.path": path, **custom}
+    return written, {"data.task": task, "data.path": data and str(data), **custom}
 
 
 def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
     """Let ``fill`` write a folder: ``name`` in a temporary one, or that of the hash ``key`` in the cache."""
-    if temporary is None:
-        return build_once(cache_folder() / f"brought-{key()}" / name, fill)
-    folder = temporary / name
-    folder.mkdir(parents=True)
-    fill(folder)
-    return folder
+    return build_once((temporary or cache_folder() / f"brought-{key()}") / name, fill)
 
 
 def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Path:

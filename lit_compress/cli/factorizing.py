@@ -32,7 +32,6 @@ from lit_compress.run.folder import CURVES, Run, begin_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
-from lit_compress.run.solve import check_choices
 from lit_compress.run.trials import choose_removal
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
@@ -101,20 +100,10 @@ def factorize(
 def run_factorize(
     model: str, out: str, line: Line, recovery: Recovery, by_block: Literal["float32"] | None = None
 ) -> dict[str, Any] | None:
-    """Factorize a fine-tuned model, export it to ``out`` and return the report; None on all processes but the first.
+    """Factorize as :func:`factorize`, and return the report; None on all processes but the first.
 
-    With ``recovery.distil`` the compressed model is written to the folder ``out``.distil, from which a stage of ``fit``
+    With ``--distil`` the compressed model is written to the folder ``out``.distil, from which a stage of ``fit``
     continues. It holds checkpoints until the export is there, and then the curves alone.
-
-    Args:
-        model: folder or name.
-        out: folder to write.
-        line: further options.
-        recovery: how the compressed model is trained.
-        by_block: precision of the states on disk; None: the whole model is in memory.
-
-    Raises:
-        UserError: an option, the model, the data or ``out`` cannot be used.
     """
     if recovery.distil is None and (unread := next(filter(only_with_distil, line.names), None)):
         raise UserError(f"{unread}: factorize reads it with --distil only; leave it out")
@@ -215,7 +204,7 @@ def _factorized(
     check_factorize(job, stage, run is not None)
     return_freed_memory()
     dense = load_model(method.backbone, method)
-    check_choices(job.choices, method, dense)
+    job.choices.check(dense)
     if recovery.refine is not None:
         check_refinement(dense, stage.compression.dense_states, type(method).__name__)
     make = partial(compress_and_refine, stage, method, dense, data, recovery.refine)

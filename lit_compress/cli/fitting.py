@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     """Run or continue all stages of a method, and export the model.
 
-    Args:
-        line: options of ``fit``.
-
     Returns:
         The run, and its report; None for the report on all processes but the first.
 

@@ -36,14 +36,7 @@ RATE = 3e-4  # for 32 texts a step
 
 @dataclass(frozen=True)
 class Recovery:
-    """How a compressed model is trained afterwards.
-
-    Args:
-        refine: steps for every block, each by itself (stages/refinement.py); None: none.
-        distil: steps for the whole model; None: none.
-        texts: file of the texts of ``distil``; None: the training texts.
-        rate: learning rate of ``distil``; None: :data:`RATE`.
-    """
+    """How a compressed model is trained afterwards, by the options of ``factorize``; the first two count steps."""
 
     refine: int | None = None
     distil: int | None = None
@@ -75,9 +68,6 @@ class Distilling:
 
     Attributes:
         texts: the data of the job with the texts of the recovery as training rows.
-
-    Raises:
-        UserError: the Trainer's arguments or the texts cannot be used.
     """
 
     def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
@@ -97,12 +87,7 @@ class Distilling:
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
     def fit(self, dense: PreTrainedModel, model: Path) -> None:
-        """Run or continue the stage, as :func:`run_stage`.
-
-        Args:
-            dense: the teacher, on the CPU, before and afterwards.
-            model: folder of the compressed model.
-        """
+        """Run or continue the stage, as :func:`run_stage`; ``dense`` is the teacher of the compressed ``model``."""
         self.run.dense = dense
         run_stage(self.made, self.run, "", model)
 

@@ -34,34 +34,18 @@ def one_shot(
     job: Job, net: PreTrainedModel, dense: PreTrainedModel, scores: Mapping[str, float], config: dict[str, Any],
     more: dict[str, Any], timed: Programs | None = None,
 ) -> Export:  # fmt: skip
-    """Return the export of a ``net`` that was compressed in one shot.
-
-    Args:
-        job: its method made the model of its backbone.
-        net: the model.
-        dense: the backbone; ``scores`` are its dev metrics.
-        config: of the command.
-        more: fields of the report.
-        timed: as :class:`Export`.
-    """
+    """Return the export of ``net``, made of ``dense`` without training; ``more`` are fields of the report."""
     method, data = job.method, job.data
     size = net_bytes(Path(resolve(method.backbone, method.task)))
-    budget = (method.budget, method.density) if method.budget else None
+    before = {"dense": Measured.by(scores, dense, size, data.record)}
+    more, budget = more | {"license": license_of(method.backbone)}, (method.budget, method.density)
     return Export(
-        net, {"dense": Measured.by(scores, dense, size, data.record)}, type(method).__name__, data, config,
-        more=more | {"license": license_of(method.backbone)}, budget=budget, timed=timed,
-    )  # fmt: skip
+        net, before, type(method).__name__, data, config, None, more, budget if method.budget else None, timed
+    )
 
 
 def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
     """Export the model of the last stage of ``run`` to ``out``, as :func:`write_export`; return the report.
-
-    Args:
-        run: a finished run.
-        out: folder to write; an earlier export there is replaced.
-        method: the method of the run.
-        data: for the dev metric of the exported model.
-        choices: the user's.
 
     Raises:
         UserError: a stage is not finished; ``out`` has other files; a check fails.

@@ -29,10 +29,7 @@ class Job:
     """The parsed parts of a command.
 
     Attributes:
-        method: as the options say; :meth:`at` makes others.
-        data: of the method's task.
         trainer: the Trainer's arguments.
-        seed: of the run.
         choices: for the export.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which a stage stops.
@@ -55,14 +52,12 @@ class Job:
 
     def at(self, density: float | None = None, removes: Removes | None = None, **changes: Any) -> Self:
         """Return this job with a new method, at another density, with another ``retrain.removes``, or other fields."""
-        other = copy.copy(self)
-        vars(other).update(changes)
-        given = dict(self.method.given)
+        other, given = copy.copy(self), dict(self.method.given)
         if density is not None:
             given["density"] = density
         if removes is not None:
             given["retrain"] = replace(given["retrain"], removes=removes)
-        other.method = type(self.method)(**given)
+        vars(other).update(changes, method=type(self.method)(**given))
         return other
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
 from lit_compress.models.sites import find_sites
 from lit_compress.run.job import Job
-from lit_compress.run.solve import Outline, check_choices, outline
+from lit_compress.run.solve import Outline, outline
 from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import count_steps
 from lit_compress.utils.errors import UserError
@@ -46,7 +46,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     """Check data, architecture, ranks and schedules of all stages before the first one starts; print the plan.
 
     Args:
-        job: all of it.
+        job: what is checked.
         layers: also print the sizes of every layer.
 
     Returns:
@@ -57,19 +57,18 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     """
     method, data, trainer, net = job.method, job.data, job.trainer, job.dense
     find_sites(net)
-    check_choices(job.choices, method, net)
+    job.choices.check(net)
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
     data.devices = processes(trainer)
     data.prepare_data()
     check_sizes(method)
-    stages = []
+    stages, limits = [], (trainer.get("limit_train_batches"), trainer.get("max_steps"))
     for stage in method.stages():
         stage.check(net)
         stage.check_data(net, data)
-        limit, most = trainer.get("limit_train_batches"), trainer.get("max_steps")
-        steps = count_steps(data.steps_per_epoch(), stage.settings.epochs, limit, most)
+        steps = count_steps(data.steps_per_epoch(), stage.settings.epochs, *limits)
         stage.set_total_steps(steps)
         stages.append(f"{stage.name} {stage.settings.epochs} epochs = {steps:,} steps")
     sizes, facts = outline(job), data.facts()
@@ -101,26 +100,22 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
             f"{what} is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give a teacher of the same "
             f"width{'' if vectors else ', or distillation.alpha_layers 0'}"
         )
-    named = {"model.teacher": str(method.teacher), "model.backbone": method.backbone}
-    vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
-    if vocabularies[0] != vocabularies[1]:
+    theirs = load_tokenizer(str(method.teacher), method.task, "model.teacher").get_vocab()
+    own = load_tokenizer(method.backbone, method.task, "model.backbone").get_vocab()
+    if theirs != own:
         raise UserError(
-            f"{what} has another tokenizer than the backbone ({len(vocabularies[0])} and {len(vocabularies[1])} "
-            "tokens); give a teacher made from model.backbone"
+            f"{what} has another tokenizer than the backbone ({len(theirs)} and {len(own)} tokens); give a teacher "
+            "made from model.backbone"
         )
 
 
 def _sizes_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
     """Return a table of the sizes of the dense model and of the export."""
-    rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
-        ("parameters of the sites", ",", lambda o: o.params.sites),
-        ("total parameters", ",", lambda o: o.params.total),
-        ("bytes on disk", ",", lambda o: o.bytes),
-        (f"MFLOPs, 1 x {outline.length} tokens", ",.1f", lambda o: o.flops / 1e6),
-    )
+    rows = [(o.params.sites, o.params.total, o.bytes, o.flops / 1e6) for o in (outline.whole, outline)]
+    labels = "parameters of the sites", "total parameters", "bytes on disk", f"MFLOPs, 1 x {outline.length} tokens"
     body = []
-    for label, form, value in rows:
-        before, after = value(outline.whole), value(outline)
+    for label, before, after in zip(labels, *rows, strict=True):
+        form = ",.1f" if label.startswith("MFLOPs") else ","
         body.append([label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"])
     return ["", "dense", "about" if outline.about else "export", "ratio"], body
 
@@ -132,8 +127,11 @@ def _layers_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
     stacks = len({site.stack for site in dense}) > 1
     layers: dict[tuple[str, int], list[str]] = {}
     for site in dense:
-        cells = layers.setdefault((site.stack, site.layer), [""] * len(columns))
-        shape = _matrix_shape(outline.net.get_submodule(site.name)) if site.name in left else "removed"
+        cells, shape = layers.setdefault((site.stack, site.layer), [""] * len(columns)), "removed"
+        if site.name in left:
+            layer: Any = outline.net.get_submodule(site.name)
+            more = [f" {sign}{n}" for name, sign in (("rank", "r"), ("rows", "+")) if (n := getattr(layer, name, 0))]
+            shape = "".join([f"{layer.out_features}x{layer.in_features}", *more])
         cells[columns.index((site.cross, site.role))] = shape
     body = []
     for (stack, cells), group in groupby(layers.items(), key=lambda item: (item[0][0], item[1])):
@@ -141,13 +139,6 @@ def _layers_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
         ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         body.append([f"{stack} {ends}" if stacks else ends, *cells])
     return ["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body
-
-
-def _matrix_shape(layer: Any) -> str:
-    """Return the size of a matrix, out x in, its rank r, and + the number of rows that are kept of it."""
-    rank = f" r{layer.rank}" if getattr(layer, "rank", 0) else ""
-    rows = f" +{layer.rows}" if getattr(layer, "rows", 0) else ""
-    return f"{layer.out_features}x{layer.in_features}{rank}{rows}"
 
 
 def _layer_notes(outline: Outline) -> Iterator[str]:

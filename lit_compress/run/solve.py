@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.methods.base import Method
     from lit_compress.run.job import Job
 
 GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, per matrix, about
@@ -37,11 +37,9 @@ MARGIN = 5e-3  # share of the budget that is left if data decide on shapes: expo
 
 @dataclass(frozen=True)
 class Outline:
-    """The sizes of the model that a method will export.
+    """The sizes of ``net``, the fused model that a method will export, and of ``dense``; neither has values.
 
     Attributes:
-        net: fused, without values.
-        dense: the dense model, without values.
         length: tokens of a text, for FLOPs.
         about: whether data decide on shapes, which are then spread evenly here.
         choices: for the export; if it writes a program, the size counts that.
@@ -80,11 +78,6 @@ class Outline:
             return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
 
 
-def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
-    """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read."""
-    choices.check(net)
-
-
 def outline(job: Job, density: float | None = None) -> Outline:
     """Return the sizes of the model that a job will export, at a ``density`` in place of the method's.
 
@@ -115,7 +108,7 @@ def solve(job: Job) -> float:
     """
     budget, choices = job.method.budget, job.choices
     assert budget is not None
-    check_choices(choices, job.method, job.dense)
+    choices.check(job.dense)
     if budget.kind == "density":
         return budget.value
     if budget.kind == "speedup":
@@ -130,9 +123,9 @@ def solve(job: Job) -> float:
     before = cost(budget, replace(whole, net=outline_export(job.dense, stored)))
     limit = budget.value * before if budget.kind == "flops" else budget.value
     if limit > before and budget.kind in ("params", "size"):
-        text = shown(budget.kind, before) + (f" in {stored.dtype}" if choices.half else "")
+        has = shown(budget.kind, before) + (f" in {stored.dtype}" if choices.half else "")
         raise UserError(
-            f"model.budget: '{budget.asked}' is more than the dense model has, {text}; nearest: a smaller one"
+            f"model.budget: '{budget.asked}' is more than the dense model has, {has}; nearest: a smaller one"
         )
     kept = replace(whole, net=outline_export(job.dense, choices, job.tokens), choices=choices)
 
@@ -171,10 +164,9 @@ Gains = list[dict[str, Any]]
 def speed_place(job: Job) -> Place:
     """Return where the speed-up of a budget is measured, as :func:`find_place`."""
     assert job.method.budget is not None
-    try:
+    texts = False
+    with suppress(UserError):  # there is no training split
         texts = job.data.train_size() > 0
-    except UserError:
-        texts = False
     return find_place(job.method.budget, job.choices, job.dense, job.length, texts)
 
 
@@ -190,17 +182,15 @@ def search_speed(
 
     Args:
         job: its budget is a speed-up.
-        shape: function of a density that returns the shapes as exported, without values; raises UserError below the
-            smallest density.
+        shape: returns the shapes as exported, without values; raises UserError below the smallest density.
         timed: times programs.
         first: density to begin with.
 
     Returns:
         The density; None: it is not reached. And by density :meth:`Programs.gains` at all that were tried.
     """
-    gains: dict[float, Gains] = {}
     assert job.method.budget is not None
-    speedup = job.method.budget.value
+    speedup, gains = job.method.budget.value, dict[float, Gains]()
 
     def cost(density: float) -> float | None:
         try:
@@ -225,10 +215,7 @@ def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
 
 
 def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
-    """Return the line for a budget that no density meets.
-
-    ``made`` is the smallest outline, with ``more`` bytes that are not estimated; ``before`` is the dense model's cost.
-    """
+    """Return the line for a budget below the smallest outline, with bytes that are not estimated; of the dense cost."""
     budget, name = job.method.budget, type(job.method).__name__
     assert budget is not None
     kind = budget.kind

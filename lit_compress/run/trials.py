@@ -44,12 +44,9 @@ ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached b
 
 
 def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Programs | None]:
-    """Try the kinds of removal of a job, and choose one.
+    """Try the kinds of removal of a job on the fine-tuned model, and choose one.
 
-    Args:
-        dense: fine-tuned, on the CPU, before and afterwards.
-        job: calibration examples and held-out rows are training rows of its data. The search for a speed-up begins with
-            its density, if it has one.
+    The search for a speed-up begins with the job's density, if it has one.
 
     Returns:
         The chosen ``density`` and ``removes``, and all trials, ``tried``; the programs that were timed for a speed-up.
@@ -129,11 +126,7 @@ def _try(
 
 
 def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
-    """Return the first of some kinds of removal that the shapes of the dense model allow.
-
-    Raises:
-        UserError: they allow none.
-    """
+    """Return the first of some kinds of removal that the shapes of the dense model allow; raise UserError for none."""
     removes, _, error = _first(kinds, lambda removes: _possible(job.at(removes=removes), job.dense))
     if error is not None:
         note(f"retrain.removes: {removes}; {str(error).partition(': ')[2]}")

@@ -141,7 +141,7 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
         other.classifier.bias.data += 1
     lc.compress(other, tokenizer, data, method=method, **more)
     assert got[0] == got[1] == got[2] != got[3]
-    found = [dict(line.options) for line in got]
+    found = [dict(line.options) | line.own for line in got]
     options = found[0]
     assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
     assert options["data.custom.labels"] == ["negative", "positive"] and options["model.retrain.epochs"] == 1
