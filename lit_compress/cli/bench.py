@@ -57,7 +57,9 @@ def bench(
         UserError: an option or a folder cannot be used.
         KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
-    _check_positive(threads=[threads], rounds=[rounds], batch=batch or [], length=length or [])
+    for name, numbers in {"threads": [threads], "rounds": [rounds], "batch": batch, "length": length}.items():
+        if (least := min(numbers or [1])) < 1:
+            raise UserError(f"{name}: '{least}' is not a positive integer; the smallest is 1")
     for name in runtimes or ():
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
@@ -91,18 +93,8 @@ def bench(
         raise KeyboardInterrupt
 
 
-def _check_positive(**numbers: list[int]) -> None:
-    for name, values in numbers.items():
-        if (wrong := next((value for value in values if value < 1), None)) is not None:
-            raise UserError(f"{name}: '{wrong}' is not a positive integer; the smallest is 1")
-
-
 def _nets(target: Target, out: str, baseline: str | None, against: list[str]) -> dict[str, Path]:
-    """Return the folders by label: the dense model, which is named or the run's, others by their names, OUT.
-
-    Raises:
-        UserError: two have the same label, or one cannot be used.
-    """
+    """Return the folders by label: the dense model, which is named or the run's, others by their names, OUT."""
     nets, dense = {}, target.folder.resolve().parent / "dense" / "net"
     if baseline is not None:
         nets["dense"] = _loadable(find_target(baseline, "--baseline").folder, baseline)
@@ -118,11 +110,7 @@ def _nets(target: Target, out: str, baseline: str | None, against: list[str]) ->
 
 
 def _loadable(folder: Path, name: str) -> Path:
-    """Return a folder that transformers can load.
-
-    Raises:
-        UserError: it is the compressed model of a stage, whose layers only this package has.
-    """
+    """Return a folder that transformers can load; refuse the model of a stage, whose layers only this package has."""
     structure = folder / "structure.json"
     if structure.is_file() and read_json("bench", structure, dict) and not (folder / f"{MODULE}.py").is_file():
         raise UserError(f"bench: '{name}' is the model of a stage, which loads in this package only; give the run")
@@ -135,34 +123,25 @@ def _show(result: dict[str, Any], output: Path) -> None:
     machine = hardware["accelerator"] if result["device"] != "cpu" else hardware["cpu"]
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
     shapes = result["shapes"]
-    _print_table(programs_table(result))
+    body = [
+        [p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in result["programs"]
+    ]
+    show(["runtime", "model", "difference", "MB"], body, left=2, whole=2)
     if any(entry["far"] for entry in result["programs"]):
         print("!: its integers change the results by more than is usual; --against shows the dev metric")
     if shapes:
-        _print_table(times_table(result))
+        show(*times_table(result), left=2, whole=2)
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
     if not all(entry["steady"] for shape in shapes for entry in shape["times"]):
         print(f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough")
     if shapes and result["metric"]:
-        _print_table(alternatives_table(result))
+        show(*alternatives_table(result), left=2, whole=2)
         print("front: no other is better in both the metric and ms, or MB")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     if result["stopped"]:
         print(f"stopped: {len(shapes)} of {result['asked']} shapes are measured")
     print(f"numbers: {output / FILE}")
-
-
-def _print_table(table: Table) -> None:
-    show(*table, left=2, whole=2)
-
-
-def programs_table(result: dict[str, Any]) -> Table:
-    """Return the table of the programs: difference from PyTorch's results, and megabytes of the file."""
-    body = [
-        [p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in result["programs"]
-    ]
-    return ["runtime", "model", "difference", "MB"], body
 
 
 def times_table(result: dict[str, Any]) -> Table:
@@ -189,9 +168,9 @@ def alternatives_table(result: dict[str, Any]) -> Table:
     Times are of the smallest and the largest batch, at the shortest length. Rows without a time are left out. ``front``
     names the costs at which no other row is better in both.
     """
-    least = min(shape["length"] for shape in result["shapes"])
-    shapes = sorted((s for s in result["shapes"] if s["length"] == least), key=lambda shape: shape["batch"])
-    first, last = shapes[0], shapes[-1]
+    shapes = sorted(result["shapes"], key=lambda shape: (shape["length"], shape["batch"]))
+    least, first = shapes[0]["length"], shapes[0]
+    last = [shape for shape in shapes if shape["length"] == least][-1]
     one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
     known = [p for p in result["programs"] if (p["net"], p["runtime"]) in one.keys() & many.keys()]
     costs = [{"ms": one[p["net"], p["runtime"]]["median"], "MB": p["bytes"]} for p in known]

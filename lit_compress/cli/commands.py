@@ -83,26 +83,23 @@ def export(
         parts = open_target(find_target(run, "export"), line)
         report = export_again(source, place, parts.data, Choices(**choices))
     else:
-        report = _export_run(Run(run), place, line, choices)
+        found = Run(run)
+        config = found.config(strict=True)
+        if line.last("data.path"):
+            raise UserError("export: --data.path is for an export; a run is measured on its own data")
+        asked = replace(Choices(**config["export"]), **choices)
+        if asked.half and asked.format != "hf" and "dtype" not in choices:  # the program has no 16 bits
+            asked = replace(asked, dtype="float32")
+        asked.check()
+        check_out(place)
+        parts = parse_stored(config, line, found.net("dense"), runs=True).build()
+        report = export_run(found, place, parts.method, parts.data, asked)
     print(f"exported {out}: density {report['compressed']['density']:.4f}")
     if report["export_difference"] is not None:
         print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
     if push_to_hub:
         print(f"pushed: {push(place, push_to_hub, private)}")
-
-
-def _export_run(run: Run, out: Path, line: Line, asked: dict[str, Any]) -> dict[str, Any]:
-    config = run.config(strict=True)
-    if line.last("data.path"):
-        raise UserError("export: --data.path is for an export; a run is measured on its own data")
-    choices = replace(Choices(**config["export"]), **asked)
-    if choices.half and choices.format != "hf" and "dtype" not in asked:  # the program has no 16 bits
-        choices = replace(choices, dtype="float32")
-    choices.check()
-    check_out(out)
-    parts = parse_stored(config, line, run.net("dense"), runs=True).build()
-    return export_run(run, out, parts.method, parts.data, choices)
 
 
 def report(folder: str, *, out: str | None = None) -> None:
@@ -172,8 +169,7 @@ def list_(
     """
     if folder is not None and what != "runs":
         raise UserError(f"list: '{folder}' means nothing to {what}; nearest: list runs {folder}")
-    made = {"methods": _methods, "tasks": _tasks, "recipes": _recipes}
-    lines = _runs(Path(folder or "runs")) if what == "runs" else made[what]()
+    lines = {"methods": _methods, "tasks": _tasks, "recipes": _recipes, "runs": _runs}[what](folder or "runs")
     if json:
         print(dumps(lines, indent=2, ensure_ascii=False))
     else:
@@ -187,19 +183,17 @@ def _text(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _methods() -> list[dict[str, Any]]:
-    by_method: dict[str, list[str]] = {}
-    for recipe in recipes():
-        by_method.setdefault(method_of(recipe), []).append(f"{recipe}.yaml")
+def _methods(_: str) -> list[dict[str, Any]]:
+    made = {name: method_of(name) for name in recipes()}
     firsts = {name: (getdoc(getattr(methods, name)) or "").split("\n\n")[0] for name in methods.__all__}
     return [
-        {"method": name, "what it does": " ".join(first.split()), "recipes": by_method.get(name, [])}
-        for name, first in firsts.items()
-        if name != "Method"
-    ]
+        {"method": name, "what it does": " ".join(first.split()),
+         "recipes": [f"{recipe}.yaml" for recipe in made if made[recipe] == name]}
+        for name, first in firsts.items() if name != "Method"
+    ]  # fmt: skip
 
 
-def _tasks() -> list[dict[str, Any]]:
+def _tasks(_: str) -> list[dict[str, Any]]:
     return [
         {"task": task.name, "kind": task.kind, "columns": list(task.text), "labels": list(task.labels),
          "metrics": list(task.metrics), "hub": " ".join(filter(None, task.hub)) if task.hub else None}
@@ -207,13 +201,13 @@ def _tasks() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _recipes() -> list[dict[str, Any]]:
+def _recipes(_: str) -> list[dict[str, Any]]:
     return [{"recipe": f"{name}.yaml", "method": method_of(name), "tasks": tasks} for name, tasks in recipes().items()]
 
 
-def _runs(folder: Path) -> list[dict[str, Any]]:
+def _runs(folder: str) -> list[dict[str, Any]]:
     """Return the runs under a folder, finished or not; refuse one without any."""
-    runs, _ = read_results(folder.expanduser(), "list")
+    runs, _ = read_results(Path(folder).expanduser(), "list")
     return [
         {"run": run.name, "task": run.report and run.report["task"], "method": run.label, "budget": run.budget,
          "seed": run.seed, "status": run.status, "metric": run.report and run.report["metric"]["name"],

@@ -60,19 +60,15 @@ def print_choices(report: dict[str, Any]) -> None:
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
 
 
-def _lost(before: float, after: float, interval: Any, mode: str) -> bool:
-    """Return whether a metric is worse by more than its standard error."""
-    error = standard_error(interval) if interval else (1 - LEAST_SHARE) * abs(before)
-    return (before - after if mode == "max" else after - before) > error
-
-
 def _print_integers(made: dict[str, Any], report: dict[str, Any]) -> None:
     """Print the metric and the order of a program of integers, with those in float; warn if either is lost."""
     metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
     text = f"dev {report['metric']['name']} {metric:.4f}, in float {before:.4f}"
     ranks = "" if order is None else f", Spearman's correlation with the order in float {order:.2f}"
     print(f"{made['file']}: {made['dtype']}, {made['bytes']:,} bytes, {text}{ranks}")
-    words = [f"the metric ({text})"] if _lost(before, metric, made["interval"], report["metric"]["mode"]) else []
+    error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
+    lost = before - metric if report["metric"]["mode"] == "max" else metric - before
+    words = [f"the metric ({text})"] if lost > error else []
     if order is not None and order < LEAST_ORDER:
         words.append(f"the order of texts (Spearman's correlation {order:.2f})")
     if words:
