@@ -52,17 +52,14 @@ class Report(dict[str, Any]):
         return markdown(self)
 
 
-class Place:
-    """A folder that a model stands for; a temporary one goes with the last model that holds it. Copies share it."""
+class Shared(tempfile.TemporaryDirectory[str]):
+    """A folder that goes with the last model that holds it: copies share it, and of a pickled one only the path."""
 
-    def __init__(self, folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self.folder, self._temporary = folder, temporary
-
-    def __deepcopy__(self, _: object) -> Place:
+    def __deepcopy__(self, _: object) -> Shared:
         return self
 
-    def __reduce__(self) -> tuple[type[Place], tuple[Path]]:
-        return Place, (self.folder,)
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.name,)
 
 
 def load(
@@ -71,10 +68,9 @@ def load(
     """Load a compressed model: an export, or a finished run.
 
     Args:
-        folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model; or
-            ``OWNER/NAME[@REVISION]`` of one on the hub.
-        device: that the model is moved to: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if
-            there is one. None for the CPU, as in transformers.
+        folder: that a command or ``save_pretrained`` wrote; or ``OWNER/NAME[@REVISION]`` of one on the hub.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if there is one; None for the
+            CPU, as in transformers.
         trust_remote_code: run the code of the folder, which only models need that had code of their own before.
 
     Returns:
@@ -96,10 +92,10 @@ def load(
     return move(with_export(given if is_name(str(folder)) else given.resolve()), place)
 
 
-def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:
+def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
     """Return the model of an export, with which a ``temporary`` folder that holds it goes."""
     net: Any = load_net(folder, as_stored=True)
-    net.folder_holder, net.folder, path = Place(folder, temporary), folder, folder / "report.json"
+    net.folder_holder, net.folder, path = temporary, folder, folder / "report.json"
     net.report = Report(read_json("load", path, dict) if path.is_file() else {})
     net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
     return net
@@ -127,13 +123,11 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
 def _is_as_exported(net: Compressed) -> bool:
     """Return whether the tensors of ``net`` are those of its export."""
-    aliases = tied(net)
+    aliases, file = tied(net), LazyTensors(net.folder, "export")
     tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
-    if set(net_shapes(net.folder)) != set(tensors):
-        return False
-    file = LazyTensors(net.folder, "export")
-    stored = ((file[name], tensors[name]) for name in tensors)
-    return all(old.dtype == new.dtype and torch.equal(old, new.cpu()) for old, new in stored)
+    return set(net_shapes(net.folder)) == set(tensors) and all(
+        (old := file[name]).dtype == new.dtype and torch.equal(old, new.cpu()) for name, new in tensors.items()
+    )
 
 
 def _push(net: Compressed, repo_id: str, private: bool = False) -> str:

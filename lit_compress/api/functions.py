@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
-from lit_compress.api.compressed import with_export
+from lit_compress.api.compressed import Shared, with_export
 from lit_compress.api.inputs import brought, named, write_tokenizer
 from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.exporting import warn_missed
@@ -94,7 +94,7 @@ def factorize(
     asked = _asked(options)
     with undisturbed() as written:
         source, given = brought(model, tokenizer, data, asked, written)
-        place = tempfile.TemporaryDirectory(prefix="lit_compress-")
+        place = Shared(prefix="lit_compress-")
         own = {"density": density, "rank": rank, "budget": budget}
         line = _line("factorize", given | own | options)
         recovery = Recovery(*map(line.own.get, ("refine", "distil", "distil_texts", "distil_rate")))
@@ -135,7 +135,7 @@ def compress(
     """
     asked = _asked(options)
     with undisturbed():
-        place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
+        place = None if run_dir is not None else Shared(prefix="lit_compress-")
         written = Path(place.name) if place else None
         source, given = brought(model, tokenizer, data, asked, written, trained=fine_tuned)
         run = Run(Path(run_dir or f"{written}/run").expanduser())
@@ -265,7 +265,7 @@ def _line(command: str, given: dict[str, Any]) -> Line:
     return checked(from_python(command, given | {"device": device and str(device)}))
 
 
-def _made(command: str, report: dict[str, Any] | None, export: Path, place: Any) -> Compressed:
+def _made(command: str, report: dict[str, Any] | None, export: Path, place: Shared | None) -> Compressed:
     """Return the model of an export; ``place`` is the temporary folder that holds it."""
     if report is None:
         raise UserError(f"trainer.devices: several processes were started; the command {command} is for them")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -78,20 +78,12 @@ def brought(
         splits = splits_of(data, whole)
         if trained is not None and task == CUSTOM:
             own = choose_columns(own, splits, getattr(model, "config", None) or _read_config(written), trained)
-
-        def key() -> str:
-            return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
-
-        data = _placed(temporary, "data", key, splits.save_to_disk)
+        keys = {} if temporary else {name: content_key(rows) for name, rows in sorted(splits.items())}
+        data = build_once((temporary or cache_folder() / f"brought-{short_hash(keys)}") / "data", splits.save_to_disk)
     if isinstance(own.get("text"), str):
         own["text"] = [own["text"]]
     custom = {f"data.custom.{name}": list(v) if isinstance(v, tuple) else v for name, v in own.items() if v}
     return written, {"data.task": task, "data.path": data and str(data), **custom}
-
-
-def _placed(temporary: Path | None, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
-    """Let ``fill`` write a folder: ``name`` in a temporary one, or that of the hash ``key`` in the cache."""
-    return build_once((temporary or cache_folder() / f"brought-{key()}") / name, fill)
 
 
 def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Path:
@@ -109,7 +101,7 @@ def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Pa
     # called as the last part of where it came from, or as its class
     name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
     name = re.sub(r"[^\w.-]", "-", name) or type(model).__name__
-    return _placed(temporary, name, lambda: _model_key(model, tokenizer), fill)
+    return build_once((temporary or cache_folder() / f"brought-{_model_key(model, tokenizer)}") / name, fill)
 
 
 def named(model: Any, tokenizer: Any) -> str | None:
@@ -211,11 +203,10 @@ def choose_columns(
             if name not in names:
                 raise UserError(f"{option}: the data has no column '{name}'; {nearest(name, names)}")
     label = given.get("label") or next((name for name in LABELS if name in names), None)
-    if (kind := given.get("kind")) is None and (label is None or isinstance(label, str)):
-        kind = likely_kind(config, rows, label)
-    elif kind is None:  # a column for each label
-        kind = next(name for name, meant in KINDS.items() if meant.own_columns)
-    elif kind not in KINDS:
+    of_columns = next(name for name, meant in KINDS.items() if meant.own_columns)  # one for each label
+    several = label is not None and not isinstance(label, str)
+    kind = given.get("kind") or (of_columns if several else likely_kind(config, rows, label))
+    if kind not in KINDS:
         raise UserError(f"kind: unknown '{kind}'; {nearest(kind, KINDS)}")
     if not (meant := KINDS[kind]).recognised:
         return {**given, "kind": kind}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 from lit_compress.evaluation.intervals import near_chance, standard_error
@@ -16,11 +15,9 @@ LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program 
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
 
 
-def print_report(report: dict[str, Any], lines: Iterable[str] = ()) -> None:
-    """Print a report as a table, further lines, and choices; warn of a missed budget."""
+def print_report(report: dict[str, Any]) -> None:
+    """Print a report as a table, and choices; warn of a missed budget."""
     print_table(report)
-    for line in lines:
-        print(line)
     print_choices(report)
     warn_missed(report)
 

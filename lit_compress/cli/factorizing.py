@@ -83,15 +83,7 @@ def factorize(
         report = run_factorize(model, out, line, recovery, by_block)
     if report is None:
         return
-    lines = []
-    if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
-        estimated, measured = (f"{loss[f'{name}_loss']:.2g}" for name in ("estimated", "measured"))
-        lines.append(f"added to the loss of an example: {estimated} estimated, {measured} measured on dev rows")
-    if refined := report["refined"]:
-        lines.append(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
-    if distilled := report.get("distilled"):
-        lines.append(f"distilled: {distilled['steps']} steps of {distilled['batch']} texts")
-    print_report(report, lines)
+    print_report(report)
     print(f"ship this folder: {out}")
     if (curves := Path(f"{out}.distil")).is_dir():
         print(f"curves: tensorboard --logdir {curves}")

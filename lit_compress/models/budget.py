@@ -61,16 +61,14 @@ class Budget:
 
     def reached(self, report: Mapping[str, Any]) -> float:
         """Return the exported model's value in a report, in the units of ``value``."""
-        compressed, ratios = report["compressed"], report["ratios"]
-        if self.kind == "density":
-            return compressed["density"]
-        if self.kind == "flops":
-            return ratios["flops"]
+        compressed = report["compressed"]
         if self.kind == "speedup":
             return min(gain["median"] for gain in report["speed"]["shapes"])
-        if self.kind == "params":
-            return compressed["params"]["total"]
-        return (report.get("program") or compressed)["bytes"]
+        if self.kind == "size":
+            return (report.get("program") or compressed)["bytes"]
+        if self.kind == "flops":
+            return report["ratios"]["flops"]
+        return compressed["density"] if self.kind == "density" else compressed["params"]["total"]
 
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
         """Return the field ``budget`` of a report: the asked value, the actual one, and whether it is within the limit.
@@ -78,8 +76,7 @@ class Budget:
         ``off`` is actual / asked - 1. ``met`` is None if the timing is too noisy to say whether a speed-up is reached
         at every shape. ``density`` is the one with which the budget was to be met.
         """
-        reached = self.reached(report)
-        off = reached / self.value - 1
+        off = (reached := self.reached(report)) / self.value - 1
         met: bool | None = off <= 1e-9
         if self.kind == "speedup":
             gains = [Speedup.of(gain) for gain in report["speed"]["shapes"]]
@@ -125,10 +122,8 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     if kind == "size" and not unit and number < 1000:
         raise UserError(f"model.budget: '{asked}' has no unit and would be bytes; nearest: size={value}MB")
     if zeros_of and kind != "density":
-        raise UserError(
-            f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "
-            "density=0.25"
-        )
+        why = f"cannot be met by {zeros_of}, which stores the removed weights as zeros"
+        raise UserError(f"model.budget: '{asked}' {why}; valid: density=0.25")
     runtime, shapes = _place(asked, kind, place) if "@" in asked else (None, ())
     return Budget(kind, number, asked, runtime=runtime, shapes=shapes)
 

@@ -13,8 +13,8 @@ multiples, ``round_to``; ``why`` it cannot be chosen, null if it can; and whethe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.evaluate import ROWS, divergence
 from lit_compress.export.fuse import outline_export
@@ -37,8 +37,6 @@ from lit_compress.utils.sharding import alone
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-T = TypeVar("T")
-U = TypeVar("U")
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 
@@ -127,23 +125,25 @@ def _try(
 
 def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
     """Return the first of some kinds of removal that the shapes of the dense model allow; raise UserError for none."""
-    removes, _, error = _first(kinds, lambda removes: _possible(job.at(removes=removes), job.dense))
-    if error is not None:
-        note(f"retrain.removes: {removes}; {str(error).partition(': ')[2]}")
-    return removes
+    errors = list[UserError]()
+    for removes in kinds:
+        try:
+            _possible(job.at(removes=removes), job.dense)
+        except UserError as error:
+            errors.append(error)
+            continue
+        if errors:
+            note(f"retrain.removes: {removes}; {str(errors[0]).partition(': ')[2]}")
+        return removes
+    raise errors[0]
 
 
 def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
     """Return the job's stage: at the density of the method, or under a budget at any that can be done."""
-    return _first(ANCHORS if job.method.budget else (None,), lambda density: _stage(job, net, density))[1]
-
-
-def _first(values: Sequence[T], make: Callable[[T], U]) -> tuple[T, U, UserError | None]:
-    """Return the first value for which ``make`` raises no UserError, its result, and the first error before it."""
     errors = list[UserError]()
-    for value in values:
+    for density in ANCHORS if job.method.budget else (None,):
         try:
-            return value, make(value), errors[0] if errors else None
+            return _stage(job, net, density)
         except UserError as error:
             errors.append(error)
     raise errors[0]
