@@ -62,9 +62,7 @@ def compare(
 
 
 def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
-    """Return the plan of a comparison, and print its notes.
-
-    Names on the hub, the teacher, and the number of epochs are known afterwards.
+    """Return the plan of a comparison; names on the hub, the teacher, and the number of epochs are known afterwards.
 
     Args:
         config: path or name of a shipped comparison.
@@ -110,11 +108,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
 
 
 def _resolve(entry: Entry, task: str) -> Entry:
-    """Return an entry with its class, its stages, and the words that choose it.
-
-    Raises:
-        UserError: no class has this name.
-    """
+    """Return an entry with its class, its stages, and the words that choose it."""
     words = [f"--config={entry.config}"] if entry.config else []
     words += [f"--model={entry.method}"] if entry.method else []
     named = merged_configs(take_apart("fit", [*words, f"--data.task={task}"]))["model"].get("class_path")

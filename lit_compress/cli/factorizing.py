@@ -107,7 +107,11 @@ def run_factorize(
     place = Path(out).expanduser()
     check_out(place)
     job = cli.ready()
-    _check_same_model(place, cli.config.model.init_args.backbone)
+    backbone, path = cli.config.model.init_args.backbone, place / "report.json"
+    config = read_json("factorize", path, dict).get("config") if path.is_file() else None
+    known = config and config.get("model", {}).get("init_args", {}).get("backbone")
+    if known and Path(known).expanduser().resolve() != Path(backbone).expanduser().resolve():
+        raise UserError(f"out: '{place}' holds an export of '{known}'; give another folder, or remove it")
     if by_block:
         if (budget := job.method.budget) is not None and budget.kind == "speedup":
             raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
@@ -118,15 +122,6 @@ def run_factorize(
     run = None if recovery.distil is None else Run(place.with_name(f"{place.name}.distil"))
     job, chosen, timed = _sized(cli, job, run)
     return _factorized(place, job, run, cli.dump(), recovery, chosen, timed)
-
-
-def _check_same_model(out: Path, backbone: str) -> None:
-    """Refuse to replace the export of another model."""
-    path = out / "report.json"
-    config = read_json("factorize", path, dict).get("config") if path.is_file() else None
-    known = config and config.get("model", {}).get("init_args", {}).get("backbone")
-    if known and Path(known).expanduser().resolve() != Path(backbone).expanduser().resolve():
-        raise UserError(f"out: '{out}' holds an export of '{known}'; give another folder, or remove it")
 
 
 def only_with_distil(option: str) -> bool:

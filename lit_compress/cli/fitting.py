@@ -37,7 +37,6 @@ from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
     from lit_compress.cli.words import Line
-    from lit_compress.methods import Method
 
 
 def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
@@ -109,7 +108,7 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
 def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None) -> Job:
     """Return the job at the density that meets the budget, if there is one; a run that is continued keeps its own.
 
-    The export gets the program of the runtime in which a speed-up is measured.
+    The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured.
 
     Args:
         cli: makes the job.
@@ -118,8 +117,16 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         density: that the first process found; None: it is not known.
     """
     run = run if run is not None and run.started else None
-    job = cli.build()
-    job, budget = replace(job, choices=_settle_dtype(cli, job.method, run)), job.method.budget
+    job, choices = cli.build(), cli.config.export
+    method, budget = job.method, job.method.budget
+    if choices.dtype == "auto" and run is not None:
+        choices.dtype = run.config()["export"]["dtype"]
+    elif choices.dtype == "auto" and (choices.format != "hf" or (budget is not None and budget.kind == "speedup")):
+        choices.dtype = "float32"
+    elif choices.dtype == "auto":
+        option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
+        choices.dtype = stored_dtype(Path(resolve(method.teacher or method.backbone, method.task, option)))
+    job = replace(job, choices=Choices(**choices.as_dict()))
     if kinds := job.method.kinds:  # trials choose among them later
         job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
     if job.choices.vocabulary == "data" and budget is not None:
@@ -130,27 +137,13 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         place = speed_place(job)
         where = "one thread" if place.device == "cpu" else "bfloat16"
         note(f"budget {budget.asked}: measured in {place}, {where}")
-        cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
+        choices.format, choices.dtype = place.choices.format, place.choices.dtype
         job = job.at(choices=place.choices)
     if density is None and run is not None:
         density = run.density(budget.asked)
     if density is None and known:
         density = solve(job)
     return job.at(density)
-
-
-def _settle_dtype(cli: CommandLine, method: Method, run: Run | None) -> Choices:
-    """Return the choices for the export: without an asked dtype with the model's; a run keeps its own."""
-    choices = cli.config.export
-    if choices.dtype == "auto":
-        if run is not None:
-            choices.dtype = run.config()["export"]["dtype"]
-        elif choices.format != "hf" or (method.budget is not None and method.budget.kind == "speedup"):
-            choices.dtype = "float32"
-        else:
-            option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
-            choices.dtype = stored_dtype(Path(resolve(method.teacher or method.backbone, method.task, option)))
-    return Choices(**choices.as_dict())
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:

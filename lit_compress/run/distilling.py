@@ -75,7 +75,12 @@ class Distilling:
         assert steps is not None, "no steps"
         self.texts = texts = job.data.with_texts(recovery.texts)
         texts.devices = processes(job.trainer)
-        self._check_labels(job)
+        if "labels" not in texts.train_tokens().column_names:
+            place = f"--distil_texts: '{recovery.texts}'" if recovery.texts else "data.path: the training split"
+            if job.method.kind.reads_labels:
+                raise UserError(f"{place} has no labels, which this task's models read; give texts with them")
+            if job.method.distillation.label_weight > 0:
+                raise UserError(f"{place} has no labels; nearest: --model.distillation.alpha 1, which learns none")
         size, texts.accumulate = texts.batch_size, job.trainer.get("accumulate_grad_batches") or 1
         if job.method.kind.over_vocabulary:
             most = max(1, TOKENS // texts.train_dataloader().largest[1])
@@ -106,14 +111,3 @@ class Distilling:
             "metric": [record["initial"], record["metric"]], "seconds": record["seconds"],
             "file": file and Path(file).name,
         }  # fmt: skip
-
-    def _check_labels(self, job: Job) -> None:
-        """Refuse texts without labels if the model or the loss reads them."""
-        if "labels" in self.texts.train_tokens().column_names:
-            return
-        file, method = self.recovery.texts, job.method
-        place = f"--distil_texts: '{file}'" if file else "data.path: the training split"
-        if method.kind.reads_labels:
-            raise UserError(f"{place} has no labels, which this task's models read; give texts with them")
-        if method.distillation.label_weight > 0:
-            raise UserError(f"{place} has no labels; nearest: --model.distillation.alpha 1, which learns none")
