@@ -215,7 +215,7 @@ def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:
 
 
 def _impossible(job: Job, made: Outline, more: int, before: float) -> UserError:
-    """Return the line for a budget below the smallest outline, with bytes that are not estimated; of the dense cost."""
+    """Return the line for a budget that no density meets, not even the smallest shapes that were ``made``."""
     budget, name = job.method.budget, type(job.method).__name__
     assert budget is not None
     kind = budget.kind

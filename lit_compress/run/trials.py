@@ -3,12 +3,8 @@
 The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
 seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
 density of the method or at that at which its program has the speed-up that is asked for. The kind after which the
-answers on held-out training rows diverge least from the dense model's is chosen.
-
-A report lists the trials: the kind that each ``removes``; the ``density`` at which it was done, of the fastest program
-that was timed if none is fast enough, null if it was not done; the ``divergence`` (evaluation/evaluate.py); the
-``speed`` of the program, as :meth:`Programs.gains`, null without a speed-up; of what numbers of neurons and ranks are
-multiples, ``round_to``; ``why`` it cannot be chosen, null if it can; and whether it is ``chosen``.
+answers on held-out training rows diverge least from the dense model's is chosen. A report lists the trials
+(docs/reference/files.md).
 """
 
 from __future__ import annotations
