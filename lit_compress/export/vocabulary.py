@@ -13,6 +13,7 @@ that is no piece of its own. An output layer over the vocabulary loses the same 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tempfile
@@ -27,7 +28,6 @@ from torch import Tensor, nn
 from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
 from lit_compress.layers import Int8Embedding, SizedEmbedding
 from lit_compress.models.accounting import random_inputs
-from lit_compress.models.own_code import trusts_code
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import replace, with_same_parameters
@@ -96,22 +96,11 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, used: Iterable[int]) -> tu
     Raises:
         UserError: the kind of tokenizer cannot be cut.
     """
-    from transformers import AutoTokenizer
+    from tokenizers import Tokenizer
 
     state: Json = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = _cut(state, set(used), set(tokenizer.all_special_tokens))
-    with tempfile.TemporaryDirectory() as work:
-        folder = Path(work)
-        tokenizer.save_pretrained(folder)
-        for name in _DERIVED:
-            (folder / name).unlink(missing_ok=True)
-        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-        path = folder / "tokenizer_config.json"
-        settings: Json = json.loads(path.read_text(encoding="utf-8"))
-        settings.pop("added_tokens_decoder", None)  # with old ids; they are in tokenizer.json, too
-        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
-        small = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    small.name_or_path = small.init_kwargs["name_or_path"] = tokenizer.name_or_path
+    kept, small = _cut(state, set(used), set(tokenizer.all_special_tokens)), copy.deepcopy(tokenizer)
+    small._tokenizer = Tokenizer.from_str(json.dumps(state))
     return small, kept
 
 

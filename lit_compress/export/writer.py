@@ -11,28 +11,34 @@ the new tokens. Other models return inputs and new tokens; their inputs are padd
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-Given = dict[str, Any]  # arrays, or lists of them, by name
 
 
 class Writer:
     """A model that writes; ``folder`` has ``writing.json`` and the programs."""
 
     def __init__(self, folder: str | Path) -> None:
+        from onnxruntime import InferenceSession
+
         self.facts = json.loads((Path(folder) / "writing.json").read_text())
-        self.run = {name: _load(Path(folder) / file) for name, file in self.facts["programs"].items()}
+        programs = {name: Path(folder) / file for name, file in self.facts["programs"].items()}
+        self.programs = {
+            name: InferenceSession(path, providers=["CPUExecutionProvider"]) for name, path in programs.items()
+        }
+
+    def _run(self, name: str, **given: Any) -> list[np.ndarray]:
+        arrays, program = flat(given), self.programs[name]
+        return program.run(None, {item.name: arrays[item.name] for item in program.get_inputs()})
 
     def write(self, input_ids: Any, attention_mask: Any, longest: int | None = None) -> np.ndarray:
         """Return ids [texts, tokens], int64; at most ``longest`` new ones, default: as in ``writing.json``."""
         ids, mask = np.asarray(input_ids, np.int64), np.asarray(attention_mask, np.int64)
         texts, given = len(ids), {}
-        if "encode" in self.run:
-            given = {"read": self.run["encode"]({"input_ids": ids, "attention_mask": mask})}
+        if "encode" in self.programs:
+            given = {"read": self._run("encode", input_ids=ids, attention_mask=mask)}
             ids = np.full((texts, 1), self.facts["start"], np.int64)
         else:  # the cache begins with one place that is masked: it is never empty
             mask = np.concatenate([np.zeros_like(mask[:, :1]), mask], axis=1)
@@ -40,7 +46,7 @@ class Writer:
         past = [np.zeros((texts, heads, places, size), np.float32) for heads, size in self.facts["cache"]]
         written, done = ids, np.zeros(texts, bool)
         for step in range(self.facts["longest"] if longest is None else longest):
-            logits, *past = self.run["decode"]({"input_ids": ids, "attention_mask": mask, "past": past, **given})
+            logits, *past = self._run("decode", input_ids=ids, attention_mask=mask, past=past, **given)
             new = logits.argmax(axis=-1)
             if step == 0 and self.facts["first"] is not None:
                 new[:] = self.facts["first"]
@@ -55,23 +61,9 @@ class Writer:
         return written
 
 
-def _load(path: Path) -> Callable[[Given], list[np.ndarray]]:
-    """Return a function from arrays, or lists of them, by name to a list of arrays."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [item.name for item in session.get_inputs()]
-
-    def run(given: Given) -> list[np.ndarray]:
-        arrays = flat(given)
-        return session.run(None, {name: arrays[name] for name in names})
-
-    return run
-
-
-def flat(given: Given) -> dict[str, np.ndarray]:
+def flat(given: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of lists under names with numbers: ``past.0``, ``past.1``."""
-    arrays: Given = {}
+    arrays: dict[str, Any] = {}
     for name, value in given.items():
         arrays |= {f"{name}.{i}": v for i, v in enumerate(value)} if isinstance(value, list) else {name: value}
     return arrays
