@@ -158,12 +158,11 @@ def _tokenizer(folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class OpenedProgram:
-    """A model in a runtime, ready to be timed; ``answers`` is ``run`` for texts of many shapes."""
+    """A model in a runtime, ready to be timed, and its entry in the result."""
 
     source: BenchedNet
     runtime: Runtime
     run: Runner
-    answers: Runner
     entry: dict[str, Any]
 
 
@@ -189,10 +188,8 @@ def bench(
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
         shapes, left_out = _shapes(sources, settings)
-        programs = _opened(sources, settings, left_out)
+        programs = _opened(sources, settings, left_out, compared)
         packages = sorted({name for program in programs for name in program.runtime.packages})
-        if compared:
-            _score(programs)
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()},
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
@@ -227,9 +224,11 @@ def _shapes(sources: Sequence[BenchedNet], settings: Settings) -> tuple[list[tup
     return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)), left_out
 
 
-def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
+def _opened(
+    sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]], compared: bool
+) -> list[OpenedProgram]:
     """Load models in all runtimes; append those that differ from PyTorch, or integers that are nan, to ``left_out``."""
-    opened = []
+    opened, scores = list[OpenedProgram](), dict[tuple[str, str], dict[str, Any]]()
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         given, eager = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
@@ -251,27 +250,22 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                     "difference": off, "far": off > runtime.tolerance,
                     "bytes": (program_bytes(path) if path.is_file() else net_bytes(path)) or None,
                 }  # fmt: skip
-                opened.append(OpenedProgram(source, runtime, run, run if runtime.runs_programs else reference, entry))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 of = "" if isinstance(error, ModuleNotFoundError) else f" of the {source.label} model"
                 reason = {"what": f"{runtime.name}{of}", "why": lines[0][:160]}
                 if reason not in left_out:
                     left_out.append(reason)
+                continue
+            opened.append(OpenedProgram(source, runtime, run, entry))
+            if compared:  # programs of one dtype but int8 share a metric; what takes one shape only does not answer
+                key = source.label, entry["dtype"] if runtime.dtype == "float32" else runtime.name
+                if key not in scores:
+                    scores[key] = source.score(run if runtime.runs_programs else reference)
+                entry |= scores[key]
     if not opened:
         raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
     return opened
-
-
-def _score(programs: Sequence[OpenedProgram]) -> None:
-    """Add the dev metric to the entries of programs; all of one dtype but int8 share the first one's."""
-    known: dict[tuple[str, str], dict[str, Any]] = {}
-    for program in track(programs, "evaluate", len(programs)):
-        runtime = program.runtime
-        key = program.source.label, program.entry["dtype"] if runtime.dtype == "float32" else runtime.name
-        if key not in known:
-            known[key] = program.source.score(program.answers)
-        program.entry.update(known[key])
 
 
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
