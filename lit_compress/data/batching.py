@@ -190,11 +190,8 @@ def held_out(
 ) -> tuple[list[int], list[int]]:
     """Return the numbers of the rows to train on and of the ``number`` that are held out, in the order of the rows.
 
-    Args:
-        rows, seed, lists: as :func:`drawn_order`; the last list may be held out in part. With the same seed a smaller
-            draw is part of a larger one.
-        number: of held-out rows.
-        one_text: the rows are one text, so that neighbours are held out.
+    With the same seed a smaller draw is part of a larger one. The last of the ``lists``, see :func:`drawn_order`, may
+    be held out in part. Of ``one_text`` neighbours are held out.
 
     Raises:
         UserError: none would be left to train on.

@@ -211,11 +211,8 @@ class DataModule(DataSettings):
     ) -> ResumableLoader:
         """Return the training examples once, in batches of similar length, for statistics instead of training.
 
-        They are divided among processes; rows that only fill up a batch have index -1.
-
-        Args:
-            examples, seed: number of examples to draw, None for all, and the seed, None for the data's own.
-            option: name of ``examples`` in messages.
+        They are divided among processes; rows that only fill up a batch have index -1. ``examples`` are drawn by
+        ``seed``, None for the data's own; None for all. ``option`` is their name in messages.
 
         Raises:
             UserError: more are asked for than there are.
@@ -246,11 +243,9 @@ class DataModule(DataSettings):
         return other
 
     def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
-        """Return training examples that :meth:`calibration_dataloader` leaves out; the last drawn if it leaves too few.
+        """Return at most ``rows`` training examples that :meth:`calibration_dataloader` leaves out of its draw.
 
-        Args:
-            examples, seed: of the calibration's draw.
-            rows: how many are wanted; all of fewer.
+        They are the last ones drawn if it leaves too few.
         """
         split = self._of_fit()["train"]
         order = self._order(split.encoded, seed)

@@ -81,14 +81,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
 
 
 def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
-    """Tokenise the text columns of ``dataset`` for the type of ``task``, in several processes if there are many rows.
-
-    Args:
-        dataset: rows with the columns ``task.text`` and, unless it is for prediction, ``task.label``.
-        tokenizer, task, max_length: as :meth:`TaskType.encode`, which makes the columns.
-
-    Returns:
-        The inputs in the order of the rows, read from disk.
+    """Return checked rows as :meth:`TaskType.encode` makes inputs of them, in their order, read from disk.
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -129,11 +122,8 @@ def add_targets(
 ) -> tuple[Dataset, str]:
     """Return texts as token ids with the teacher's vectors, of length 1, as ``labels``; and the key of both.
 
-    Args:
-        rows: the texts, which the teacher reads with its own tokenizer.
-        encoded, key: the same as token ids of the model that learns, and the key of their content.
-        teacher: folder or hub name of the model.
-        task, max_length, batch_size: of kind embedding; tokens of the longest input, and texts per forward.
+    The teacher, a folder or a name, reads the ``rows`` with its own tokenizer, ``batch_size`` texts per forward.
+    ``encoded`` are the same as the model reads them that learns, and ``key`` is of their content.
 
     Raises:
         UserError: the teacher cannot be loaded.

@@ -26,8 +26,7 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
 
     Args:
         task: names the columns.
-        splits: by name: checked rows, the same as token ids (``length``, ``truncated``), how many rows there are in
-            all; the first is the training split.
+        splits: by name, the training split first: checked rows, the same as token ids, how many rows there are in all.
         max_length: tokens of the longest input.
 
     Returns:
@@ -71,12 +70,9 @@ def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:
 
 
 def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
-    """Return how often each token occurs in the training examples as the model reads them, int64 [size].
+    """Return how often each of ``size`` tokens occurs in encoded examples as the model reads them, int64 [size].
 
-    Args:
-        encoded: training examples.
-        size: number of tokens.
-        written: the labels are also tokens and are counted: the model writes text.
+    If the model writes text, ``written``, the labels are also tokens and are counted.
     """
     counts = np.zeros(size, dtype=np.int64)
     for part in encoded.select_columns(_columns(encoded, written)).iter(CHUNK):

@@ -35,12 +35,8 @@ def _asked(settings: Any, **values: Any) -> Any:
 
 
 def pooling_of(task: Task, backbone: str, teacher: str | None = None) -> Pooling:
-    """Return the pooling of a run: its teacher's, the model that is compressed.
-
-    Args:
-        task: of kind embedding.
-        backbone: folder of the backbone, or its name.
-        teacher: of the model whose vectors are learned; None, or a folder that does not say how: the backbone.
+    """Return the pooling of a run: of the model whose vectors are learned, the teacher, or, if that does not say it,
+    the backbone; each a folder or a name.
 
     Raises:
         UserError: the folder makes vectors in a way that no export can keep.

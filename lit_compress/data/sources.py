@@ -53,16 +53,13 @@ def load_split_files(
     labelled: bool = True,
     optional: Collection[str] = (),
 ) -> dict[str, Dataset]:
-    """Read splits of ``task``.
+    """Return the rows of splits by name; ``task.validation`` after the first only if they exist.
 
     Args:
         task, place: the names of columns, labels and splits, and where the rows are.
         splits: to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
         optional: splits that may have no labels although the others must.
-
-    Returns:
-        The splits by name; ``task.validation`` after the first only if they exist.
 
     Raises:
         UserError: the folder, a file, a column or a row is not usable; the message names it.
@@ -130,10 +127,7 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
     """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
 
-    Args:
-        task: its name; without a path the task's own data set is meant.
-        path: a file or a folder, or ``NAME[@REVISION]``.
-        revision, configuration: a branch, a tag or a commit of it; its part, if the task does not know it.
+    Without a path the data set of the ``task`` is meant; ``configuration`` is its part, if the task does not know it.
 
     Raises:
         UserError: there is no such data set, it has several configurations, or a revision of local data is given.

@@ -183,8 +183,7 @@ def divergence(
     difference of the outputs: the KL of normal distributions of variance 1 around them; for vectors 1 - cosine.
 
     Args:
-        net: the compressed model, in evaluation mode; on the CPU afterwards, like ``dense``.
-        dense: the model before the compression.
+        net, dense: the model after and before the compression; on the CPU afterwards.
         data: has the task.
         batches: of examples; None: :data:`ROWS` of the first dev split, as ``data.sample_dataloader`` draws them.
     """
@@ -206,9 +205,7 @@ def divergence(
 def same_order(net: nn.Module, other: nn.Module, data: DataModule) -> float | None:
     """Return Spearman's correlation of two models' numbers for texts; None for tasks that do not give one number.
 
-    Args:
-        net, other: on the CPU, in evaluation mode.
-        data: at most :data:`ROWS` rows of its first dev split are read, as ``data.sample_dataloader`` draws them.
+    The models are on the CPU, in evaluation mode. :data:`ROWS` of the first dev split are read.
     """
     kind = task_type(data.record)
     if kind.loss not in NUMBERS:

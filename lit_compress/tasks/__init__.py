@@ -48,12 +48,7 @@ def task_type_of_net(config: PreTrainedConfig) -> TaskType:
 
 
 def likely_kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> str:
-    """Return the name of the type of task of the labels in a column of ``rows``, by the model's head and by the labels.
-
-    Args:
-        config: of the model; None if it is not known.
-        rows, label: the data, and the name of the column; None without labels.
-    """
+    """Return the name of the type of task of a column of ``rows``, None for none, by it and by the model's head."""
     feature, classes = rows.features[label] if label else None, KINDS["classification"]
     usual = classes if config is None else task_type_of_net(config)
     if usual.headless and feature is not None:

@@ -76,11 +76,9 @@ class Embedding(TaskType):
             return [read_dense(Path(folder)) for folder in self.pooling.dense]
 
     def make(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Return the vectors [rows, width], of length 1 if the model normalizes them before it cuts them.
+        """Return the vectors [rows, width] of the last layer's states [rows, tokens, hidden size], by the texts' mask.
 
-        Args:
-            states: [rows, tokens, hidden size], of the last layer.
-            mask: [rows, tokens], 1 at tokens of texts.
+        They have length 1 if the model normalizes them before it cuts them.
 
         Raises:
             UserError: a Dense module cannot be read, or reads vectors of another width.

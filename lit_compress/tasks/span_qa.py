@@ -164,10 +164,8 @@ def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int
 
     Args:
         logits: [b, 2, tokens], start and end logits.
-        begin: [b, tokens], first characters of the context's tokens.
-        end: [b, tokens], their ends; 0 for tokens that are not of the context.
-        number: number of spans.
-        longest: largest number of tokens of a span.
+        begin, end: [b, tokens], first characters and ends of the context's tokens; end 0 for other tokens.
+        number, longest: how many spans, and tokens of the longest.
 
     Returns:
         Characters, begin and end, int [b, number, 2]; scores, float [b, 1 + number], first for "no answer" (at the

@@ -74,8 +74,7 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
 
     Args:
         option: start of an error message.
-        text: ``NAME`` or ``NAME@REVISION``.
-        revision: a branch, a tag or a commit; None: the newest commit of ``main``.
+        text, revision: ``NAME`` or ``NAME@REVISION``; a branch, a tag or a commit, None: the newest of ``main``.
 
     Raises:
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
