@@ -11,7 +11,6 @@ windows' scores at their first tokens. A question longer than half an input is t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -53,26 +52,24 @@ class SpanQA(TaskType):
     max_length = 384
     means = "For every token, how well it is the first (start_logits) and the last (end_logits) of the answer."
 
-    def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterator[dict[str, Any]]:
-        """Yield the questions of a nested SQuAD file: articles, their paragraphs, their questions; or the rows."""
+    def nested_rows(self, task: Task, where: str, items: list[Any]) -> list[Any]:
+        """Return the questions of a nested SQuAD file: articles, their paragraphs, their questions; or the rows."""
         if "paragraphs" not in items[0]:
-            yield from items
-            return
+            return items
         question, context = task.text
-        for number, article in enumerate(items, start=1):
-            try:
-                for paragraph in article["paragraphs"]:
-                    for asked in paragraph["qas"]:
-                        row = {question: asked["question"], context: paragraph["context"]}
-                        row |= {name: asked[name] for name in ("id",) if name in asked}
-                        if "answers" in asked:
-                            keys = ("text", "answer_start")
-                            row[task.label] = {key: [answer[key] for answer in asked["answers"]] for key in keys}
-                        yield row
-            except (KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{where} article {number}: not as SQuAD is nested ({type(error).__name__}: {error})"
-                ) from error
+        rows = []
+        try:
+            for paragraph in (paragraph for article in items for paragraph in article["paragraphs"]):
+                for asked in paragraph["qas"]:
+                    row = {question: asked["question"], context: paragraph["context"]}
+                    row |= {"id": asked["id"]} if "id" in asked else {}
+                    if "answers" in asked:
+                        keys = ("text", "answer_start")
+                        row[task.label] = {key: [answer[key] for answer in asked["answers"]] for key in keys}
+                    rows.append(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{where}: not as SQuAD is nested ({type(error).__name__}: {error})") from error
+        return rows
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> dict[str, list[Any]]:
         """Return the answers' texts and first characters, ``{"text": [...], "answer_start": [...]}``, as on the hub.

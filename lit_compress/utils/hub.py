@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from lit_compress.utils.errors import SHOWN_AS, UserError
@@ -102,13 +102,10 @@ def weights_among(names: Iterable[str]) -> list[str]:
     >>> weights_among(["model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "2_Dense/pytorch_model.bin"])
     ['model.safetensors', '2_Dense/pytorch_model.bin']
     """
-    folders: dict[str, dict[str, list[str]]] = {}
-    for name in names:
-        path = PurePosixPath(name)
-        match = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?(\.safetensors|\.bin)", path.name)
-        if match and re.fullmatch(r"\.|\d+_[^/]*", str(path.parent)):
-            folders.setdefault(str(path.parent), {}).setdefault(match[3], []).append(name)
-    return [name for files in folders.values() for name in files.get(".safetensors") or files[".bin"]]
+    known = re.compile(r"(\d+_[^/]*/)?(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
+    found = list(filter(None, map(known.fullmatch, names)))
+    safe = {match[1] for match in found if match[4] == "safetensors"}  # folders
+    return [match[0] for match in found if match[4] == "safetensors" or match[1] not in safe]
 
 
 def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:

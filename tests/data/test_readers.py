@@ -60,7 +60,7 @@ REFUSED = {
     "columns in JSON": ("sst2", "train.json", b'{"sentence": ["a", "b"], "label": [1, 0]}', "row 1: 'sentence' is ['a', 'b'] (list); give text"),
     "objects on several lines": ("sst2", "train.json", b'{\n"sentence": "a"}\n{\n"sentence": "b"}\n', "malformed JSON: Extra data (line 3, column 1)"),
     "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', "row 1 has no 'sentence'; valid: train, test"),
-    "SQuAD without a context": ("squad", "train.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "article 1: not as SQuAD is nested (KeyError"),
+    "SQuAD without a context": ("squad", "train.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "not as SQuAD is nested (KeyError"),
 }  # fmt: skip
 
 
