@@ -244,7 +244,7 @@ class Answers(KeptRows):
         self.task = task
         self.rows: Any = None
 
-    def update(self, preds: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
+    def update(self, preds: Tensor, target: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
         """Add the n-best answers of a batch."""
         self.keep(example, *n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer))
 

@@ -72,9 +72,9 @@ class Ranking(RowScores):
     queries: list[Tensor]
     rows: list[Tensor]
 
-    def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor) -> None:
+    def update(self, preds: Tensor, target: Tensor, query: Tensor, index: Tensor) -> None:
         """Add one batch: logits [b] or [b, 1], relevances [b], numbers of the queries and of the rows, int [b] each."""
-        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), index)
+        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), query.reshape(-1), index)
 
     def values(self) -> list[Tensor]:
         """Return the scores [queries, names] of all queries of all ranks."""

@@ -235,8 +235,8 @@ class TaskType:
         return self.logits(self.run(net, batch), batch).float()
 
     def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
-        """Update the metrics with a batch."""
-        metrics.update(outputs, batch["labels"])
+        """Update the metrics with a batch: outputs, labels and, by their names, all columns that a metric takes."""
+        metrics.update(outputs, batch["labels"], **{name: batch[name] for name in batch.keys() - {"labels"}})
 
     def dev_loss(self, outputs: Tensor, batch: Batch) -> Tensor | None:
         """Return the mean task loss of a batch from its :meth:`outputs`; None for written texts and for vectors."""

@@ -172,7 +172,7 @@ class Embedding(TaskType):
         if labels.is_floating_point() and labels.ndim == 1:
             metrics.update((vectors[:, 0] * vectors[:, 1]).sum(-1), labels)
         else:
-            metrics.update(vectors, labels, index=batch["index"])
+            super().observe(metrics, vectors, batch)
 
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``vector``; of several texts ``similarity``, the cosine of the first two, and ``vectors``."""

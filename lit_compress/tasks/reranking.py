@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_compress.numerics.losses import LossKind
-from lit_compress.tasks.base import UNLABELLED, Batch, Columns, Config, Metrics, Tokenizer
+from lit_compress.tasks.base import UNLABELLED, Columns, Config, Tokenizer
 from lit_compress.tasks.embedding import number_of
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.regression import Regression
@@ -52,10 +52,6 @@ class Reranking(Regression):
         """Tokenise query and document as one sequence, and number the queries."""
         columns = super().encode(batch, rows, tokenizer, task, max_length)
         return columns | {"query": list(map(number_of, batch[task.text[0]]))}
-
-    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
-        """Update the metrics with logits, relevances, queries and the rows' numbers."""
-        metrics.update(outputs, batch["labels"], batch["query"], index=batch["index"])
 
     def adopt(self, config: Config, folder: Path, option: str) -> None:
         """Write the activation of a cross-encoder into ``config``, where all versions of sentence-transformers read it.

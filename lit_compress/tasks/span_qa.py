@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.tasks.base import Batch, Columns, Metrics, TaskType, Tokenizer, token_columns
+from lit_compress.tasks.base import Batch, Columns, TaskType, Tokenizer, token_columns
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 
@@ -124,10 +124,6 @@ class SpanQA(TaskType):
         """Return start and end logits, [b, 2, tokens]."""
         logits = torch.stack([output.start_logits, output.end_logits], dim=1)
         return logits.masked_fill(batch["attention_mask"][:, None] == 0, _NOWHERE)
-
-    def observe(self, metrics: Metrics, outputs: Tensor, batch: Batch) -> None:
-        """Update the metrics with logits and windows."""
-        metrics.update(outputs, batch["example"], batch["begin"], batch["end"])
 
     def pieces(self, task: Task, outputs: Tensor, batch: Batch) -> list[tuple[int, Piece]]:
         """Return for every window the number of its row and its n-best list."""
