@@ -98,13 +98,9 @@ def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: flo
     return torch.from_numpy(missed)
 
 
-def _columns(encoded: Dataset, written: bool) -> list[str]:
-    return [name for name in [*_id_columns(encoded), *(["labels"] if written else [])] if name in encoded.column_names]
-
-
 def changed_inputs(before: Dataset, after: Dataset, old: Sequence[int]) -> int:
     """Return how many encoded examples are other pieces in ``after``, whose id ``i`` is ``old[i]`` in ``before``."""
-    names, columns = np.asarray(old), _id_columns(before)
+    names, columns = np.asarray(old), _columns(before)
     before, after = (some.select_columns(columns) for some in (before, after))
     changed = abs(len(before) - len(after))
     for first, second in zip(before.iter(CHUNK), after.iter(CHUNK), strict=False):
@@ -113,6 +109,6 @@ def changed_inputs(before: Dataset, after: Dataset, old: Sequence[int]) -> int:
     return changed
 
 
-def _id_columns(encoded: Dataset) -> list[str]:
+def _columns(encoded: Dataset, written: bool = False) -> list[str]:
     """Return the columns of token ids; a row with several texts has several."""
-    return [name for name in encoded.column_names if name.startswith("input_ids")]
+    return [name for name in encoded.column_names if name.startswith(("input_ids", "labels")[: 1 + written])]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CUSTOM = "custom"  # the task whose record data/custom.py makes
 ALL = "all"  # name of a split with every row of a single file
 DEV = dict.fromkeys(("dev", "valid", "val", "eval"), "validation")  # other names of the dev split
+PARTS_ONLY = ("valid", "val", "eval")  # a single file of this name is none
 
 Sources = dict[str, Source]  # by split
 
@@ -173,7 +174,7 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
         if (part := re.fullmatch(r"(.+?)-\d+-of-\d+", stem)) or (path.parent != folder and "=" not in parent):
             split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
             found.setdefault(suffix, {}).setdefault(_named(task, split), []).append(path)
-        elif path.parent == folder and (name := _named(task, stem)) in ("train", "test", *task.validation):
+        elif stem not in PARTS_ONLY and (name := _named(task, stem)) in ("train", "test", *task.validation):
             if name in plain:
                 both = f"{plain[name][0].name} and {path.name}"
                 raise UserError(f"data.path: '{folder}' holds {both}, both could be '{name}'; leave one")

@@ -20,14 +20,14 @@ def class_number(task: Task, where: str, label: Any) -> int:
         UserError: the label is no class of ``task``; the message begins with ``where``.
     """
     name = label_name(where, label)
-    for known in (name, whole_number(name)):
+    whole = whole_number(name)
+    for known in (name, whole):
         if known in task.labels:
             return task.labels.index(known)
     have_numbers = any(known.removeprefix("-").isdigit() for known in task.labels)
-    numbers = task.numbered and not have_numbers
-    is_number = whole_number(name).isascii() and whole_number(name).isdigit()
-    if numbers and is_number and len(name) < 9 and int(whole_number(name)) < len(task.labels):
-        return int(whole_number(name))
+    numbers, is_number = task.numbered and not have_numbers, whole.isascii() and whole.isdigit()
+    if numbers and is_number and len(name) < 9 and int(whole) < len(task.labels):
+        return int(whole)
     hint = f", or 0..{len(task.labels) - 1}" if numbers else ""
     if is_number and not (numbers or have_numbers):
         hint = "; that numbers are classes in this order is said by --data.custom.numbered true"

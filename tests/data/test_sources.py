@@ -95,6 +95,7 @@ WRONG = {
     "another name": ({"trian.csv": b""}, "has no split 'train'; did you mean 'trian.csv'"),
     "nothing": ({}, "has no split 'train'; the folder is empty"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
+    "a dev split of another name": ({"train.jsonl": sst2(1), "eval.jsonl": sst2(1)}, "has no split 'validation'"),
     "no dev split": ({"train.jsonl": sst2(1)}, "has no split 'validation'; valid: train"),
 }  # fmt: skip
 

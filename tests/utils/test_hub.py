@@ -51,13 +51,6 @@ def test_a_name_is_asked_for_once_and_a_commit_never_again(hub):
     assert model_snapshot(OPTION, "me/net", "v1").commit == model_snapshot(OPTION, "me/net@v1").commit == tag
 
 
-def test_offline_is_one_line(hub, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the cache does not have all of it"):
-        dataset_snapshot("data.path", "me/other")
-    assert not hub.asked()
-
-
 def test_offline_takes_the_newest_commit_that_was_seen_of_the_revision(hub, monkeypatch):
     """Not the one that was downloaded last."""
     tables = {"train.csv": b"text,label\na,b\n"}
