@@ -102,7 +102,7 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         return table.classes, True
     sign = meant.sign_in(row.get(task.label) for row in source.read().rows)
     values: dict[str, int] = {}
-    first: tuple[type, str] | None = None
+    first: type | None = None
     for number, row in enumerate(table.rows, start=1):
         where = f"{source.where} row {number}"
         if task.label not in row:
@@ -110,18 +110,14 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         for value in meant.classes_in(f"{where}: '{task.label}'", row[task.label], sign):
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int
-            first = first or (kind, where)
-            if kind is not first[0]:
-                raise UserError(
-                    f"{where}: label {value!r:.60} is {kind.__name__}, but the label of row 1 is {first[0].__name__}; "
-                    "write all in one way"
-                )
+            first = first or kind
+            if kind is not first:
+                types = f"is {kind.__name__}, but the label of row 1 is {first.__name__}"
+                raise UserError(f"{where}: label {value!r:.60} {types}; write all in one way")
             values.setdefault(name, number)
             if len(values) > MOST_LABELS:
-                raise UserError(
-                    f"{where}: label {value!r:.60} is the {len(values)}th different one; give a column of classes, or "
-                    "kind regression"
-                )
+                other = f"the {len(values)}th different one; give a column of classes, or kind regression"
+                raise UserError(f"{where}: label {value!r:.60} is {other}")
     if not values:
         raise no_rows(source.where, table.names)
     if len(values) < 2:

@@ -148,14 +148,10 @@ class RowScores(KeptRows):
 
 def near_constant(name: str, metric: float, constant: float, constant_error: float = 0.0) -> str:
     """Return in words that the dev metric ``name`` is within two standard errors of a constant answer's; else ""."""
-    if metric <= constant:
-        return f"dev {name} {metric:.4f}, the best constant answer has {constant:.4f}"
     if metric > constant + 2 * constant_error:
         return ""
-    return (
-        f"dev {name} {metric:.4f} is within two standard errors, 2 x {constant_error:.4f}, of the best constant "
-        f"answer's {constant:.4f}"
-    )
+    error = f" with a standard error of {constant_error:.4f}" if metric > constant else ""
+    return f"dev {name} {metric:.4f}, the best constant answer has {constant:.4f}{error}"
 
 
 def near_chance(report: dict[str, Any], model: str = "dense") -> str:
