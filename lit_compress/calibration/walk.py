@@ -56,7 +56,7 @@ class Walk:
     def __init__(self, net: Blocks, task: TaskType, parts: Sequence[Batch], folder: Path) -> None:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, net.net.dtype
         width = int(net.net.config.hidden_size)
-        self.shapes = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
+        self.shapes = [(*task.inputs(net.net, rows)["input_ids"].shape, width) for rows in parts]
 
     def path(self, what: str, number: int) -> Path:
         """Return the folder of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
@@ -91,22 +91,15 @@ class Walk:
         """Yield the last block's output, part by part."""
         return self.stored("states", len(self.net))
 
-    def rows(self, order: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Yield the examples, where the model is; of the parts in ``order``, by default all."""
-        parts = self.parts if order is None else [self.parts[i] for i in order]
-        return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in parts)
-
-    def inputs(self, rows: Batch) -> Batch:
-        """Return the model's inputs of them."""
-        return self.task.inputs(self.net.net, rows)
-
     def step(self, number: int, rows: Batch, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
         """Return what block ``number``, which is in memory, or another one in its place, makes of its input."""
-        return self.net.step(number, self.inputs(rows), hidden, other)
+        return self.net.step(number, self.task.inputs(self.net.net, rows), hidden, other)
 
-    def pairs(self, number: int) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the examples with the input of block ``number``, part by part."""
-        return zip(self.rows(), self.states(number), strict=True)
+    def pairs(self, number: int, order: Sequence[int] | None = None) -> Iterator[tuple[Batch, Tensor | None]]:
+        """Yield the examples with the input of block ``number``, for the parts in ``order``, by default all."""
+        parts = self.parts if order is None else [self.parts[i] for i in order]
+        rows = ({name: column.to(self.net.device) for name, column in part.items()} for part in parts)
+        return zip(rows, self.states(number, order), strict=True)
 
     def forward(self, number: int, outputs: Iterable[Tensor] | None = None) -> None:
         """Write the outputs of block ``number``, which is in memory, part by part; None: they are computed here."""
@@ -207,7 +200,8 @@ class BlockStatistics:
         walk.reach(count, keep=True)
 
         def gradients() -> Iterator[Tensor]:
-            for rows, states in zip(walk.rows(), walk.last(), strict=True):
+            for rows, states in walk.pairs(count):
+                assert states is not None
                 hidden = states.to(walk.net.device, torch.float32).requires_grad_()
                 ending: Any = Ending(walk.net, iter([hidden]))
                 logits = walk.task.logits(walk.task.run(ending, rows), rows)

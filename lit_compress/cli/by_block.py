@@ -185,16 +185,15 @@ class _Work:
         self.before.reach(len(self.net))
         if self.task.wants_vectors and self.data.teacher is None:
             self.data.label_by(Ending(self.net, self.before.last()))
-        scores = evaluate(Ending(self.net, self.before.last()), self.data, sure=True)  # type: ignore[arg-type]
-        self.ended("dense metric")
-        return scores
+        return self._scores(self.before, "dense metric")
 
     def measure(self) -> None:
         """Measure every block that has no folder yet."""
         todo = [i for i in range(len(self.net)) if not self._measured(i).is_dir()]
         if self.collector is not None:
             self.collector.collect(todo, self._measure)
-        for i in todo if self.collector is None else ():
+            todo = []
+        for i in todo:
             with self.net.block(i) as block:
                 self._measure(i, block, {})
         self.ended(self.compression.name)
@@ -264,8 +263,11 @@ class _Work:
             self.before.net = own  # they are alike outside the blocks
         self.after = Walk(own, self.kind, self.dev, self.folder / "compressed")
         self.after.reach(len(own))
-        scores = evaluate(Ending(own, self.after.last()), self.data, sure=True)  # type: ignore[arg-type]
-        self.ended("compressed metric")
+        return self._scores(self.after, "compressed metric")
+
+    def _scores(self, walk: Walk, phase: str) -> dict[str, float]:
+        scores = evaluate(Ending(walk.net, walk.last()), self.data, sure=True)  # type: ignore[arg-type]
+        self.ended(phase)
         return scores
 
     def divergence(self) -> float:

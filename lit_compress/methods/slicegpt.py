@@ -294,7 +294,7 @@ def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
     number = walk.net.names.index(stream.sublayers[site].block)
     walk.reach(number)
     with walk.net.block(number):
-        for rows, hidden in zip(walk.rows(), walk.states(number), strict=True):
+        for rows, hidden in walk.pairs(number):
             yield token_places(walk.task.masks(rows)[0]), partial(walk.step, number, rows, hidden)
 
 

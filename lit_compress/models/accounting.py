@@ -59,38 +59,29 @@ def dense_site_params(net: PreTrainedModel) -> int:
 
 def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return {site: the Linear before compression}, without values."""
-    return {site.name: layer for site, layer in _dense(net)[1].items()}
+    return {site.name: layer for site, layer in dense_sites(net).items()}
 
 
-def dense_sites(net: PreTrainedModel) -> list[Site]:
-    """Return the sites that ``net`` had before sub-layers were removed."""
-    return [*_dense(net)[1]]
-
-
-def _dense(net: PreTrainedModel) -> tuple[PreTrainedModel, dict[Site, nn.Linear]]:
-    """Return the model before compression, without values, and its sites; models of the same sizes share one."""
-    kind: Any = type(net)
+def dense_sites(net: PreTrainedModel) -> dict[Site, nn.Linear]:
+    """Return the sites that ``net`` had before compression, and their Linears; models of the same sizes share them."""
     config = json.loads(net.config.to_json_string(use_diff=False))
     for name in ("_name_or_path", "architectures", "structure"):  # say where a model is, not what
         config.pop(name, None)
-    return _built(kind, json.dumps(config))
+    return _built(type(net), json.dumps(config))
 
 
 @lru_cache(maxsize=4)
-def _built(kind: type[Any], config: str) -> tuple[PreTrainedModel, dict[Site, nn.Linear]]:
+def _built(kind: type[Any], config: str) -> dict[Site, nn.Linear]:
     own = kind.config_class.from_dict(json.loads(config))
     dense = without_values(lambda: as_linears(kind(own)))
-    return dense, {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
+    return {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
 
 
 def count_params(net: PreTrainedModel) -> Params:
     """Count stored parameters; a shared one counts once, a stored zero counts like any other value."""
-    return _params(net, counted_weights(net))
-
-
-def _params(net: PreTrainedModel, counted: list[Tensor]) -> Params:
     total = sum(p.numel() for p in net.parameters())
-    return Params(sum(p.numel() for p in counted), total - sum(p.numel() for p in embedding_params(net)), total)
+    sites = sum(p.numel() for p in counted_weights(net))
+    return Params(sites, total - sum(p.numel() for p in embedding_params(net)), total)
 
 
 def density(net: PreTrainedModel) -> float:
@@ -112,7 +103,8 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     if net.device.type == "meta":
         by_shape = shape_flops(net, length, batch)
         return flops(with_zeros(net), length, batch) if by_shape is None else by_shape
-    return _counted_flops(net, random_inputs(net, batch, length), {})
+    own = {name: value.detach() for name, value in net.named_parameters()}  # the counter would hook gradients
+    return _counted_flops(net, random_inputs(net, batch, length), own)
 
 
 def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
@@ -192,10 +184,9 @@ def forward_times(
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
     """Return density, parameters and FLOPs of ``net`` as the report stores them; without values, of its shapes."""
-    counted, of_shapes = counted_weights(net), net.device.type == "meta"
-    left = sum(p.numel() if of_shapes else int(torch.count_nonzero(p)) for p in counted) / dense_site_params(net)
-    forward = (shape_flops if of_shapes else flops)(net, length)
-    return {"density": left, "params": asdict(_params(net, counted)), "flops": forward}
+    of_shapes = net.device.type == "meta"
+    left, forward = (stored_density, shape_flops) if of_shapes else (density, flops)
+    return {"density": left(net), "params": asdict(count_params(net)), "flops": forward(net, length)}
 
 
 class _Live(TorchDispatchMode):

@@ -81,8 +81,10 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
                 _cut(net, part, z[unit][group] if unit in z else None, layer, hidden)
     if hidden is not None:
         _cut_stream(net, hidden)
-    if get_architecture(net).cached:
-        _renumber(net, of_kind(sublayers(net), "attention"))
+    cached = [(part, is_removed(net, part)) for part in sublayers(net) if part.cached]
+    left = [part for part, removed in cached if not removed]
+    for number, part in enumerate(left if len(left) < len(cached) else ()):  # as the key-value cache of generation
+        set_attributes(net.get_submodule(part.module), {"layer_idx": number})
 
 
 @torch.no_grad()
@@ -128,7 +130,7 @@ def _cut(
     hidden: Tensor | None = None,
 ) -> None:
     """Cut units and hidden dimensions of one sub-layer that stays, by their gates."""
-    attention, columns = part.kind == "attention", None
+    attention, columns, stream = part.kind == "attention", None, None if hidden is None else hidden > 0
     if units is not None:
         width = size_at(net, part.last)[1] // len(units)
         columns = units.repeat_interleave(width) > 0
@@ -149,14 +151,14 @@ def _cut(
             if units is not None:
                 rows = _spread(net, name, units > 0, len(parts_of(role)))
                 kept = join_parts(role, [rows] * len(parts_of(role)), len(rows) // len(units))
-            _take(net, name, kept, _open(hidden))
+            _take(net, name, kept, stream)
     for name in part.also:
         if has(net, name):
             _take(net, name, columns, None)
     for gate in (layer, hidden):
         if gate is not None:
             _scale(net, part.last, rows=gate)
-    _take(net, part.last, _open(hidden), columns)
+    _take(net, part.last, stream, columns)
 
 
 def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tensor:
@@ -182,18 +184,6 @@ def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
         replace(net, name, small)
     if stream.reader:
         _take(net, stream.reader, None, open_)
-
-
-def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
-    """Renumber the remaining attentions from 0, as the key-value cache of generation expects."""
-    cached = [(part, is_removed(net, part)) for part in attentions if part.cached]
-    left = [part for part, removed in cached if not removed]
-    for number, part in enumerate(left if len(left) < len(cached) else ()):
-        set_attributes(net.get_submodule(part.module), {"layer_idx": number})
-
-
-def _open(gate: Tensor | None) -> Tensor | None:
-    return None if gate is None else gate > 0
 
 
 def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor | None) -> None:

@@ -58,14 +58,6 @@ SEED = 0
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def _source_files(root: Path) -> list[tuple[str, str, Path]]:
-    """List (area, module, file) of all sources under ``root``, in a fixed order."""
-    area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
-    paths = [(file, file.relative_to(root).parts) for file in sorted(root.rglob("*.py"))]
-    files = [(parts[0].removesuffix(".py"), file) for file, parts in paths if not SKIPPED.intersection(parts)]
-    return [(area_of[module], module, file) for module, file in files if module in area_of]
-
-
 def _docstrings(file: Path) -> Iterator[str]:
     """Yield the docstrings of one source file; a file that cannot be read or parsed has none."""
     try:
@@ -118,7 +110,10 @@ def _read_passages(files: list[tuple[str, str, Path]]) -> dict[str, list[dict[st
 def _docstring_splits(cache: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of ``docstrings`` by split, from the cache if the same library was read before."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = _source_files(root)
+    area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
+    paths = [(file, file.relative_to(root).parts) for file in sorted(root.rglob("*.py"))]
+    found = [(parts[0].removesuffix(".py"), file) for file, parts in paths if not SKIPPED.intersection(parts)]
+    files = [(area_of[module], module, file) for module, file in found if module in area_of]
     if not files:
         raise UserError(f"data.task: 'docstrings' found no sources of the standard library in '{root}'")
     sizes = [(str(file.relative_to(root)), file.stat().st_size) for _, _, file in files]

@@ -9,8 +9,8 @@ matrices, the sum of (rows stored so far) x (columns stored so far).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """A matrix: its rows in the ranking, the columns, and the weights of its factors."""
+class _Matrix(NamedTuple):
+    """A matrix: its rows in the ranking, its size (rows, columns), and the rank of its factors."""
 
     rows: slice
-    columns: int
+    size: tuple[int, int]
     rank: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Numbers of rows and of columns."""
-        return self.rows.stop - self.rows.start, self.columns
 
 
 class RowSizes:
@@ -50,9 +44,9 @@ class RowSizes:
     def __init__(self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, biases_go: bool = False) -> None:
         self.matrices, self.rows = dict[str, _Matrix](), 0
         for name, (out, inner) in site_shapes(net).items():
-            self.matrices[name] = _Matrix(slice(self.rows, self.rows + out), inner, ranks.get(name, 0))
+            self.matrices[name] = _Matrix(slice(self.rows, self.rows + out), (out, inner), ranks.get(name, 0))
             self.rows += out
-        self.total = sum(rows * columns for rows, columns in (matrix.size for matrix in self.matrices.values()))
+        self.total = sum(prod(matrix.size) for matrix in self.matrices.values())
         self._parts = [] if any(ranks.values()) else cuttable(net)
         self._together = {
             part.last: biases_go or not any(getattr(net.get_submodule(name), "bias", None) is not None
@@ -71,9 +65,9 @@ class RowSizes:
         stored = torch.zeros_like(order)
         for name, matrix in self.matrices.items():
             rows = _so_far(counted[matrix.rows], self.rows)
-            kept = rows * (_so_far(columns[name], self.rows) if name in columns else matrix.columns)
+            kept = rows * (_so_far(columns[name], self.rows) if name in columns else matrix.size[1])
             if rank := matrix.rank:
-                kept = (rank * sum(matrix.size) + kept).clamp(max=matrix.size[0] * matrix.size[1])
+                kept = (rank * sum(matrix.size) + kept).clamp(max=prod(matrix.size))
             stored += kept
         return stored
 
@@ -96,7 +90,7 @@ class RowSizes:
     def _heads(self, part: SubLayer, counted: Tensor) -> Tensor:
         """Return when the columns of the last matrix come, with their head; the head's other rows come then too."""
         heads = self._values(part, counted).amin(1)
-        queries = self.matrices[part.last].columns // (len(heads) * part.width)
+        queries = self.matrices[part.last].size[1] // (len(heads) * part.width)
         for role, rows in self._firsts(part).items():
             each = heads.repeat_interleave((queries if role == "q" else 1) * part.width)
             counted[rows] = torch.maximum(counted[rows], join_parts(role, [each] * len(parts_of(role)), part.width))

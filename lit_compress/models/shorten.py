@@ -81,7 +81,9 @@ def shorten(net: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
                 if hasattr(module, "layer_idx"):  # its place in the cache of a decoder
                     vars(module)["layer_idx"] = number
         replace(net, path, left)
-        for config in _configs_above(net, path):
+        above = {"", *(path[:i] for i, letter in enumerate(path) if letter == ".")}
+        configs = [getattr(module, "config", None) for name, module in net.named_modules() if name in above]
+        for config in {id(config): config for config in configs if config is not None}.values():
             setattr(config, _field(config, stack), len(left))
             for name, value in list(vars(config).items()):
                 if "layer" in name and isinstance(value, list) and len(value) == total:
@@ -92,13 +94,6 @@ def holds_first(net: PreTrainedModel) -> bool:
     """Return whether the first block differs: it has the biases of positions (T5), or no norm (ModernBERT)."""
     architecture = get_architecture(net)
     return architecture.passes_on or architecture.bare_start
-
-
-def _configs_above(net: PreTrainedModel, path: str) -> list[Any]:
-    """Return the configurations of the modules that contain the list of blocks ``path``, each once."""
-    above = {"", *(path[:i] for i, letter in enumerate(path) if letter == ".")}
-    configs = (getattr(module, "config", None) for name, module in net.named_modules() if name in above)
-    return list({id(config): config for config in configs if config is not None}.values())
 
 
 def _field(config: Any, stack: str) -> str:

@@ -17,7 +17,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Place, Programs, bytes_of_shapes, find_place, slowest
 from lit_compress.export.table import gain_words
-from lit_compress.models.accounting import Params, count_params, dense_site_params, flops
+from lit_compress.models.accounting import Params, count_params, flops
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.numerics.search import HALVINGS, within_limit
@@ -70,12 +70,8 @@ class Outline:
 
     @cached_property
     def flops(self) -> int:
-        """Of one forward; if the outline cannot be run, the dense model's less the savings of its sites."""
-        try:
-            return flops(self.net, self.length)
-        except (RuntimeError, ValueError, NotImplementedError):
-            whole = dense_site_params(self.dense)
-            return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
+        """Of one forward."""
+        return flops(self.net, self.length)
 
 
 def outline(job: Job, density: float | None = None) -> Outline:

@@ -141,7 +141,7 @@ class Refinement:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the block's outputs for some parts of the examples, by default all, and their errors."""
         targets = self.dense.states(self.behind[number], order)
-        for rows, hidden, target in zip(self.own.rows(order), self.own.states(number, order), targets, strict=True):
+        for (rows, hidden), target in zip(self.own.pairs(number, order), targets, strict=True):
             assert target is not None
             output = self.own.step(number, rows, hidden, block)
             yield output, token_errors(output, target.to(output.device), self._mask(rows))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer")
 DIMENSIONS = GATES[:4]  # the others are whole heads and layers
-_ROTARY = ("hidden", "neurons")
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class ProjectionSpec:
                 f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
                 "which this task asks; nearest: a model whose norms are after the sub-layers, or LPAF"
             )
-        valid: tuple[str, ...] = GATES if has_head_projections(net) else _ROTARY
+        valid: tuple[str, ...] = GATES if has_head_projections(net) else ("hidden", "neurons")
         if stream.fixed:
             valid = tuple(name for name in valid if name != "hidden")
         if wrong := [name for name in self.gates if name not in valid]:

@@ -12,7 +12,7 @@ from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.modelling import as_ordinary
 from lit_compress.layers import BasisChange, StreamBlock
 from lit_compress.methods.sp3.stage import bases_of
-from lit_compress.models.accounting import count_params
+from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, even_units, gated_size
 from lit_compress.models.projected.projections import identity_bases, insert_projections, narrowed
@@ -136,7 +136,7 @@ def test_the_outline_has_the_shapes_of_the_folded_net(family):
     outline = narrowed(empty, form, kept, identity_bases(empty, form.group))
     assert count_params(outline).sites == gated_size(net, form).count(kept)
     folded = narrowed(net, form, kept, identity_bases(net, form.group))
-    assert describe(outline) == describe(folded)
+    assert describe(outline) == describe(folded) and flops(outline, 12) == flops(folded.float(), 12)
     shapes = [{name: value.shape for name, value in of.state_dict().items()} for of in (outline, folded)]
     assert shapes[0] == shapes[1]
 
