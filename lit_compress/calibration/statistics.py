@@ -132,12 +132,7 @@ def loose_uses(net: PreTrainedModel, task: TaskType, rows: Batch, sites: dict[st
 
 
 class Collector(ABC):
-    """Sums over the uses of some sites.
-
-    Attributes:
-        examples: how many were summed.
-        by_token: whether padding is left out; if not, every use is a batch of examples.
-    """
+    """Sums over the uses of some sites; ``by_token`` leaves padding out, else every use is a batch of examples."""
 
     examples = 0
     by_token: ClassVar[bool]
@@ -288,14 +283,11 @@ def watched(
     """Show a collector every use of some modules in a forward of ``examples`` examples, inside.
 
     Args:
-        module: the model, or a part of it.
-        sums: collector.
-        sites: by name in the model.
+        module: the model, or a part of it, whose name with a dot is ``start``.
+        sums, sites: collector, and sites by name in the model.
         masks: of the tokens of each stack.
-        examples: how many.
-        names: of the modules in the model, all of which begin with ``start``, its name with a dot; None: all ``sites``.
+        names: of the modules in the model; None: all ``sites``.
         loose: the uses that belong to no example.
-        start: see there.
     """
     where: Any = [token_places(mask) for mask in masks] if sums.by_token else masks
     modules = {name: module.get_submodule(name.removeprefix(start)) for name in (sites if names is None else names)}

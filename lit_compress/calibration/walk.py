@@ -46,11 +46,7 @@ class Walk:
 
     Files are read and not mapped: mapped pages count as the process's memory.
 
-    Args:
-        net: whose blocks run.
-        task: gives inputs and logits.
-        parts: of the examples, as many as go through a block at once.
-        folder: for the files; made with the first one.
+    ``parts`` of the examples go through a block at once; ``folder`` is made with the first file.
     """
 
     def __init__(self, net: Blocks, task: TaskType, parts: Sequence[Batch], folder: Path) -> None:
@@ -118,13 +114,7 @@ class Walk:
 
 
 class BlockStatistics:
-    """Collects a statistic of one block after the other.
-
-    Args:
-        walk: of the calibration examples.
-        shapes: the whole model, without values.
-        statistic: the collected sums; per example, not per batch.
-    """
+    """Collects a statistic of one block after the other; ``shapes`` is the whole model, without values."""
 
     def __init__(self, walk: Walk, shapes: Any, statistic: Statistic) -> None:
         self.walk, self.shapes, self.statistic = walk, shapes, statistic
@@ -139,11 +129,9 @@ class BlockStatistics:
         return max((self.statistic.bytes(self.shapes, list(sites)) for sites in self.sites), default=0)
 
     def collect(self, numbers: Iterable[int], finish: Finish) -> None:
-        """Collect the statistic of some blocks that have sites, one at a time.
+        """Collect the statistic of the blocks ``numbers``, rising, one at a time; those without sites are left out.
 
-        Args:
-            numbers: of the blocks, rising.
-            finish: is called with the number of a block, the block and the result at its sites.
+        ``finish`` is called with the number of a block, the block and the result at its sites.
         """
         todo = [i for i in numbers if self.sites[i]]
         title = f"{self.statistic.title} by blocks"

@@ -58,10 +58,8 @@ def factorize_by_block(
 
     Args:
         out: folder to write; ``out``.by_block next to it has the files of the work until it is finished.
-        job: its method says how the backbone is compressed; the report is on its validation data.
-        stage: of the method, which compresses in one shot.
-        config: of the command.
-        recovery: how the compressed blocks are trained.
+        job, stage: the method's stage compresses in one shot; the report is on the job's validation data.
+        config, recovery: of the command, and how the compressed blocks are trained.
 
     Raises:
         UserError: the model, the data, an option or the disk is not made for this.

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_compress.models.sites import Site, base_prefix, embedding_params, find_sites, module_at
-from lit_compress.models.surgery import as_linears, with_zeros, without_values
+from lit_compress.models.surgery import as_linears, with_random_values, without_values
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.timing import in_turns, pinned
 
@@ -27,13 +27,7 @@ Graph = Literal["none", "parameters", "sites"]
 
 @dataclass(frozen=True)
 class Params:
-    """Numbers of stored parameters.
-
-    Attributes:
-        sites: weights of the sites and of residual paths, without biases.
-        non_embedding: all parameters but the embeddings.
-        total: all parameters.
-    """
+    """Numbers of stored parameters; ``sites`` are weights of sites and of residual paths, without biases."""
 
     sites: int
     non_embedding: int
@@ -98,11 +92,11 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
 
     An encoder-decoder that generates text gets ``length`` tokens to read and a quarter as many to write, all at once.
-    If the code of a model without values looks at values, a copy with zeros takes its place.
+    If the code of a model without values looks at values, a copy with values takes its place.
     """
     if net.device.type == "meta":
         by_shape = shape_flops(net, length, batch)
-        return flops(with_zeros(net), length, batch) if by_shape is None else by_shape
+        return flops(with_random_values(net), length, batch) if by_shape is None else by_shape
     own = {name: value.detach() for name, value in net.named_parameters()}  # the counter would hook gradients
     return _counted_flops(net, random_inputs(net, batch, length), own)
 
@@ -215,7 +209,7 @@ def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, h
     """Return the most bytes that a forward takes besides the parameters, without the output layer over a vocabulary.
 
     Args:
-        net: in any form, without values (device ``meta``) or with them.
+        net: in any form, with values or without.
         texts, length: of the batch, in tokens. An encoder-decoder writes a quarter as many.
         graph: ``parameters``: it is a forward of training, with dropout, that keeps activations for all gradients;
             ``sites``: it keeps activations for gradients by the sites' outputs; ``none``: it keeps nothing.

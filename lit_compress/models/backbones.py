@@ -91,6 +91,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
         UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, one with more
             tokens than embeddings, or one without a token that can pad.
     """
+    from tokenizers.normalizers import Lowercase, Sequence
     from transformers import AutoTokenizer
 
     name, what = resolve(backbone, task, option), f"{option}: '{backbone}'"
@@ -103,19 +104,11 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     if "local_files_only" in tokenizer.init_kwargs:  # whether the hub was asked says nothing about the tokenizer
         tokenizer.init_kwargs["local_files_only"] = False
     set_pad_token(what, tokenizer, config, task)
-    if task.pooling.lower:
-        _lower_case(tokenizer)
-    return tokenizer
-
-
-def _lower_case(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Let a tokenizer read every text in lower case, as sentence-transformers does for ``do_lower_case``."""
-    from tokenizers.normalizers import Lowercase, Sequence
-
     backend = tokenizer.backend_tokenizer
     own = backend.normalizer
-    if own is None or own.normalize_str("A") != "a":
+    if task.pooling.lower and (own is None or own.normalize_str("A") != "a"):  # sentence-transformers: do_lower_case
         backend.normalizer = Sequence([Lowercase(), *([] if own is None else [own])])
+    return tokenizer
 
 
 def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
@@ -234,9 +227,6 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     """Return whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
 
     If the labels are a teacher's vectors, the backbone's own, it always is.
-
-    Raises:
-        UserError: its configuration cannot be read.
     """
     if task.wants_vectors or backbone == EMBEDDED:
         return task.wants_vectors

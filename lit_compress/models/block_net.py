@@ -76,16 +76,7 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
 
 
 class Blocks:
-    """A model whose blocks run one by one.
-
-    Args:
-        net: changed in place: it has stand-ins in the places of the blocks.
-        device: where it runs.
-
-    Attributes:
-        names: of the blocks.
-        blocks: the modules.
-    """
+    """A model whose ``blocks``, by ``names``, run one by one on ``device``; ``net`` gets stand-ins in their places."""
 
     def __init__(self, net: PreTrainedModel, device: torch.device | str = "cpu") -> None:
         self.net, self.device = net, torch.device(device)
@@ -109,13 +100,9 @@ class Blocks:
         block.to("cpu")
 
     def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
-        """Return the output of block ``number``, which has its values, or of ``other`` in its place.
+        """Return the output of block ``number``, which has its values, or of the module ``other`` in its place.
 
-        Args:
-            number: of the block.
-            inputs: of the model.
-            hidden: [b, length, width], on any device; None: the embeddings' output.
-            other: a module.
+        ``inputs`` are the model's; ``hidden`` [b, length, width] is on any device, by default the embeddings' output.
         """
         outputs: list[Tensor] = []
 
@@ -177,9 +164,7 @@ class BlockNet(Blocks):
     """The model in a folder, with one block at a time in memory; parameters of blocks have values in :meth:`block`.
 
     Args:
-        config: of the model.
-        tensors: of its folder.
-        structure: of an export.
+        config, tensors: of the folder, with the ``structure`` of an export.
         unused: starts of names of tensors that a file may lack; they are 0 then.
         device: where it runs.
     """
@@ -264,12 +249,7 @@ def empty(block: nn.Module) -> None:
 
 
 class Ending:
-    """:class:`Blocks` that begin behind the last one: called as a model, with one batch after the other.
-
-    Args:
-        net: whose last part runs.
-        states: the last block's output for every batch.
-    """
+    """The rest of ``net`` behind its last block, whose ``states`` are for every batch; called as a model."""
 
     def __init__(self, net: Blocks, states: Iterator[Tensor]) -> None:
         self._net, self._states, self.config = net, states, net.net.config

@@ -43,11 +43,7 @@ MOST_COUNTED, MOST_SIZED = 4096, 2**24
 
 
 def check_counts(what: str, folder: Path) -> None:
-    """Refuse a configuration whose numbers alone would fill the memory, before a library builds the model.
-
-    Raises:
-        UserError: it is no JSON object, or a number in it is too large.
-    """
+    """Refuse a configuration that is no JSON object, or whose numbers alone would fill the memory."""
     try:
         config = json_of(folder / "config.json")
     except (OSError, ValueError):
@@ -67,16 +63,10 @@ def refuse_compressed(what: str, folder: Path) -> None:
 
 
 def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:
-    """Refuse a model if some tensors are not from its file; name a new head.
+    """Refuse a model if a tensor is missing, unexpected, of another shape, or not finite; name a new head.
 
-    Args:
-        what: option and value, the start of the message.
-        net: as loaded.
-        info: ``output_loading_info`` of ``from_pretrained``: the keys that were missing, unexpected or reshaped.
-        new_head: a head that the file lacks, or has in another size, is drawn again; else it is an error.
-
-    Raises:
-        UserError: a tensor is missing, unexpected, of another shape, or not finite.
+    ``info`` is ``output_loading_info`` of ``from_pretrained``. With ``new_head`` a head that the file lacks, or has in
+    another size, is drawn again; else it is an error.
     """
     missing, reshaped = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
     drawn = [*missing, *(name for name, *_ in reshaped)]
@@ -114,22 +104,14 @@ def _more(names: list[str]) -> str:
 
 
 def check_finite(what: str, net: PreTrainedModel) -> None:
-    """Refuse a model with infinite weights, or weights that are no numbers.
-
-    Raises:
-        UserError: names the first tensor.
-    """
+    """Refuse a model with infinite weights, or weights that are no numbers, and name the first."""
     for name, value in net.named_parameters():
         if value.is_floating_point() and not all_finite(value):
             raise UserError(f"{what}: '{name}' has values that are not finite; its training diverged, or it is broken")
 
 
 def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer that knows no words, or that has more tokens than the model has embeddings.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse a tokenizer that knows no words, or that has more tokens than the model has embeddings."""
     vocabulary = tokenizer.get_vocab()
     if not any(any(map(str.isalnum, token)) for token in vocabulary.keys() - set(tokenizer.all_special_tokens)):
         raise UserError(f"{what} has no tokenizer; save it there with tokenizer.save_pretrained")
@@ -146,9 +128,6 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
 
     Labels are compared without regard to case and punctuation. Where they have no names (``LABEL_0``, ``0``), their
     number counts, and a note says in which order they are taken.
-
-    Raises:
-        UserError: type, number, names or order of the labels differ.
     """
     kind = task_type(task)
     architecture = (config.architectures or [""])[0]

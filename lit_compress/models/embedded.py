@@ -130,10 +130,8 @@ def _docstring_splits(cache: Path) -> dict[str, list[dict[str, Any]]]:
 def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
     """Return the rows ``{"text": str, "label": int}`` by split of a task whose data the package makes itself.
 
-    No text is in two splits, and their order is always the same. They depend on the Python version that runs.
-
-    Raises:
-        UserError: the standard library has no sources here, or the cache cannot be written.
+    No text is in two splits, and their order is always the same. They depend on the Python version that runs. A
+    UserError if the standard library has no sources here, or the cache cannot be written.
     """
     if task.name != "docstrings":
         raise UserError(f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path")
@@ -148,9 +146,6 @@ def build_backbone(task: Task) -> Path:
     """Return the folder of a small random BERT and its tokenizer, made on first use, without a head.
 
     The tokenizer is trained on the embedded training texts for every task; the weights are random with a fixed seed.
-
-    Raises:
-        UserError: as :func:`load_texts`, or the task's inputs are longer than the backbone's positions.
     """
     if task.max_length > (most := BACKBONE["max_position_embeddings"]):
         raise UserError(

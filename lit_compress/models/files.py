@@ -11,7 +11,8 @@ The files are named as in transformers: ``model.safetensors``, or ``model-00001-
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,7 @@ def header_of(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def files_of_index(what: str, index: Path) -> list[str]:
-    """Return the names of the files that an index names, which lie next to it.
-
-    Raises:
-        UserError: it is broken, or names a file elsewhere.
-    """
+    """Return the names of the files that an index names; a UserError if it is broken, or one is elsewhere."""
     try:
         names = list(dict.fromkeys(json_of(index)["weight_map"].values()))
         elsewhere = [name for name in names if Path(name).name != name]
@@ -61,11 +58,7 @@ def files_of_index(what: str, index: Path) -> list[str]:
 
 
 def tensor_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the model in ``folder``: one, or those that its index names.
-
-    Raises:
-        UserError: the index is broken.
-    """
+    """Return the safetensors files of the model in ``folder``: one, or those that its index names."""
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [folder / WHOLE]
     return [folder / name for name in files_of_index(f"model: '{folder}'", folder / INDEX)]
@@ -154,24 +147,17 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for path in tensor_files(folder) for name, value in load_file(path).items()}
 
 
-class StoredTensors(Mapping[str, Tensor]):
+class StoredTensors(UserDict[str, Any]):
     """The tensors of some files by name, each read when it is asked for, as a view of its file, and not kept."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._places = {name: path for path in files for name in header_of(path)}
+        super().__init__()
+        self.data = {name: path for path in files for name in header_of(path)}
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor as it is stored."""
-        with safe_open(self._places[name], framework="pt") as file:
+        with safe_open(self.data[name], framework="pt") as file:
             return file.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        """Return the number of tensors."""
-        return len(self._places)
 
 
 class LazyTensors(StoredTensors):

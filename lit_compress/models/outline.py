@@ -97,12 +97,8 @@ def spread_evenly(
 ) -> dict[str, int]:
     """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
-    Args:
-        net: dense.
-        density: of the weights of the sites.
-        units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
-        whole: sub-layers may lose their last head or neuron, and are then removed (stages/units.py); else each keeps
-            one.
+    Where heads or neurons are not in ``units``, more of the other go. With ``whole``, sub-layers may lose their last
+    unit, and are then removed (stages/units.py); else each keeps one.
     """
     parts = sublayers(net)
     left = {kind: sum(part.weights(net) for part in of_kind(parts, kind)) for kind in _KINDS}
@@ -135,10 +131,7 @@ def _spread(share: float, counts: list[int]) -> list[int]:
 def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
     """Give every site factors of its rank and the same share of its rows, in place; return ``net``.
 
-    Args:
-        net: without values.
-        ranks: by site; 0 for rows alone.
-        budget: weights of the sites that are stored, factors included.
+    ``ranks`` are by site, 0 for rows alone; ``budget`` is the weights that are stored, factors included.
     """
     sizes = site_shapes(net)
     phases = {name: i / len(sizes) for i, name in enumerate(sizes)}  # not all matrices gain a row at the same share
@@ -164,13 +157,9 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
 
 @dataclass(frozen=True)
 class UniformGroup:
-    """Sub-layers whose number of units is one number of the configuration.
+    """Sub-layers whose number of ``units`` is one number of the configuration.
 
-    Attributes:
-        parts: the sub-layers.
-        units: number of heads (with grouped queries of keys) or neurons of each in the dense model.
-        counts: which numbers may be kept, rising.
-        price: weights that one unit has in all of the parts.
+    ``counts`` may be kept, rising; ``price`` is the weights that a unit has in all parts.
     """
 
     parts: tuple[SubLayer, ...]

@@ -39,13 +39,10 @@ def trusts_code() -> bool:
 
 
 def check_code(what: str, folder: Path) -> None:
-    """Refuse a model with code of its own that is not trusted, or that is not in its folder.
+    """Refuse a model with code of its own that is not trusted, or that is in another repository.
 
     Classes that transformers has by the same name were taken over by it: they are used, and the code is not needed. A
     tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
-
-    Raises:
-        UserError: the code is not trusted; or it is in another repository, whose revision nothing names.
     """
     import transformers
 
@@ -146,10 +143,8 @@ def brings_code(folder: Path) -> bool:
 def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
     """Return the name of a trusted model's own class for the library's ``auto_class``; None if it has none.
 
-    A configuration that is not trusted forgets its code, so that no file names code that is not next to it.
-
-    Raises:
-        UserError: its code has no class of this type, only others.
+    A configuration that is not trusted forgets its code, so that no file names code that is not next to it. Code that
+    has classes of other types alone is refused.
     """
     config.__dict__.pop(DENSE, None)  # of exports alone, whose configurations are read elsewhere
     if not _trusted:

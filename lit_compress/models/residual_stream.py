@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamSite:
-    """A site of the residual stream, with its own directions.
+    """A site of the residual stream of a stack, with its own directions.
 
-    Attributes:
-        norms: names of the norms that read it: one in a post-norm model, a group's in a pre-norm model.
-        tables: names of the embeddings that write to it.
-        stack: ``encoder`` or ``decoder``.
+    ``norms`` are names of the norms that read it, one in a post-norm model, a group's in a pre-norm model; ``tables``
+    of the embeddings that write to it.
     """
 
     norms: list[str]
@@ -61,13 +59,11 @@ class StreamSubLayer(SubLayer):
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The residual stream of a model.
+    """The residual stream of a model, in forward order.
 
     Attributes:
-        sites: in forward order.
-        sublayers: in forward order.
         reader: name of the Linear that reads the last hidden states; empty if none does.
-        pre_norm: True in pre-norm models: the norms are before the sub-layers.
+        pre_norm: the norms are before the sub-layers.
         fixed: the reason why hidden states must keep their basis; empty if they need not.
     """
 

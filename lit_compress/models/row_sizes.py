@@ -103,14 +103,10 @@ class RowSizes:
 
     @torch.no_grad()
     def choose(self, scores: Tensor, budget: int | Tensor) -> Tensor:
-        """Return the rows to keep, those with the largest scores whose stored weights fit: bool [rows].
+        """Return the rows to keep, those with the largest scores [rows] whose stored weights fit ``budget``: bool.
 
         A head that does not fit as it comes is passed over, so that what is left of the budget is less than a row
-        and a column.
-
-        Args:
-            scores: float32 [rows]; of equal ones the first is kept.
-            budget: weights to store.
+        and a column; of equal scores the first is kept.
         """
         order = scores.argsort(descending=True, stable=True)
         places = _places(order)

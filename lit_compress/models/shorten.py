@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_blocks(net: PreTrainedModel) -> None:
-    """Refuse a model whose blocks cannot stand in for each other.
-
-    Raises:
-        UserError: says why, and which families can.
-    """
+    """Refuse a model whose blocks cannot stand in for each other, and say why, and which families can."""
     architecture, name = get_architecture(net), net.config.model_type
     able = families_with(lambda other: not (other.repeated or other.passes_on))
     if architecture.repeated or architecture.passes_on:
@@ -43,12 +39,9 @@ def stack_lengths(net: PreTrainedModel) -> dict[str, tuple[str, int]]:
 
 
 def blocks_left(total: int, density: float, within: bool = False) -> int:
-    """Return how many of ``total`` equal blocks ``density`` leaves, a number that divides them.
+    """Return how many of ``total`` equal blocks ``density`` leaves; a UserError if that does not divide them.
 
     ``within``: take the largest number that is not above ``density``, if none is just that.
-
-    Raises:
-        UserError: there is no such number.
 
     >>> blocks_left(12, 0.333)
     4

@@ -235,11 +235,7 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
 
 
 def get_removable(net: PreTrainedModel) -> Architecture:
-    """Return the record of ``net`` if its sub-layers can be removed.
-
-    Raises:
-        UserError: they cannot be removed.
-    """
+    """Return the record of ``net``; a UserError if its sub-layers cannot be removed."""
     architecture, name = get_architecture(net), net.config.model_type
     if not architecture.has_removable_sublayers:
         able = families_with(lambda other: other.has_removable_sublayers)
@@ -319,11 +315,7 @@ def of_kind(parts: list[Part], kind: str) -> list[Part]:
 
 
 def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
-    """Write ``pattern`` into the configuration of a model; None changes nothing.
-
-    Raises:
-        UserError: it is no pattern, or the architecture has a record.
-    """
+    """Write ``pattern`` into a configuration; None changes nothing, one for an architecture with a record is refused."""
     if pattern is None:
         return
     if config.model_type in ARCHITECTURES:

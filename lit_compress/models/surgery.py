@@ -152,14 +152,11 @@ def factorize(
     mean: Callable[[str], Tensor | None] = lambda name: None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PreTrainedModel:
-    """Replace the Linears named in ``ranks`` by ``layer``, stacks of them by StackedLowRankLinears.
+    """Replace the Linears named in ``ranks`` (site -> rank), in place, by ``layer``, stacks by StackedLowRankLinears.
 
     Args:
-        net: changed in place.
-        ranks: name of a site -> rank.
         factors: function of name, weight [out, in] and rank that returns left [out, rank] and right [rank, in]; None
             for zeros, where a checkpoint will be loaded, or for shapes only.
-        layer: class of the layer that replaces a Linear.
         mean: function of name that returns the mean [in] of the inputs, whose outputs the biases keep; None: they stay.
         stacks: first site -> names of all sites that get one right factor. To the two functions the first name is the
             stack's, and the weight has the rows of all its matrices.
@@ -289,26 +286,17 @@ def empty_parameters() -> Iterator[None]:
         hook.remove()
 
 
-def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model without values, on the CPU: its parameters are 0, its buffers a new model's."""
+def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
+    """Return ``net``, or, if it has no values, a copy on the CPU with random numbers and a new model's buffers."""
     from transformers.initialization import no_init_weights
 
-    whole = copy.deepcopy(net).to_empty(device="cpu")
+    if not any(parameter.is_meta for parameter in net.parameters()):
+        return net
+    whole, generator = copy.deepcopy(net).to_empty(device="cpu").eval(), torch.Generator().manual_seed(0)
     with torch.no_grad(), no_init_weights():
         fresh = dict(type(net)(net.config).named_buffers())
         for value in whole.parameters():
-            value.zero_()
+            value.normal_(0.0, 0.02, generator=generator) if value.is_floating_point() else value.zero_()
         for name, buffer in whole.named_buffers():
             buffer.copy_(fresh[name]) if name in fresh else buffer.zero_()
-    return whole
-
-
-def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
-    """Return ``net``, or, if it has no values, a copy on the CPU whose parameters are small random numbers."""
-    if not any(parameter.is_meta for parameter in net.parameters()):
-        return net
-    whole, generator = with_zeros(net).eval(), torch.Generator().manual_seed(0)
-    for parameter in whole.parameters():
-        if parameter.is_floating_point():
-            parameter.data.normal_(0.0, 0.02, generator=generator)
     return whole

@@ -125,7 +125,7 @@ def test_the_export_loads_in_another_process(kfac):
 
 
 def test_a_budget_is_searched_on_shapes_and_the_dtype_is_the_given_one(llama, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.models.accounting.with_zeros", lambda net: pytest.fail("values"))
+    monkeypatch.setattr("lit_compress.models.accounting.with_random_values", lambda net: pytest.fail("values"))
     report = factorize(llama, tmp_path / "out", *data, "--weighting", "none", "--budget", "params=25K")
     assert report["budget"]["met"] and report["budget"]["reached"] > 24_000
     assert report["dtype"] == stored_dtype(tmp_path / "out") == "bfloat16"

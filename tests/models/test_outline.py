@@ -16,7 +16,7 @@ from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import cut_evenly, even_counts, file_bytes, keep_rows_evenly, uniform_groups
 from lit_compress.models.sites import find_sites, site_shapes, sublayers
 from lit_compress.models.storage import save_net
-from lit_compress.models.surgery import factorize, with_zeros, without_values
+from lit_compress.models.surgery import factorize, with_random_values, without_values
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
@@ -43,11 +43,11 @@ def test_the_size_of_a_file_with_rows_and_factors(tmp_path):
     assert file_bytes(net) == (tmp_path / "model.safetensors").stat().st_size
 
 
-def test_zeros_in_place_of_values():
+def test_random_numbers_in_place_of_values():
     net = make_net("bert", max_position_embeddings=20)
-    zeros = with_zeros(without_values(lambda: type(net)(net.config)))
-    assert all(not p.any() for p in zeros.parameters())
-    assert torch.equal(zeros.bert.embeddings.position_ids, net.bert.embeddings.position_ids)
+    made = with_random_values(without_values(lambda: type(net)(net.config)))
+    assert all(0 < p.abs().max() < 0.2 for p in made.parameters())
+    assert torch.equal(made.bert.embeddings.position_ids, net.bert.embeddings.position_ids)
 
 
 @pytest.mark.parametrize("density", [0.2, 0.5, 0.8])
