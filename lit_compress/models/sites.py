@@ -315,7 +315,7 @@ def of_kind(parts: list[Part], kind: str) -> list[Part]:
 
 
 def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
-    """Write ``pattern`` into a configuration; None changes nothing, one for an architecture with a record is refused."""
+    """Write ``pattern`` into a configuration, if it is not None; refuse one for an architecture with a record."""
     if pattern is None:
         return
     if config.model_type in ARCHITECTURES:

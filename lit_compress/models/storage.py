@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
@@ -31,6 +31,18 @@ def tied(net: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(value), name) for name, value in net.state_dict(keep_vars=True).items()}
     return {name: other for name, other in names.items() if name != other}
+
+
+def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give a model of empty parameters values of its names and shapes; tied names may be missing, or untie it."""
+    for name in tied(net).keys() & tensors.keys():
+        replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))
+    aliases, own = tied(net), net.state_dict()
+    copies = {name: value.to(own[name].dtype, copy=True) if name in own else value for name, value in tensors.items()}
+    copies |= {name: copies[first] for name, first in aliases.items() if first in copies}
+    net.load_state_dict(copies, assign=True)
+    for name, first in aliases.items():
+        replace(net, name, net.get_parameter(first))
 
 
 def save_net(net: PreTrainedModel, folder: Path) -> None:
@@ -75,15 +87,7 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
             rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
-        tensors = load_tensors(folder)
-        for name in tied(net).keys() & tensors.keys():  # the file unties it
-            replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))
-        aliases, own = tied(net), net.state_dict()
-        copies = {n: value.to(own[n].dtype, copy=True) if n in own else value for n, value in tensors.items()}
-        copies |= {name: copies[first] for name, first in aliases.items() if first in copies}
-        net.load_state_dict(copies, assign=True)
-        for name, first in aliases.items():
-            replace(net, name, net.get_parameter(first))
+        _load_tensors(net, load_tensors(folder))
         check_finite(f"'{folder}'", net)
         if as_stored:
             move(net, getattr(torch, stored_dtype(folder)))
