@@ -20,22 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.statistics import Batch, Collector, Statistic, tokens_at
-from lit_compress.models.sites import shared_inputs, size_at
+from lit_compress.models.sites import Model, shared_inputs, size_at
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more products, larger ones are faster each
 
@@ -204,7 +200,7 @@ class MomentSums(Collector):
             )
 
 
-def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list[list[str]]:
+def parts_within(net: Model, statistic: Moments, limit: float) -> list[list[str]]:
     """Return the sites that are asked in parts whose sums take at most ``limit`` bytes each, in forward order.
 
     Sites that read the same input stay together.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from lit_compress.calibration.statistics import Batch, frozen, hooked
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
-from lit_compress.models.sites import head_width
+from lit_compress.models.sites import Model, head_width
 from lit_compress.tasks.base import inputs_of
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,12 @@ def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
 
 @torch.no_grad()
 def collect_grams(
-    net: PreTrainedModel,
+    net: Model,
     batches: Iterable[Batch],
     tokens: int,
     seed: int = 0,
     group: int = 1,
-    run: Callable[[PreTrainedModel, Batch], object] = lambda net, batch: net(**inputs_of(batch)),
+    run: Callable[[Model, Batch], object] = lambda net, batch: net(**inputs_of(batch)),
     masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
     reduce: Callable[[Tensor], object] | None = None,
 ) -> Grams:
@@ -134,7 +131,7 @@ class _OneDNN(TorchFunctionMode):
 class _Sums:
     """The sums of Gram matrices, and the hooks that add to them."""
 
-    def __init__(self, net: PreTrainedModel, group: int) -> None:
+    def __init__(self, net: Model, group: int) -> None:
         self.net, self.stream = net, residual_stream(net, group)
         self.stacks = list(dict.fromkeys(place.stack for place in self.stream.sites))
         heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")

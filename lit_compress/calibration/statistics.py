@@ -13,18 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.sites import Site, find_sites
+from lit_compress.models.sites import Model, Site, find_sites
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Batch = dict[str, Tensor]  # the columns of some examples
 Uses = dict[str, set[int]]  # site -> numbers of its uses in a forward
@@ -111,7 +108,7 @@ def belongs_to_rows(x: Tensor, mask: Tensor) -> bool:
 
 
 @torch.no_grad()
-def loose_uses(net: PreTrainedModel, task: TaskType, rows: Batch, sites: dict[str, Site]) -> Uses:
+def loose_uses(net: Model, task: TaskType, rows: Batch, sites: dict[str, Site]) -> Uses:
     """Return the uses of every site whose inputs belong to no row of a batch: DeBERTa's relative positions.
 
     Found in a forward of the first row, twice.
@@ -210,7 +207,7 @@ class OfModel(ABC):
     sites: tuple[str, ...] = ()
 
     @abstractmethod
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+    def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
         """Return the answer for the examples of ``batches``, the same on every rank.
 
         ``net``, with its task's head, where it runs, is not changed; ``reduce`` is as in :func:`whole`.
@@ -218,7 +215,7 @@ class OfModel(ABC):
 
 
 def whole(
-    net: PreTrainedModel, statistic: Statistic, batches: Iterable[Batch], kind: TaskType | str, *,
+    net: Model, statistic: Statistic, batches: Iterable[Batch], kind: TaskType | str, *,
     names: Sequence[str] | None = None, device: torch.device | str | None = None, reduce: Reduce = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a statistic of the model in memory on the examples of ``batches``, from one forward and backward of each.

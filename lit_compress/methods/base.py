@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -24,7 +24,7 @@ from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_bette
 from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import LayerShape
-from lit_compress.models.sites import blocks
+from lit_compress.models.sites import Model, blocks
 from lit_compress.models.surgery import describe
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
@@ -43,9 +43,6 @@ from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
 from lit_compress.version import __version__
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Method(MicroBatches, Fields):
@@ -80,7 +77,7 @@ class Method(MicroBatches, Fields):
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
     """
 
-    net: PreTrainedModel  # from configure_model() to release()
+    net: Model  # from configure_model() to release()
     stage: Stage  # from prepare() to release()
     stores_zeros = False
     rule: RankRule | None = None
@@ -115,7 +112,7 @@ class Method(MicroBatches, Fields):
         self.sites, self.density, self.teacher, self.recompute = sites, density, teacher, recompute
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
-        self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
+        self._teacher: tuple[Model, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.dev_loss = MeanMetric()
         self.untrained = -inf
@@ -172,7 +169,7 @@ class Method(MicroBatches, Fields):
     # ---------------------------------------------------------------- set-up
 
     def prepare(
-        self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], PreTrainedModel] | None = None,
+        self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], Model] | None = None,
         mark: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import add_constant, cut_units
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.record import parts_of
-from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
+from lit_compress.models.sites import Model, SubLayer, held_part, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -56,9 +56,6 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _ROUNDS = 5  # of giving the place of useless blocks to others, which may leave some that are useless then
 
@@ -85,7 +82,7 @@ class BlockPruning(MovementStage):
 
     settings: BlockMovementSettings
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse an architecture whose heads cannot be cut, blocks that do not divide, and less than a head."""
         super().check(net)
         parts, block = sublayers(net), self.settings.block
@@ -118,11 +115,11 @@ class BlockPruning(MovementStage):
                 f"{cost / total + 5e-5:.4f}"
             )
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
         return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put a masked layer at every site."""
         size = self.settings.block
         for part in sublayers(net):
@@ -137,7 +134,7 @@ class BlockPruning(MovementStage):
                 replace(net, name, layer)
         return net
 
-    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
+    def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
         self._parts, parts = list[tuple[SubLayer, dict[str, int]]](), sublayers(net)
         units = list[MaskedUnits]()
@@ -224,7 +221,7 @@ class BlockPruning(MovementStage):
         open_, (blocks, heads) = have(values) & have(readers), members
         return torch.zeros_like(kept, dtype=torch.int32).index_add_(0, blocks, open_[heads].int()) == 0
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Replace the masked layers; if nothing is filled later, cut empty parts."""
         super().deploy(net)
         if not self.settings.fill:
@@ -249,14 +246,14 @@ class Filling(Stage):
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Cut the pruned model; all remaining values in its matrices are trained, including zeros."""
         cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net
 
 
 @torch.no_grad()
-def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
+def cut_empty(net: Model, budget: int | None = None) -> None:
     """Remove from ``net``, in place, heads without values or readers and neurons without readers; they are zeros.
 
     With a ``budget`` of weights, only the heads with the most weights that are not zero stay.
@@ -277,7 +274,7 @@ def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
     cut_units(net, {part.last: units for part, units in kept}, whole=True)
 
 
-def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:
+def _fold_constants(net: Model, part: SubLayer) -> Tensor:
     """Return how many weights of each head are not zero, float64 [heads]; 0 for heads without values or readers.
 
     A fraction below 1, the share in the squared weights of the readers, puts those with as many in an order. A head

@@ -28,7 +28,7 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from torch import Tensor
 from lit_compress.layers import GatedRankLinear, HardConcrete
 from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.sites import site_shapes
+from lit_compress.models.sites import Model, site_shapes
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.masks import keep_count
@@ -48,9 +48,6 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import balanced
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import is_first
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class RankPruning(GatedStage):
         super().__init__("prune", settings, density)
         self.from_backbone = settings.init == "pretrained"
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse a density below one rank of every matrix."""
         least, whole = sum(sum(shape) for shape in site_shapes(net).values()), dense_site_params(net)
         if self.density * whole < least:
@@ -108,13 +105,13 @@ class RankPruning(GatedStage):
                 f"{least / whole + 5e-5:.4f}"
             )
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with the same share of ranks in every matrix; which stay is decided by training."""
         with torch.device("meta"):
             rule = RankRule(self.density, fill=True, round_to=self.round_to)
             return factorize(net, rule.allocate(net), None)
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Decompose all matrices and put gates on all of their ranks.
 
         configure_model sends the values of the first process.
@@ -133,7 +130,7 @@ class RankPruning(GatedStage):
         self.make_gates(gates, size)
         return net
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+    def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give every matrix the values of its ranks' gates."""
         for gate, names in self.sites.items():
             for name, values in zip(names, z[gate], strict=True):

@@ -35,19 +35,17 @@ from lit_compress.calibration.statistics import OfModel, Reduce, frozen, real_ro
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
-from lit_compress.models.sites import module_at
+from lit_compress.models.sites import Model, module_at
+from lit_compress.models.surgery import Structure
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.lora import Retraining
+from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.models.surgery import Structure
-    from lit_compress.tasks.base import TaskType
 
 DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
 Kept = dict[str, list[int]]  # name of a list of blocks -> numbers of the kept blocks, rising
@@ -107,7 +105,7 @@ class Layers(OneShot):
         """Whether every block is kept."""
         return self.density >= 1 and self.blocks is None
 
-    def counts(self, net: PreTrainedModel) -> dict[str, int]:
+    def counts(self, net: Model) -> dict[str, int]:
         """Return name of each list of blocks -> how many are kept; a UserError if none, or more than there are."""
         totals = {path: total for path, (_, total) in stack_lengths(net).items()}
         shortest = min(totals.values())
@@ -127,11 +125,11 @@ class Layers(OneShot):
             )
         return counts
 
-    def density_left(self, net: PreTrainedModel) -> float:
+    def density_left(self, net: Model) -> float:
         """Return the fraction of the blocks that was kept."""
         return self.share
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse architectures whose blocks are not known one by one, and numbers of blocks that are not possible."""
         if (record := get_architecture(net)).repeated or not record.stacks:
             why = "one block runs several times" if record.repeated else "its record names no blocks"
@@ -145,7 +143,7 @@ class Layers(OneShot):
         """Return whether forwards need the labels."""
         return self.prune.choice == "measured" and kind.reads_labels
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+    def calibration(self, net: Model, data: DataModule) -> Calibration | None:
         """Return the losses of models without a block; None for evenly spaced blocks."""
         if self.prune.choice == "even":
             return None
@@ -164,23 +162,23 @@ class Layers(OneShot):
             "choice": "measured", "examples": self.examples(data), "kept": self.kept, "estimated_loss": loss
         }  # fmt: skip
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the numbers of the kept blocks, and their loss."""
         for path, numbers in statistics.items():
             yield (), {path: torch.tensor(numbers)}
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Kept:
+    def plan(self, net: Model, measured: Measured | None = None) -> Kept:
         """Return the numbers of the kept blocks by list, evenly spaced or as measured."""
         if measured:
             return {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
         totals, first = stack_lengths(net), holds_first(net)
         return {path: evenly_spaced(totals[path][1], count, first) for path, count in self.counts(net).items()}
 
-    def loss(self, net: PreTrainedModel, plan: Kept, measured: Measured) -> float:
+    def loss(self, net: Model, plan: Kept, measured: Measured) -> float:
         """Return the divergence without the other blocks; 0 for evenly spaced ones."""
         return float(measured["loss"]) if measured else 0.0
 
-    def fill(self, net: PreTrainedModel, plan: Kept, measured: Measured | None = None) -> None:
+    def fill(self, net: Model, plan: Kept, measured: Measured | None = None) -> None:
         """Remove the other blocks; of a model with values note what is kept."""
         behind, before = list[int](), 0
         for path, (_, total) in stack_lengths(net).items():  # a block gives what the next kept one reads
@@ -190,7 +188,7 @@ class Layers(OneShot):
             self.kept, self.behind, self.share = plan, behind, len(behind) / before
         shorten(net, plan)
 
-    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+    def rebuilt(self, net: Model, structure: Structure, notes: dict[str, Any]) -> Model:
         """Keep the blocks that a checkpoint has."""
         self.fill(net, notes["calibration"]["kept"] if self.prune.choice == "measured" else self.plan(net))
         return net
@@ -208,7 +206,7 @@ class BlockLosses(OfModel):
 
     counts: Mapping[str, int]
 
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+    def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
         """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them; 0 if it has all."""
         kept = {path: list(range(total)) for path, (_, total) in stack_lengths(net).items()}
         loss = 0.0
@@ -225,7 +223,7 @@ class BlockLosses(OfModel):
 
 
 def divergences(
-    net: PreTrainedModel, choices: Sequence[Kept], batches: Any, kind: TaskType,
+    net: Model, choices: Sequence[Kept], batches: Any, kind: TaskType,
     reduce: Reduce = None, base: Kept | None = None,
 ) -> list[float]:  # fmt: skip
     """Return for each choice of kept blocks the mean over examples of KL(model || model of these blocks).
@@ -266,7 +264,7 @@ def divergences(
     return (total[:-1] / total[-1]).tolist()
 
 
-def _continued(small: PreTrainedModel, kept: Kept, base: Kept, outputs: Outputs) -> PreTrainedModel:
+def _continued(small: Model, kept: Kept, base: Kept, outputs: Outputs) -> Model:
     """Let the first blocks of ``small`` give kept outputs, up to the first block that ``base`` has not there."""
     for path, numbers in kept.items():
         for number, (own, other) in enumerate(zip(numbers, base[path], strict=False)):
@@ -279,7 +277,7 @@ def _continued(small: PreTrainedModel, kept: Kept, base: Kept, outputs: Outputs)
     return small
 
 
-def _with_blocks(net: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+def _with_blocks(net: Model, kept: Kept) -> Model:
     """Return a model of some blocks of ``net``, in evaluation mode; it shares parameters and buffers with ``net``."""
     shared = {id(value): value for values in (net.parameters(), net.buffers()) for value in values}
     small = copy.deepcopy(net, shared).eval()

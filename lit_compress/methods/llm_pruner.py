@@ -27,34 +27,28 @@ Deviations, and where paper and program differ:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.gradients import Gradients
+from lit_compress.data.datamodule import DataModule
 from lit_compress.methods.base import OneShot
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import even_counts
 from lit_compress.models.record import parts_of, split_parts
-from lit_compress.models.sites import SubLayer, cuttable
+from lit_compress.models.sites import Model, SubLayer, cuttable
 from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class CoupledPruning(Retraining):
         require(self, "prune.examples", low=1)
 
 
-def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLayer]:
+def pruned_parts(net: Model, settings: CoupledPruning) -> list[SubLayer]:
     """Return the sub-layers of ``net`` that lose heads or neurons; a UserError if all blocks stay whole."""
     parts, (first, last) = cuttable(net), (settings.keep_first, settings.keep_last)
     count = 1 + parts[-1].layer
@@ -91,7 +85,7 @@ def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLaye
     return [part for part in parts if first <= part.layer < count - last]
 
 
-def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, step: int = 1) -> dict[str, int]:
+def kept_counts(net: Model, settings: CoupledPruning, density: float, step: int = 1) -> dict[str, int]:
     """Return by last matrix how many heads or neurons every pruned sub-layer keeps; only shapes are read.
 
     ``density`` counts all sites' weights; numbers of neurons are multiples of ``step``.
@@ -125,7 +119,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
     return {name: kept[name] for name in units}
 
 
-def group_importance(net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, Tensor]) -> Tensor:
+def group_importance(net: Model, part: SubLayer, gradients: Mapping[str, Tensor]) -> Tensor:
     """Return the importance of every head or neuron of a sub-layer, float64 [units], by gradients of its sites."""
     units, scores = part.count(net), []
     for role, name in part.sites.items():
@@ -155,13 +149,13 @@ class LLMPruner(OneShot):
                 " heads and neurons by it; nearest: SecondOrder with retrain.removes structures"
             )
 
-    def counts(self, net: PreTrainedModel) -> dict[str, int]:
+    def counts(self, net: Model) -> dict[str, int]:
         """Return how many heads or neurons every pruned sub-layer keeps."""
         if self.shape == "uniform":
             return even_counts(net, self.density, self.round_to or 1)
         return kept_counts(net, self.prune, self.density, self.round_to or 1)
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse blocks that leave nothing to prune, and densities that cannot be reached."""
         pruned_parts(net, self.prune)
         first, last = self.prune.keep_first, self.prune.keep_last
@@ -172,18 +166,18 @@ class LLMPruner(OneShot):
             )
         self.counts(net)
 
-    def parts(self, net: PreTrainedModel) -> list[SubLayer]:
+    def parts(self, net: Model) -> list[SubLayer]:
         """Return the sub-layers that lose units; only shapes are read."""
         counts = self.counts(net)
         return [part for part in pruned_parts(net, self.prune) if part.last in counts]
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
+    def calibration(self, net: Model, data: DataModule) -> Calibration:
         """Return the gradients of the matrices of the sub-layers that lose units."""
         batches = data.calibration_dataloader(self.prune.examples, CALIBRATION_SEED, "prune.examples")
         sites = [name for part in self.parts(net) for name in part.sites.values()]
         return Calibration(Gradients(sites=sites), batches)
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield which units of a sub-layer stay, bool [units]."""
         counts = self.counts(net)
         for part in (part for part in self.parts(net) if part.last in names):
@@ -191,13 +185,13 @@ class LLMPruner(OneShot):
             best = torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[: counts[part.last]], True)
             yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
+    def plan(self, net: Model, measured: Measured | None = None) -> dict[str, Tensor]:
         """Return the units that stay by last matrix, bool [units]; without measurements the first ones."""
         if measured is not None:
             return {part.last: measured[f"{part.last}.kept"] for part in self.parts(net)}
         counts = self.counts(net)
         return {part.last: torch.arange(part.count(net)) < counts[part.last] for part in self.parts(net)}
 
-    def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
+    def fill(self, net: Model, plan: dict[str, Tensor], measured: Measured | None) -> None:
         """Remove heads and neurons."""
         cut_units(net, plan)

@@ -25,7 +25,7 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, MixedRankLinear
 from lit_compress.methods.base import Method
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.decompose import weighted_svd
@@ -45,9 +46,6 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderScore, Unstructured, UnstructuredPruning
 from lit_compress.utils.errors import require
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class LPAFPruning(UnstructuredPruning):
         super().__init__(settings, 1.0, FirstOrderScore())
         self.rule = rule
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Choose v."""
         self.density = self.kept(net)
         return net
@@ -108,7 +106,7 @@ class LPAFPruning(UnstructuredPruning):
         """Whether no matrix is factorized, and so none is pruned."""
         return self.rule.keeps_all
 
-    def kept(self, net: PreTrainedModel) -> float:
+    def kept(self, net: Model) -> float:
         """Return v; where it is not given, by the density that the ranks leave."""
         return self.settings.density or by_density(self.rule.density_of(net), 0.50, 0.25, 0.10)
 
@@ -120,7 +118,7 @@ class SparseFactors(Factors):
         super().__init__(rule, "out")
         self.settings = settings
 
-    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
         """Return the decomposer by the scores of the model's folder."""
         if self.settings.weighting == "none":
             return super().decomposer(net, statistics)
@@ -130,11 +128,11 @@ class SparseFactors(Factors):
             weight, rows[f"{name}/scores"], name=name, components=components
         )
 
-    def layer(self, net: PreTrainedModel) -> type[LowRankLinear]:
+    def layer(self, net: Model) -> type[LowRankLinear]:
         """Return factors next to the sparse matrices; in shapes alone those in their places, as in the export."""
         return LowRankLinear if net.device.type == "meta" else MixedRankLinear
 
-    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+    def rebuilt(self, net: Model, structure: Structure, notes: dict[str, Any]) -> Model:
         """Put empty factors next to the sparse matrices."""
         return factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, MixedRankLinear)
 
@@ -149,18 +147,18 @@ class MixedRankRetraining(CompressedStage):
         super().__init__("retrain", settings, SparseFactors(settings, rule))
         self.rule, self.forwards = rule, 2 if settings.consistency > 0 else 1
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Factorize the model and choose p_init."""
         net = super().begin(net, method, structure)
         self.p_init = self.first_p(net)
         return net
 
-    def first_p(self, net: PreTrainedModel) -> float:
+    def first_p(self, net: Model) -> float:
         """Return p_init; where it is not given, by the density that the ranks leave."""
         given = self.settings.p_init
         return by_density(self.rule.density_of(net), 0.1, 0.3, 0.7) if given is None else given
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""
         self._layers = [m for m in net.modules() if isinstance(m, MixedRankLinear)]
         # DeBERTa's queries and keys also project relative positions, inputs without a batch axis
@@ -210,7 +208,7 @@ class MixedRankRetraining(CompressedStage):
 
         return joined(forward(0), forward(1))
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Also log p."""
         return {**super().status(net, step), "p": self.p(step)}
 

@@ -25,7 +25,6 @@ whose rows are all removed is removed with the columns that read it, as in ITP (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -35,7 +34,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import FEED_FORWARD
 from lit_compress.models.row_sizes import RowSizes
-from lit_compress.models.sites import find_sites, module_at
+from lit_compress.models.sites import Model, find_sites, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -43,29 +42,26 @@ from lit_compress.stages.base import Stage
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 class MovementPruning(MovementStage):
     """Train weights and row scores; mask rows by their scores. The density counts stored weights."""
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put a masked layer at every site."""
         for site in find_sites(net):
             replace(net, site.name, MaskedLinear(module_at(net, site.name, nn.Linear)))
         return net
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with some rows of every matrix; which rows is decided by training."""
         return keep_rows_evenly(net, {}, keep_count(self.density, dense_site_params(net)))
 
-    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
+    def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the rows of every site."""
         layers = [(module_at(net, site.name, MaskedLinear), site.role in FEED_FORWARD) for site in find_sites(net)]
         return [MaskedUnits((layer,), layer.in_features, feed_forward) for layer, feed_forward in layers]
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Also find out what the rows cost."""
         super().attach(net)
         self._sizes = RowSizes(net, biases_go=True)

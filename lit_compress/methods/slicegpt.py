@@ -65,22 +65,21 @@ from lit_compress.models.block_net import one_by_one
 from lit_compress.models.projected.gates import ProjectionSpec, gated_size
 from lit_compress.models.projected.projections import identity_bases, narrowed
 from lit_compress.models.residual_stream import ResidualStream, residual_stream
+from lit_compress.models.sites import Model
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
+from lit_compress.tasks.base import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note, track
 from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.base import TaskType
 
 Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
 SLICED = ProjectionSpec(("hidden",))  # bases of hidden states alone, one for every sub-layer
@@ -135,7 +134,7 @@ class SliceGPT(OneShot):
         """Whether nothing is sliced."""
         return self.density >= 1 if self.slicing is None else self.slicing == 0
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
@@ -145,12 +144,12 @@ class SliceGPT(OneShot):
                 "matrices; slices above about 0.13 leave fewer than there were"
             )
 
-    def asked(self, net: PreTrainedModel) -> float:
+    def asked(self, net: Model) -> float:
         """Return the density; if slices were asked for, the density at these widths."""
         size, widths = gated_size(net, SLICED), self.widths(net)
         return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total
 
-    def widths(self, net: PreTrainedModel) -> list[int]:
+    def widths(self, net: Model) -> list[int]:
         """Return how many directions every site keeps; a UserError if less than a step of the width is left."""
         size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.round_to or 1
         sites = size.shapes["hidden"][0]
@@ -183,23 +182,23 @@ class SliceGPT(OneShot):
         """Return whether forwards need the labels."""
         return kind.reads_labels
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
+    def calibration(self, net: Model, data: DataModule) -> Calibration:
         """Return the axes of every site."""
         count = self.prune.examples or min(512, data.train_size())
         batches = data.calibration_dataloader(count, CALIBRATION_SEED, "prune.examples")
         return Calibration(Axes(self.widths(net)), batches)
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the axes of a site that stay, U[:, :k] [d, k]."""
         widths = self.widths(net)
         for site, axes in statistics.items():
             yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, list[int]]:
+    def plan(self, net: Model, measured: Measured | None = None) -> dict[str, list[int]]:
         """Return the width of hidden states at every site."""
         return {"widths": self.widths(net)}
 
-    def fill(self, net: PreTrainedModel, plan: dict[str, list[int]], measured: Measured | None) -> None:
+    def fill(self, net: Model, plan: dict[str, list[int]], measured: Measured | None) -> None:
         """Slice a model; without axes along the dense model's, and without values only its shapes."""
         widths, axes = plan["widths"], None
         if measured is not None:
@@ -212,7 +211,7 @@ def _whole(axes: Tensor) -> Tensor:
     return nn.functional.pad(axes, (0, len(axes) - axes.shape[1]))
 
 
-def slice_stream(net: PreTrainedModel, axes: list[Tensor] | None, widths: list[int]) -> PreTrainedModel:
+def slice_stream(net: Model, axes: list[Tensor] | None, widths: list[int]) -> Model:
     """Give hidden states their bases, U [d, d] of every site, and keep the first of their directions, in place.
 
     ``net`` is dense, on the CPU or without values, ``axes`` are by default its own; ``widths`` are the numbers of
@@ -236,7 +235,7 @@ class Axes(OfModel):
 
     widths: Sequence[int]
 
-    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+    def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
         """Return the axes; a model with norms before the sub-layers is on the CPU afterwards.
 
         Raises:
@@ -278,9 +277,7 @@ class Axes(OfModel):
         return dict(enumerate(axes))
 
 
-def _of_model(
-    net: PreTrainedModel, stream: ResidualStream, batches: Iterable[Batch], task: TaskType, site: int
-) -> Passes:
+def _of_model(net: Model, stream: ResidualStream, batches: Iterable[Batch], task: TaskType, site: int) -> Passes:
     """Yield the forwards of the whole model."""
     stack = list(dict.fromkeys(place.stack for place in stream.sites)).index(stream.sites[site].stack)
     for batch in batches:
@@ -299,7 +296,7 @@ def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
 
 
 @contextmanager
-def _walk(net: PreTrainedModel, batches: Iterable[Batch], task: TaskType) -> Iterator[Walk]:
+def _walk(net: Model, batches: Iterable[Batch], task: TaskType) -> Iterator[Walk]:
     """Yield the examples before the first block of a model in memory, with a folder for their states."""
     rows = (real_rows(task, batch, torch.device("cpu"), None) for batch in batches)
     parts = [part for part in rows if len(part["index"])]

@@ -24,22 +24,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.methods.base import Distillation, Untaught
 from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stack_lengths
-from lit_compress.models.sites import module_at
+from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class ReplacedBlock(nn.Module):
@@ -120,12 +117,12 @@ class BlockReplacing(Stage):
         super().__init__("replace", settings)
         self.density, self.distillation, self.within = density, distillation, within
 
-    def left(self, net: PreTrainedModel) -> dict[str, int]:
+    def left(self, net: Model) -> dict[str, int]:
         """Return name of each list of blocks of ``net`` -> number left; a UserError if none has the density."""
         lengths = stack_lengths(net).items()
         return {path: blocks_left(total, self.density, self.within) for path, (_, total) in lengths}
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse blocks that cannot stand in for each other, a number that does not divide them, and matched layers."""
         check_blocks(net)
         self.left(net)
@@ -135,12 +132,12 @@ class BlockReplacing(Stage):
                 "which has more; valid: 0"
             )
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer blocks."""
         shorten(net, {path: range(count) for path, count in self.left(net).items()})
         return net
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put copies of the first blocks of the fine-tuned model in the place of modules; freeze the rest."""
         left = self.left(net)
         shares = {left[path] / total for path, (_, total) in stack_lengths(net).items()}
@@ -157,7 +154,7 @@ class BlockReplacing(Stage):
                 replace(net, f"{path}.{i}", successor)
         return net
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Find the blocks for which a coin is thrown in every forward."""
         self._blocks = [cast(Any, m) for m in net.modules() if isinstance(m, ReplacedBlock)]
 
@@ -184,11 +181,11 @@ class BlockReplacing(Stage):
             block.replaces = coin
         return super().losses(method, batch)
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage, and p."""
         return {"density": self.density, "target": self.density, "p": self.p(step)}
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Drop the predecessors."""
         for block in self._blocks:
             block.release()

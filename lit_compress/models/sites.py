@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import nn
 
@@ -25,6 +25,7 @@ from lit_compress.utils.errors import UserError, nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+Model: TypeAlias = "PreTrainedModel"  # whose module is imported late, as it takes a second
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part", bound="SubLayer")
 # keys and values of a decoder's attention over the encoder's states

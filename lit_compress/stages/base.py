@@ -17,6 +17,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
+from lit_compress.models.sites import Model
+from lit_compress.models.surgery import Structure
 from lit_compress.numerics.losses import States, layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.micro_batches import MicroBatches
@@ -25,10 +27,8 @@ from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import LRSchedulerConfigType
-    from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.models.surgery import Structure
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Stage(nn.Module):
         plain.uniform = self.uniform
         return plain
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse by a UserError settings that cannot work for the backbone, which has no values (device ``meta``)."""
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` in the form that this stage leaves it in, for the sizes of the export before any training.
 
         Where data decide on ranks, rows and widths, these are spread evenly. ``net`` is of the stage before, without
@@ -173,10 +173,10 @@ class Stage(nn.Module):
         """
         return net
 
-    def check_data(self, net: PreTrainedModel, data: DataModule) -> None:
+    def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse by a UserError settings that need more training examples than there are."""
 
-    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> Model:
         """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
 
         ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
@@ -187,17 +187,17 @@ class Stage(nn.Module):
         self.previous = previous
         return self.begin(net, method, structure)
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Return ``net``, from the stage before, in its form for training; it may be changed in place.
 
         With a ``structure``, values of new parts come from a checkpoint; where data decide, it has the shapes.
         """
         return net
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""
 
-    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def param_groups(self, net: Model) -> list[dict[str, Any]]:
         """Return the parameter groups with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
 
         The schedule scales every group's learning rate, except with ``constant`` True; all gradients are clipped by one
@@ -220,19 +220,19 @@ class Stage(nn.Module):
         """
         return layer_distillation_loss(student, teacher, mask, relative)
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
 
-    def before_clipping(self, net: PreTrainedModel) -> None:
+    def before_clipping(self, net: Model) -> None:
         """Copy gradients that :meth:`after_step` needs unclipped; called only where gradients are clipped."""
 
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
+    def after_step(self, net: Model, step: int) -> None:
         """Change values, e.g. zero weights, after the optimizer step; ``step`` counts the completed ones."""
 
-    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+    def before_validation(self, net: Model, step: int) -> None:
         """Prepare ``net`` for evaluation, e.g. fix its gates; ``step`` counts the completed optimizer steps."""
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Return values to log at ``step``, by name, e.g. target and achieved density."""
         return {}
 
@@ -240,13 +240,13 @@ class Stage(nn.Module):
         """Return whether the model has its final density; only then an epoch may count as the best."""
         return True
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Replace the stage's own layers in the trained ``net``, in place, by layers that have ``fuse()``.
 
         The outputs in evaluation mode stay those that were validated.
         """
 
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+    def finish(self, net: Model, folder: Path) -> None:
         """Write files for the next stage next to the best model; called on rank 0, after :meth:`deploy`."""
 
 
@@ -263,7 +263,7 @@ def count_steps(steps: int, epochs: int, limit: int | float | None = None, max_s
     return min(steps * epochs, max_steps) if max_steps and max_steps > 0 else steps * epochs
 
 
-def build_optimizer(stage: Stage, net: PreTrainedModel, precision: str) -> torch.optim.Optimizer:
+def build_optimizer(stage: Stage, net: Model, precision: str) -> torch.optim.Optimizer:
     """Return the optimizer of the trained parameters: the stage's own groups, and matrices apart from the rest.
 
     ``net`` is already sharded. The stage's settings hold for all parameters that are not in :meth:`Stage.param_groups`;

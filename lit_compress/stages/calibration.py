@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.calibration.statistics import OfModel, Reduce, Statistic, whole
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
 from lit_compress.utils.devices import place_within
 from lit_compress.utils.progress import note, track
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-    from transformers import PreTrainedModel
-
-    from lit_compress.tasks.records import Task
 
 CALIBRATION_SEED = 42  # of the choice of examples, and of tokens
 MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
@@ -40,7 +36,7 @@ class Calibration:
 
 
 def collected(
-    net: PreTrainedModel,
+    net: Model,
     calibration: Calibration | None,
     task: Task,
     device: torch.device,

@@ -19,20 +19,19 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.micro_batches import MicroBatches
+from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.records import Task
 from lit_compress.utils.memory import trim
 from lit_compress.utils.sharding import from_first, is_first
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.base import TaskType
-    from lit_compress.tasks.records import Task
 
 CPU = torch.device("cpu")
 EXAMPLES = 1024  # that are read if the settings name no number
@@ -70,11 +69,11 @@ class Compression:
     moments: str | None = None
     behind: Sequence[int] | None = None
 
-    def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
+    def calibration(self, net: Model, data: Any) -> Calibration | None:
         """Return the statistic and its examples, of ``data``; None if weights are enough. Only shapes are read."""
         return None
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield the measurements of the matrices ``names``, one after the other.
 
         The dense ``net`` has their values, on the CPU; ``statistics`` by site are released. An item has names of sites
@@ -82,24 +81,24 @@ class Compression:
         """
         return iter(())
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> Plan:
+    def plan(self, net: Model, measured: Measured | None = None) -> Plan:
         """Return by site the removed or kept parts; of the dense ``net`` only shapes are read.
 
         ``measured`` is of all matrices; None: they matter alike.
         """
         return {}
 
-    def fill(self, net: PreTrainedModel, plan: Plan, measured: Measured | None) -> None:
+    def fill(self, net: Model, plan: Plan, measured: Measured | None) -> None:
         """Change the sites in ``plan``, or in a part of a plan, in place.
 
         ``net`` is dense, in other sites maybe changed. Without ``measured`` only the shapes change, values come later.
         """
 
-    def loss(self, net: PreTrainedModel, plan: Plan, measured: Measured) -> float:
+    def loss(self, net: Model, plan: Plan, measured: Measured) -> float:
         """Return the estimated addition to an example's loss; 0 without an estimate."""
         return 0.0
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse by a UserError settings that cannot work; only shapes of the dense ``net`` are read."""
 
     @property
@@ -107,11 +106,11 @@ class Compression:
         """Whether nothing is to be removed."""
         return self.density >= 1
 
-    def density_left(self, net: PreTrainedModel) -> float:
+    def density_left(self, net: Model) -> float:
         """Return the density of the compressed ``net``."""
         return stored_density(net)
 
-    def told(self, net: PreTrainedModel, plan: Plan) -> dict[str, Any]:
+    def told(self, net: Model, plan: Plan) -> dict[str, Any]:
         """Return the report's field on the plan; only shapes of the dense ``net`` are read."""
         return {self.name: {key: int(value.sum()) if isinstance(value, Tensor) else value
                             for key, value in plan.items()}}  # fmt: skip
@@ -128,13 +127,13 @@ class Compression:
         """Return the report's entry on the calibration, with the estimated ``loss``; None for nothing."""
         return None
 
-    def rebuilt(self, net: PreTrainedModel, structure: Structure, notes: dict[str, Any]) -> PreTrainedModel:
+    def rebuilt(self, net: Model, structure: Structure, notes: dict[str, Any]) -> Model:
         """Return the dense ``net`` in the form of a checkpoint, with its ``structure`` and the stage's ``notes``."""
         return rebuild(net, structure)
 
 
 def compress(
-    net: PreTrainedModel,
+    net: Model,
     compression: Compression,
     task: Task,
     data: DataModule | None,
@@ -143,7 +142,7 @@ def compress(
     shared: bool = False,
     keep: bool = False,
     measured: Measured | None = None,
-) -> tuple[PreTrainedModel, float]:
+) -> tuple[Model, float]:
     """Compress ``net`` in memory; return it, and the estimated addition to an example's loss.
 
     Args:
@@ -165,13 +164,13 @@ def compress(
     return net, loss
 
 
-def _planned(net: PreTrainedModel, compression: Compression, measured: Measured) -> tuple[Plan, float]:
+def _planned(net: Model, compression: Compression, measured: Measured) -> tuple[Plan, float]:
     plan = compression.plan(net, measured)
     return plan, compression.loss(net, plan, measured)
 
 
 def measure(
-    net: PreTrainedModel, compression: Compression, task: Task, data: DataModule | None, device: torch.device,
+    net: Model, compression: Compression, task: Task, data: DataModule | None, device: torch.device,
     shared: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the measurements of all matrices of ``net`` for a compression; arguments as :func:`compress`."""
@@ -213,11 +212,11 @@ class CompressedStage(Stage):
         """Return the stage that compresses nothing."""
         return CompressedStage(self.name, self.settings, Compression(), self.distil)
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse settings that cannot work."""
         self.compression.check(net)
 
-    def check_data(self, net: PreTrainedModel, data: DataModule) -> None:
+    def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse more examples than there are."""
         self.compression.calibration(net, data)
 
@@ -230,12 +229,12 @@ class CompressedStage(Stage):
         count, seed = self.compression.drawn(data)
         return data.rest_dataloader(count, rows, seed)
 
-    def outline(self, net: PreTrainedModel, measured: Measured | None = None) -> PreTrainedModel:
+    def outline(self, net: Model, measured: Measured | None = None) -> Model:
         """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""
         self.compression.fill(net, self.compression.plan(net, measured), None)
         return net
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Compress ``net``, or give it the modules of a checkpoint."""
         if structure is not None:
             net = self.compression.rebuilt(net, structure, self.notes)
@@ -249,6 +248,6 @@ class CompressedStage(Stage):
         self.achieved = self.compression.density_left(net)
         return net
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
         return {} if self.keeps_all else {"density": self.achieved}

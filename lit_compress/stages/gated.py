@@ -15,13 +15,14 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lit_compress.layers import HardConcrete
+from lit_compress.models.sites import Model
 from lit_compress.numerics.foreach import on_cpu
 from lit_compress.numerics.gate_budget import Size, fit_budget
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
@@ -32,9 +33,6 @@ from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, nearest, require
 from lit_compress.utils.sharding import Shards
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class GatedStage(Stage):
         with torch.no_grad():
             self.initial = float(size.density(self.log_alphas))
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+    def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give ``net`` the gates' values z, by name, [groups, size] each, for its next forwards.
 
         ``deterministic`` means the exported model's values, not samples.
@@ -117,13 +115,13 @@ class GatedStage(Stage):
         """log_alpha by the name of its gate."""
         return {name: gate.log_alpha for name, gate in self.gates.items()}
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Find the ranks over which :meth:`before_step` averages gradients of gates; FSDP2 does not."""
         super().attach(net)
         self._shards = Shards(next(net.parameters()))
         self._net = (net,)  # a tuple hides it from the state dict
 
-    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def param_groups(self, net: Model) -> list[dict[str, Any]]:
         """Return the groups of gates and multipliers: constant rates, no clipping; multipliers are maximised."""
         same = {"weight_decay": 0.0, "constant": True, "clip": False}
         gates = {"params": list(self.log_alphas.values()), "lr": self.settings.gate_learning_rate}
@@ -155,12 +153,12 @@ class GatedStage(Stage):
         density = self.size.density(log_alphas)
         return terms | {"size": lagrangian(density, self.target(step), self.linear, self.quadratic)}
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Average the gradients of gates and multipliers over ranks where the strategy does not."""
         super().before_step(net)
         average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
 
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
+    def after_step(self, net: Model, step: int) -> None:
         """Clamp log_alpha to its bounds."""
         if self.clamp is not None:
             for gate in self.gates.values():
@@ -185,7 +183,7 @@ class GatedStage(Stage):
         steps = dict.fromkeys(self.rounds, self.round_to)
         return fit_budget(log_alphas, self._size[0], budget, least, finest, steps)
 
-    def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
+    def deterministic(self, net: Model, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them by name."""
         masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
         z = {n: gate.deterministic(masks[n]) if n in active else opened(gate) for n, gate in self.gates.items()}
@@ -208,12 +206,12 @@ class GatedStage(Stage):
             f"e.g. {self.name}.epochs, or raise {self.name}.{rate}_learning_rate"
         )
 
-    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+    def before_validation(self, net: Model, step: int) -> None:
         """Fix the gates, so that the model that would be exported now is evaluated."""
         self.deterministic(net, step)
 
     @torch.no_grad()
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log target, expected density, density of the units kept now, and the multipliers."""
         counts = {name: kept_units(gate.log_alpha, gate.least) for name, gate in self.gates.items()}
         return {

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import require
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -76,7 +73,7 @@ class Retraining(Training):
         return self.lora if self.parameters == "lora" else None
 
 
-def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrainedModel:
+def add_updates(net: Model, settings: Training, seed: int) -> Model:
     """Freeze ``net`` and add low-rank updates to the matrices of its sites, in place, if the stage trains these only.
 
     The seed is of the random factors.

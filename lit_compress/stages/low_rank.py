@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 # of name and weight [out, in] of a site, or of several stacked by rows, and the number of components; without it of all
 Decomposer = Callable[..., Factorization]
@@ -48,17 +45,17 @@ class Factors(ByRule):
         super().__init__(rule)
         self.sigma_side = sigma_side
 
-    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
         """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""
         return lambda name, weight, components=None: weighted_svd(
             weight, sigma_side=self.sigma_side, name=name, components=components
         )
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse a rank that makes no matrix smaller, and a density below one component of each."""
         self.rule.allocate(net)
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield of every matrix or stack its factors, with all singular values and the mean of its inputs.
 
         The factors have the rule's rank, or, if singular values decide, as many components as make the matrix smaller.
@@ -79,24 +76,24 @@ class Factors(ByRule):
             del svd
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, int]:
+    def plan(self, net: Model, measured: Measured | None = None) -> dict[str, int]:
         """Return {site: rank}; without singular values, for matrices that matter alike."""
         return self.rule.allocate(net, None if measured is None else lambda name: measured[f"{name}.sigma"])
 
-    def loss(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured) -> float:
+    def loss(self, net: Model, plan: dict[str, int], measured: Measured) -> float:
         """Return the half of the sum of the squared singular values that are left out."""
         known = {name: measured[f"{name}.sigma"] for name in plan if f"{name}.sigma" in measured}
         return sum(float(sigma[plan[name] :].square().sum()) for name, sigma in known.items()) / 2
 
-    def told(self, net: PreTrainedModel, plan: dict[str, int]) -> dict[str, Any]:
+    def told(self, net: Model, plan: dict[str, int]) -> dict[str, Any]:
         """Return the ranks."""
         return {"ranks": plan}
 
-    def layer(self, net: PreTrainedModel) -> type[LowRankLinear]:
+    def layer(self, net: Model) -> type[LowRankLinear]:
         """Return the class of the layers that replace Linears."""
         return LowRankLinear
 
-    def fill(self, net: PreTrainedModel, plan: dict[str, int], measured: Measured | None) -> None:
+    def fill(self, net: Model, plan: dict[str, int], measured: Measured | None) -> None:
         """Put factors in the places of matrices, and change biases."""
         stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in plan}
         if measured is None:

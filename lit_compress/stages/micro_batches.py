@@ -15,23 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lit_compress.models.sites import Model
 from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses, state_moments
 from lit_compress.stages.distillation import Distillation
+from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.records import Task
 from lit_compress.utils.sharding import sum_over_ranks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.tasks.base import TaskType
-    from lit_compress.tasks.records import Task
 
 Batch = dict[str, Tensor]
 _MEANS = ("task", "distillation", "layers", "consistency")  # terms of Method.objective; others are of the model alone
@@ -90,7 +87,7 @@ class MicroBatches(pl.LightningModule):
         own_seed: of this micro-batch, from which dropout is drawn.
     """
 
-    net: PreTrainedModel
+    net: Model
     stage: Any  # a Stage, which knows this class
     backbone: str
     sites: str | None
@@ -98,7 +95,7 @@ class MicroBatches(pl.LightningModule):
     kind: TaskType
     distillation: Distillation
     _seed: int
-    _teacher: tuple[PreTrainedModel, ...]
+    _teacher: tuple[Model, ...]
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,22 +19,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lit_compress.layers import BlockMaskedLinear
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import require
 from lit_compress.utils.sharding import local, whole
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -91,11 +89,11 @@ class MovementStage(CubicStage):
     settings: MovementTraining
     decided_by_data = True
 
-    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
+    def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the units of the masked layers of ``net``."""
         raise NotImplementedError
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Find the units, and each kind's share of the penalty, a mean over attention and feed-forward means."""
         self.units = self.find_units(net)
         self._layers = [layer for units in self.units for layer in units.layers]
@@ -104,7 +102,7 @@ class MovementStage(CubicStage):
         groups = [units.feed_forward for units in self.units]
         self._shares = [1 / (len(set(groups)) * groups.count(group)) for group in groups]
 
-    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def param_groups(self, net: Model) -> list[dict[str, Any]]:
         """Return the group of the scores, with their learning rate."""
         scores = [layer.score for layer in self._layers]
         return [{"params": scores, "lr": self.settings.score_learning_rate, "weight_decay": 0.0}]
@@ -118,7 +116,7 @@ class MovementStage(CubicStage):
         self._penalty = self.settings.penalty * self.progress(method.trainer.global_step)
         return super().losses(method, batch)
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Sum the gradients of scores that are one, and add the penalty's: lambda * share / units * sigmoid'(s)."""
         for units, share in zip(self.units, self._shares, strict=True):
             grads = [local(layer.score.grad) for layer in units.layers if layer.score.grad is not None]
@@ -132,7 +130,7 @@ class MovementStage(CubicStage):
                 grad.copy_(grads[0])  # equal scores with equal gradients stay equal
 
     @torch.no_grad()
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
+    def after_step(self, net: Model, step: int) -> None:
         """Set the masks, which hold until the next optimizer step."""
         scores = [whole(units.layers[0].score.detach()) for units in self.units]
         if self.settings.form == "hard":
@@ -153,19 +151,19 @@ class MovementStage(CubicStage):
         counts = torch.stack([units.layers[0].mask.sum() for units in self.units]).tolist()
         return sum(count * units.cost for count, units in zip(counts, self.units, strict=True)) / self._total
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log the density, and its target (``hard``) or the threshold (``soft``)."""
         if self.settings.form == "hard":
             return {"target": self.target(step), "density": self.achieved()}
         return {"threshold": self.settings.threshold * self.progress(step), "density": self.achieved()}
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Replace the masked layers by Linears whose masked weights are zero."""
         for name, module in list(net.named_modules()):
             if isinstance(module, BlockMaskedLinear):
                 replace(net, name, module.zeroed())
 
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+    def finish(self, net: Model, folder: Path) -> None:
         """Warn if the soft form has missed the density."""
         if self.achieved() > self.density:
             rank_zero_warn(

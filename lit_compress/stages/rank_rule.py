@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.models.sites import site_shapes, stacks
+from lit_compress.models.sites import Model, site_shapes, stacks
 from lit_compress.numerics.ranks import Shape, allocate, largest_rank, rank_for_density, rank_for_ratio, rounded, stored
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from transformers import PreTrainedModel
 
 Allocation = Literal["uniform", "global"]
 
@@ -63,7 +59,7 @@ class RankRule:
         """Whether no matrix is factorized."""
         return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
 
-    def allocate(self, net: PreTrainedModel, sigma: Callable[[str], Tensor] | None = None) -> dict[str, int]:
+    def allocate(self, net: Model, sigma: Callable[[str], Tensor] | None = None) -> dict[str, int]:
         """Return {site: rank} of the Linears of the dense ``net`` to factorize; a stack is called by its first site.
 
         ``sigma``, for ``global``, gives the singular values of a site or stack, falling, on one scale for all. None:
@@ -115,7 +111,7 @@ class RankRule:
                 filled[name], left = rank + step, left - more
         return filled
 
-    def density_of(self, net: PreTrainedModel) -> float:
+    def density_of(self, net: Model) -> float:
         """Return the density that these ranks leave of ``net``, dense or factorized; ``density`` if it gives them."""
         if self.by_density:
             return self.density
@@ -123,11 +119,11 @@ class RankRule:
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
-    def stacks(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    def stacks(self, net: Model) -> dict[str, tuple[str, ...]]:
         """Return {first site: names of all} of the matrices that get one right factor; {} if they are not stacked."""
         return stacks(net) if self.stacked else {}
 
-    def members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    def members(self, net: Model) -> dict[str, tuple[str, ...]]:
         """Return {name: sites} in forward order: stacks, and every other site by itself."""
         stacked = self.stacks(net)
         inside = {name for names in stacked.values() for name in names[1:]}

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.models.accounting import forward_bytes
-from lit_compress.models.sites import blocks
+from lit_compress.models.sites import Model, blocks
 from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.memory import return_freed_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.stages.base import Stage
 
 MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
@@ -34,7 +32,7 @@ def most_kept(device: torch.device, over_vocabulary: bool) -> float:
 
 
 def activations(
-    stage: Stage, net: PreTrainedModel, shape: tuple[int, int], half: bool, asked: bool | None, most: float
+    stage: Stage, net: Model, shape: tuple[int, int], half: bool, asked: bool | None, most: float
 ) -> tuple[float | None, bool]:
     """Return the bytes of activations that a forward of ``stage`` keeps, and whether its blocks recompute them.
 
@@ -57,13 +55,13 @@ def activations(
     return kept, again
 
 
-def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> bool:
+def surely_few(net: Model, shape: tuple[int, int], most: float) -> bool:
     """Return whether a forward keeps at most ``most`` bytes, without running it."""
     count = sum(1 for _ in blocks(net))
     return 4 * MOST_WIDTHS * count * shape[0] * shape[1] * net.config.hidden_size <= most
 
 
-def recompute(net: PreTrainedModel) -> None:
+def recompute(net: Model) -> None:
     """Let the blocks of ``net`` recompute their activations in training; freed memory goes back to the system."""
     return_freed_memory()
     enable: Any = getattr(net, "activation_checkpointing_enable", None)

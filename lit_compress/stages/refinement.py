@@ -33,7 +33,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +41,12 @@ from torch import Tensor, nn
 from lit_compress.calibration.statistics import Batch, frozen
 from lit_compress.calibration.walk import Walk, check_disk
 from lit_compress.models.block_net import check_by_block, one_by_one
+from lit_compress.models.sites import Model
 from lit_compress.numerics.schedules import linear_warmup_decay
+from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.tasks import TaskType
 
 RATE = 1e-2  # share of a parameter's root mean square that a step changes at most, about
 WARMUP = 0.1  # share of the steps
@@ -185,7 +182,7 @@ class Refinement:
         block.requires_grad_(False)
 
 
-def check_refinement(net: PreTrainedModel, dense_states: bool, method: str) -> None:
+def check_refinement(net: Model, dense_states: bool, method: str) -> None:
     """Refuse a refinement that cannot work; only shapes are read.
 
     Args:
@@ -199,7 +196,7 @@ def check_refinement(net: PreTrainedModel, dense_states: bool, method: str) -> N
 
 
 def refine_net(
-    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, parts: Sequence[Batch], steps: int, folder: Path,
+    dense: Model, net: Model, kind: TaskType, parts: Sequence[Batch], steps: int, folder: Path,
     device: torch.device, behind: Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Refine the compressed ``net`` in place, and return the report's entry.

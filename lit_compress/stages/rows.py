@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ from torch import Tensor
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.row_sizes import RowSizes
-from lit_compress.models.sites import find_sites, size_at
-from lit_compress.models.surgery import factorize
+from lit_compress.models.sites import Model, find_sites, size_at
+from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
@@ -45,11 +45,6 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.models.surgery import Structure
 
 
 @dataclass(frozen=True)
@@ -107,13 +102,13 @@ class RowSparsePruning(CubicStage):
         self.round_to, self.low_rank = round_to, min(low_rank, density)
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
         budget = self.budget_of(net)
         total = budget.factors + round(budget.final * budget.total)
         return keep_rows_evenly(net, budget.ranks, total)
 
-    def budget_of(self, net: PreTrainedModel) -> RowBudget:
+    def budget_of(self, net: Model) -> RowBudget:
         """Return the budget of factors and rows of the dense ``net``; only shapes are read."""
         shapes = {site.name: size_at(net, site.name) for site in find_sites(net)}
         total = sum(out * inner for out, inner in shapes.values())
@@ -129,14 +124,14 @@ class RowSparsePruning(CubicStage):
         final = max(0, budget - size(ranks)) / total if self.low_rank < self.density else 0.0
         return RowBudget(ranks, size(ranks), total, final)
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8)."""
         self.budget = self.budget_of(net)
         self.row_sizes = RowSizes(net, self.budget.ranks)
         factors = balanced if structure is None and self.low_rank else None
         return factorize(net, self.budget.ranks, factors, LowRankSparseLinear)
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Make the buffers of the score, two float32 numbers per row, sharded like the rows."""
         self._weights = [layer.sparse for layer in self.layers(net)]
         for i, weight in enumerate(self._weights):
@@ -145,7 +140,7 @@ class RowSparsePruning(CubicStage):
         self._shards = Shards(next(net.parameters()))
         self._whole: list[Tensor | None] | None = None  # gradients before they were clipped
 
-    def layers(self, net: PreTrainedModel) -> list[Any]:
+    def layers(self, net: Model) -> list[Any]:
         """Return the modules at the sites."""
         return [net.get_submodule(site.name) for site in find_sites(net)]
 
@@ -178,13 +173,13 @@ class RowSparsePruning(CubicStage):
         """Return whether the schedule has arrived at the final density."""
         return step >= max(self.total_steps - self._end, self.settings.interval + 1)
 
-    def before_clipping(self, net: PreTrainedModel) -> None:
+    def before_clipping(self, net: Model) -> None:
         """Copy the unclipped gradients: clipping would give steps different weights in the average."""
         grads = [weight.grad for weight in self._weights if weight.grad is not None]
         copies = iter(torch._foreach_mul(grads, 1.0)) if grads else iter(())
         self._whole = [None if weight.grad is None else next(copies) for weight in self._weights]
 
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
+    def after_step(self, net: Model, step: int) -> None:
         """Add the step's sensitivity to the score (Eqs. 2-4); zero the rows that are not in the top p (Eq. 9)."""
         terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
         self._whole = None
@@ -209,7 +204,7 @@ class RowSparsePruning(CubicStage):
         return self.row_sizes.stored(whole_rows(rows, self._shards.reduce, self._shards.place)[0].bool())
 
     @torch.no_grad()
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log target and achieved density.
 
         Between two prunings, rows that training has moved away from zero count as kept.

@@ -19,7 +19,7 @@ from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import even_counts, kept_by_part, spread_evenly, uniform_groups
-from lit_compress.models.sites import SubLayer, held_part, module_at, size_at, sublayers
+from lit_compress.models.sites import Model, SubLayer, held_part, module_at, size_at, sublayers
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
@@ -30,6 +30,7 @@ from lit_compress.numerics.structures import (
     uniform_options,
     without_inputs,
 )
+from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import UnderWeighting, Weighted, WeightedFactors, biased_sites, calibration_for
@@ -37,10 +38,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.stages.calibration import Calibration
 
 CHUNK = 0.04  # share of the neurons left that go at one step; heads go one by one
 
@@ -66,12 +64,12 @@ class Units:
         return torch.ones(self.count, dtype=torch.bool).index_fill(0, self.path.first(number), False)
 
 
-def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
+def unit_inputs(net: Model, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
     return torch.arange(size_at(net, part.last)[1]).view(part.count(net), -1)
 
 
-def least_density(net: PreTrainedModel) -> float:
+def least_density(net: Model) -> float:
     """Return the least density that leaves ``net`` a head or a neuron; a UserError if it cannot be cut."""
     parts = sublayers(net)
     held = held_part(parts)
@@ -111,7 +109,7 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     return numbers
 
 
-def choose_uniform(net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int) -> dict[str, int]:
+def choose_uniform(net: Model, units: Mapping[str, Units], saving: float, round_to: int) -> dict[str, int]:
     """Return the number to remove in every layer of the dense ``net`` of the smallest estimated loss.
 
     Arguments, result and error as of :func:`choose_units`; only shapes of the model are read.
@@ -139,7 +137,7 @@ class UnitRemoval(UnderWeighting):
     inputs, as the update of the rest (U) depends on the removed units.
     """
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse ranks, sub-layers that cannot be cut, and a density that cannot be reached."""
         super().check(net)
         rule = self.rule
@@ -153,11 +151,11 @@ class UnitRemoval(UnderWeighting):
                 f"least one head or neuron; the smallest is {least + 5e-4:.3f}"
             )
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+    def calibration(self, net: Model, data: DataModule) -> Calibration | None:
         """Return the moments of the last matrices of the sub-layers."""
         return calibration_for(self.settings, data, [part.last for part in sublayers(net, removable=False)])
 
-    def measure(self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]) -> Items:
+    def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         rule, biased = self.rule, biased_sites(net)
         if rule.uniform:  # of the sub-layers that can lose as many units each, of all but one unit
@@ -180,7 +178,7 @@ class UnitRemoval(UnderWeighting):
             stored["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *path.steps])
             yield (name,), {f"{name}.{key}": value for key, value in stored.items()}
 
-    def plan(self, net: PreTrainedModel, measured: Measured | None = None) -> dict[str, Tensor]:
+    def plan(self, net: Model, measured: Measured | None = None) -> dict[str, Tensor]:
         """Return the units that stay by last matrix, bool [units]; without costs the same share everywhere."""
         if measured is not None:
             units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
@@ -196,13 +194,13 @@ class UnitRemoval(UnderWeighting):
         counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
         return {name: torch.arange(counts[name]) < kept for name, kept in left.items()}
 
-    def loss(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured) -> float:
+    def loss(self, net: Model, plan: dict[str, Tensor], measured: Measured) -> float:
         """Return the estimate of the costs of the removed units."""
         units = self.units(net, measured)
         losses = [units[name].path.loss((~kept).sum()[None]) for name, kept in plan.items() if not kept.all()]
         return sum(float(loss) for loss in losses) / 2
 
-    def units(self, net: PreTrainedModel, measured: Measured) -> dict[str, Units]:
+    def units(self, net: Model, measured: Measured) -> dict[str, Units]:
         """Return the measured units by last matrix."""
         units = {}
         for part in sublayers(net, removable=False):
@@ -213,7 +211,7 @@ class UnitRemoval(UnderWeighting):
         return units
 
     @torch.no_grad()
-    def fill(self, net: PreTrainedModel, plan: dict[str, Tensor], measured: Measured | None) -> None:
+    def fill(self, net: Model, plan: dict[str, Tensor], measured: Measured | None) -> None:
         """Update the rest of the last matrices, equation (U); remove heads, neurons, and sub-layers without any."""
         for part in sublayers(net, removable=False) if measured is not None else ():
             if part.last not in plan or plan[part.last].all():

@@ -17,22 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, Training
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 Reduce = Callable[[Tensor], object] | None
 
@@ -154,7 +150,7 @@ class UnstructuredPruning(CubicStage):
         self.score = score
         self.register_buffer("threshold", torch.full((1,), -torch.inf))
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Make one float32 score per weight of the sites, sharded like the weight."""
         self._names = [site.name for site in find_sites(net)]
         self._weights = [net.get_parameter(f"{name}.weight") for name in self._names]
@@ -173,11 +169,11 @@ class UnstructuredPruning(CubicStage):
         super().set_total_steps(total_steps)
         self.score.check(self._start)
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Let the score read the gradients, not clipped."""
         self.score.before_step(self.scores, self._weights, self._shards.reduce)
 
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
+    def after_step(self, net: Model, step: int) -> None:
         """Zero every weight below the threshold; every ``interval`` steps, compute the threshold again."""
         self.score.after_step(self.scores, self._weights, step, self._shards.reduce)
         if step < self._start:
@@ -196,7 +192,7 @@ class UnstructuredPruning(CubicStage):
         break_ties_(self.scores, threshold, keep, tolerance, self._shards.reduce, self._shards.place)
 
     @torch.no_grad()
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Log target and achieved density."""
         kept = torch.stack([torch.count_nonzero(local(weight)) for weight in self._weights]).sum()
         if self._shards.reduce:
@@ -204,7 +200,7 @@ class UnstructuredPruning(CubicStage):
         total = sum(weight.numel() for weight in self._weights)
         return {"target": self.target(step), "density": int(kept) / total}
 
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+    def finish(self, net: Model, folder: Path) -> None:
         """Write the row importances, by which LPAF factorizes."""
         from safetensors.torch import save_file
 

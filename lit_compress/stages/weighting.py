@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_compress.calibration.gradients import DiagonalFisher
 from lit_compress.calibration.moments import KroneckerFactors, Moments
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.decompose import Axis, Factorization, weighted_svd
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.sampled_labels import Labels
@@ -24,15 +24,13 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import ByRule, Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
+from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.base import TaskType
-    from lit_compress.tasks.records import Task
 
 Removes = Literal["auto", "structures", "components"]
 KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
@@ -137,7 +135,7 @@ def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] |
     return Calibration(Moments(labels, seed, sites), batches)
 
 
-def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
+def biased_sites(net: Model, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
     """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none.
 
     Of a stack all have one, or none counts.
@@ -189,7 +187,7 @@ class UnderWeighting(ByRule):
 class WeightedFactors(UnderWeighting, Factors):
     """Low rank under a weighting."""
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Also refuse a shape."""
         super().check(net)
         if self.rule.uniform:
@@ -198,11 +196,11 @@ class WeightedFactors(UnderWeighting, Factors):
                 "nearest: structures"
             )
 
-    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+    def calibration(self, net: Model, data: DataModule) -> Calibration | None:
         """Return the weighting's statistic."""
         return calibration_for(self.settings, data)
 
-    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""
         settings = self.settings
         if settings.weighting == "none":

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ from lit_compress.methods.cofi.gates import (
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.residual_stream import stream_width
-from lit_compress.models.sites import embedding_params, of_kind, sublayers
+from lit_compress.models.sites import Model, embedding_params, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
 from lit_compress.numerics.losses import States
@@ -60,10 +60,6 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import Shards
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 _CLAMP = (-4.6051702, 4.6051702)  # log of 1/100 and 100
 _START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0.83
@@ -106,7 +102,7 @@ class MatchedStage(Stage):
         super().__init__(name, settings)
         self.distillation, self.from_backbone = distillation, name == "distil"
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse to compare layers of a model with an encoder and a decoder."""
         super().check(net)
         if net.config.is_encoder_decoder and self.distillation.alpha_layers > 0:
@@ -115,14 +111,14 @@ class MatchedStage(Stage):
                 "matched; valid: 0"
             )
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Freeze the embeddings."""
         net = super().begin(net, method, structure)
         for parameter in embedding_params(net):
             parameter.requires_grad_(False)
         return net
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Make the projection W, from the values of the stage before if there are any."""
         super().attach(net)
         self._shards = Shards(next(net.parameters()))
@@ -135,7 +131,7 @@ class MatchedStage(Stage):
 
                 self.matching.load_state_dict(load_file(file))
 
-    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def param_groups(self, net: Model) -> list[dict[str, Any]]:
         """Train the projection with the model; its gradients are not clipped, because it is not sharded."""
         groups = super().param_groups(net)
         if self.matching is None:
@@ -147,13 +143,13 @@ class MatchedStage(Stage):
         assert self.matching is not None
         return self.matching(student, teacher, mask, self.over_step)
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Average the projection's gradients over ranks where the strategy does not."""
         super().before_step(net)
         if self.matching is not None:
             average_gradients(self.matching.parameters(), self._shards.group)
 
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+    def status(self, net: Model, step: int) -> dict[str, float]:
         """Also log which student layer each teacher layer was compared with, -1 for none."""
         values = super().status(net, step)
         chosen = getattr(self.matching, "chosen", None)
@@ -174,7 +170,7 @@ class GatedPruning(MatchedStage, GatedStage):
         """Return the stage that only compares layers."""
         return MatchedStage(self.name, self.settings, self.distillation)
 
-    def names(self, net: PreTrainedModel) -> list[str]:
+    def names(self, net: Model) -> list[str]:
         """Return the names of the gates that ``net`` gets; a UserError if it cannot have one that was asked for."""
         possible = possible_gates(net)
         for gate in self.settings.gates or ():
@@ -184,7 +180,7 @@ class GatedPruning(MatchedStage, GatedStage):
                 )
         return [gate for gate in possible if self.settings.gates is None or gate in self.settings.gates]
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse gates that the architecture cannot have, and a density that the gates cannot reach."""
         super().check(net)
         names = self.names(net)
@@ -199,12 +195,12 @@ class GatedPruning(MatchedStage, GatedStage):
                 f"they reach {low:.4f} to {high:.4f}"
             )
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer heads and neurons; training decides which ones, and layers, are removed instead."""
         units = [name for name in ("heads", "neurons") if name in self.names(net)]
         return cut_evenly(net, self.density, units) if units else net
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put gates into the model of the stage before."""
         net = super().begin(net, method, structure)
         names, least = self.names(net), least_units(self.names(net))
@@ -218,21 +214,21 @@ class GatedPruning(MatchedStage, GatedStage):
         gate_net(net, names)
         return net
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+    def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the gated layers their values; layers whose sub-layers are all closed are not matched."""
         z = close_empty_sublayers(z) if deterministic else z
         set_gates(net, z, deterministic)
         if self.matching is not None:
             self.matching.exists = open_layers(net, z)
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Remove the closed parts, also from the inputs of the projection."""
         z = close_empty_sublayers(self.deterministic(net, self.total_steps))
         cut_closed(net, z)
         if self.matching is not None and "hidden" in z:
             self.matching.shrink(z["hidden"][0] > 0)
 
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+    def finish(self, net: Model, folder: Path) -> None:
         """Write the projection, from which the next stage continues."""
         if self.matching is not None:
             from safetensors.torch import save_file
@@ -240,7 +236,7 @@ class GatedPruning(MatchedStage, GatedStage):
             save_file(self.matching.state_dict(), folder / "projection.safetensors")
 
 
-def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
+def open_layers(net: Model, z: dict[str, Tensor]) -> Tensor:
     """Return which layers have an open sub-layer, bool [layers]."""
     parts = sublayers(net)
     open_ = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
@@ -250,7 +246,7 @@ def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
     return open_
 
 
-def existing(net: PreTrainedModel) -> Tensor:
+def existing(net: Model) -> Tensor:
     """Return which layers of a pruned model have a sub-layer left, bool [layers]."""
     parts = sublayers(net)
     left = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)

@@ -13,29 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
 from lit_compress.models.residual_stream import stream_norm
-from lit_compress.models.sites import get_removable, gives_states, module_at, of_kind, size_at, sublayers
+from lit_compress.models.sites import Model, get_removable, gives_states, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GATES = ("attention_layer", "ffn_layer", "heads", "neurons", "hidden")
 
 
-def possible_gates(net: PreTrainedModel) -> tuple[str, ...]:
+def possible_gates(net: Model) -> tuple[str, ...]:
     """Return the gates that ``net`` can have: no gate of hidden states where these are its outputs."""
     return GATES if get_removable(net).cuts_stream and not gives_states(net) else GATES[:-1]
 
 
-def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple[int, int]]:
+def gate_shapes(net: Model, gates: Collection[str]) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, size) of the dense ``net``."""
     parts = sublayers(net)
     attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
@@ -49,7 +45,7 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
     return {name: shape for name, shape in shapes.items() if name in gates}
 
 
-def gated_size(net: PreTrainedModel, gates: Collection[str]) -> Size:
+def gated_size(net: Model, gates: Collection[str]) -> Size:
     """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
     weights, parts = [], sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
@@ -66,7 +62,7 @@ def least_units(gates: Collection[str]) -> dict[str, int]:
     return {name: int(needed.get(name, name == "hidden")) for name in gates}
 
 
-def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
+def gate_net(net: Model, gates: Collection[str]) -> None:
     """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
     for part in sublayers(net):
         layer, unit = SUBLAYER_GATES[part.kind]
@@ -79,7 +75,7 @@ def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
         replace(net, name, GatedNorm(module_at(net, name, nn.LayerNorm), first=True))
 
 
-def set_gates(net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+def set_gates(net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
     """Give the gated layers of ``net`` their values [groups, size] by gate for the next forwards.
 
     ``deterministic``: the values are those that :func:`~lit_compress.models.cut.cut_closed` would use.

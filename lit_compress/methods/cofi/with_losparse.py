@@ -20,7 +20,7 @@ Choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.sites import find_sites, of_kind, sublayers
+from lit_compress.models.sites import Model, find_sites, of_kind, sublayers
+from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
@@ -40,12 +41,6 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import whole
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.models.surgery import Structure
-
 
 COARSE = ("attention_layer", "ffn_layer", "heads")
 
@@ -108,11 +103,11 @@ class OpenRows(RowSparsePruning):
         super().__init__(settings, share, settings.low_rank)
         self.whole, self._gates = density, (gates,)  # a tuple hides the stage from the modules of this one
 
-    def layers(self, net: PreTrainedModel) -> list[Any]:
+    def layers(self, net: Model) -> list[Any]:
         """Return the layers with factors and sparse matrices, those inside gated layers too."""
         return [layer.layer if isinstance(layer, GatedLinear) else layer for layer in super().layers(net)]
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Also make the buffers for the open rows and the number of open columns of every site."""
         super().attach(net)
         self._sites = [site.name for site in find_sites(net)]
@@ -224,7 +219,7 @@ class RowsAndGates(GatedPruning):
         """The gates, then the rows, which read them."""
         return self, self.rows
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer heads, and with factors and some rows of the remaining matrices."""
         budget = self.rows.budget_of(net)
         total = keep_count(self.rows.whole, budget.total)
@@ -235,7 +230,7 @@ class RowsAndGates(GatedPruning):
         """Whether nothing is to be removed."""
         return self.rows.whole == 1
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Decompose the matrices, then put gates around them."""
         return super().begin(self.rows.begin(net, method, structure), method, structure)
 
@@ -244,7 +239,7 @@ class RowsAndGates(GatedPruning):
         super().set_total_steps(total_steps)
         self.rows.set_total_steps(total_steps)
 
-    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+    def before_validation(self, net: Model, step: int) -> None:
         """At the budget, prune the rows again for the gates as they are now."""
         super().before_validation(net, step)
         if self.at_budget(step):

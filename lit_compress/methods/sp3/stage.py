@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -34,6 +34,7 @@ from lit_compress.models.projected.projections import (
     narrowed,
 )
 from lit_compress.models.residual_stream import ResidualStream
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
@@ -46,9 +47,6 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import from_first
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 RIDGE = 1e-6  # share of the mean eigenvalue that is added to a head's second moments
 
@@ -134,7 +132,7 @@ class ProjectedStage(GatedStage):
 
     # ---------------------------------------------------------------- set-up
 
-    def check(self, net: PreTrainedModel) -> None:
+    def check(self, net: Model) -> None:
         """Refuse architectures without these gates, too few tokens, and a density that the gates cannot reach."""
         self.form.residual_stream(net)
         settings, d = self.settings, net.config.hidden_size
@@ -157,16 +155,16 @@ class ProjectedStage(GatedStage):
         """Whether nothing is to be removed; a number of weights is not compared with the model's."""
         return self.params is None and self.density == 1
 
-    def asked(self, net: PreTrainedModel) -> float:
+    def asked(self, net: Model) -> float:
         """Return the density; with a number of weights, of this number."""
         return self.density if self.params is None else self.params / gated_size(net, self.form).total
 
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+    def outline(self, net: Model) -> Model:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
         kept = even_units(gated_size(net, self.form), self.asked(net))
         return narrowed(net, self.form, kept, identity_bases(net, self.settings.group))
 
-    def begin(self, net: PreTrainedModel, method: MicroBatches, structure: Structure | None) -> PreTrainedModel:
+    def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""
         stream, settings, d = self.form.residual_stream(net), self.settings, net.config.hidden_size
         listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
@@ -192,7 +190,7 @@ class ProjectedStage(GatedStage):
         self.map = nn.Parameter(torch.eye(d))
         return net
 
-    def _bases(self, method: MicroBatches, net: PreTrainedModel) -> Bases:
+    def _bases(self, method: MicroBatches, net: Model) -> Bases:
         """Return the projections; write every direction's share of its site's energy into :attr:`shares`."""
         settings = self.settings
         if settings.projections == "identity":
@@ -212,7 +210,7 @@ class ProjectedStage(GatedStage):
         self.shares.copy_(shares)
         return bases
 
-    def attach(self, net: PreTrainedModel) -> None:
+    def attach(self, net: Model) -> None:
         """Find the modules that the gates multiply, and the norms whose inputs are distilled."""
         super().attach(net)
         self._slots = GateSlots(net, self.form)
@@ -221,11 +219,11 @@ class ProjectedStage(GatedStage):
         firsts = reversed({sublayer.block: sublayer for sublayer in sublayers}.values())
         self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+    def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the layers the values of the gates."""
         self._slots.set(z)
 
-    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def param_groups(self, net: Model) -> list[dict[str, Any]]:
         """Return the groups, with one schedule and one gradient norm for all, as in the authors' program.
 
         Where the model is sharded, gates and multipliers are not clipped, because they are not sharded.
@@ -278,7 +276,7 @@ class ProjectedStage(GatedStage):
         mapped = [state @ self.map.T.to(state.dtype) for state in states]
         return matched_layers_loss(mapped, teacher, mask, self.over_step)
 
-    def before_step(self, net: PreTrainedModel) -> None:
+    def before_step(self, net: Model) -> None:
         """Drop the gradients of gates and multipliers that are not trained yet: AdamW must not count those steps."""
         super().before_step(net)
         average_gradients([self.map], self._shards.group)
@@ -306,7 +304,7 @@ class ProjectedStage(GatedStage):
             }
         return self.fit(log_alphas)
 
-    def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
+    def deterministic(self, net: Model, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
         z = super().deterministic(net, step)
         if step == self.total_steps:
@@ -322,11 +320,11 @@ class ProjectedStage(GatedStage):
         """Return whether the model that is evaluated after ``step`` has the final density."""
         return step >= max(self._warmup, self._start + 1)
 
-    def deploy(self, net: PreTrainedModel) -> None:
+    def deploy(self, net: Model) -> None:
         """Multiply projections and gates into smaller matrices."""
         fold_projections(net)
 
-    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+    def finish(self, net: Model, folder: Path) -> None:
         """Write the principal components' shares of energy, which are plotted (the paper's Figure 1)."""
         if self.shares.any():
             save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
@@ -350,7 +348,7 @@ def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
     return Bases([axes for axes, _ in axes_of], query, key, value), shares
 
 
-def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:
+def _freeze(net: Model, stream: ResidualStream) -> None:
     """Freeze the embeddings and, in post-norm models, the original matrices (pre-norm ones hold projections)."""
     for sublayer in () if stream.pre_norm else stream.sublayers:
         for name in sublayer.sites.values():
