@@ -86,6 +86,7 @@ class GatedStage(Stage):
     decided_by_data = True
     clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
+    fine: Sequence[str] = ()  # gates that alone meet the budget, if there are some: units of others stay as expected
     rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
     round_to = 1
 
@@ -167,10 +168,16 @@ class GatedStage(Stage):
     def kept_masks(self, step: int) -> dict[str, Tensor]:
         """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""
         values = on_cpu([value.detach() for value in self.log_alphas.values()])
-        log_alphas = dict(zip(self.gates, values, strict=True))
-        if step >= self._warmup:
-            return self.fit(log_alphas)
-        return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
+        log_alphas, active = dict(zip(self.gates, values, strict=True)), self.active(max(step - 1, 0))
+        fixed = [name for name in log_alphas if name not in self.fine] if set(self.fine) & log_alphas.keys() else []
+        masks = {
+            name: keep_best(a, kept_units(a, self.gates[name].least)) if name in active else torch.ones_like(a).bool()
+            for name, a in log_alphas.items()
+            if not self.arrived(step) or name in fixed
+        }
+        if not self.arrived(step):
+            return masks
+        return self.fit(log_alphas | {n: torch.where(masks[n], torch.inf, -torch.inf) for n in fixed})
 
     def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
         """Return the units to keep, bool [groups, size] by gate, so that the budget is met exactly.
@@ -222,9 +229,13 @@ class GatedStage(Stage):
             "lambda2": float(self.quadratic),
         }
 
+    def arrived(self, step: int) -> bool:
+        """Return whether the gates' target has reached its final value."""
+        return step >= self._warmup
+
     def at_budget(self, step: int) -> bool:
         """Return whether the model that is evaluated after ``step`` has the final density."""
-        return step >= max(1, self._warmup)
+        return step >= 1 and self.arrived(step)
 
 
 def opened(gate: HardConcrete) -> Tensor:

@@ -257,10 +257,6 @@ class RowsAndGates(GatedPruning):
             for name, z in close_empty_sublayers({n: m.float() for n, m in self.kept_masks(step).items()}).items()
         }
 
-    def arrived(self, step: int) -> bool:
-        """Return whether the gates' target has reached its final value."""
-        return step >= self._warmup
-
 
 class CoFiLoSparse(CoFi):
     """Prune layers and heads by gates, and rows of the remaining matrices by sensitivity.

@@ -37,7 +37,6 @@ from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import States, matched_layers_loss
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
@@ -122,6 +121,7 @@ class ProjectedStage(GatedStage):
     axes: Tensor
     map: nn.Parameter
     matches = True
+    fine = DIMENSIONS
 
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
@@ -288,22 +288,6 @@ class ProjectedStage(GatedStage):
 
     # ----------------------------------------------------------- kept units
 
-    def kept_masks(self, step: int) -> dict[str, Tensor]:
-        """Return the units kept after ``step``: heads and layers as expected, dimensions up to the budget."""
-        log_alphas = {name: value.detach().cpu() for name, value in self.log_alphas.items()}
-        active = self.active(max(step - 1, 0))
-        masks = {
-            name: keep_best(a, kept_units(a, self.gates[name].least)) if name in active else torch.ones_like(a).bool()
-            for name, a in log_alphas.items()
-        }
-        if not self.at_budget(step):
-            return masks
-        if any(name in DIMENSIONS for name in log_alphas):  # then heads and layers stay as expected
-            log_alphas = {
-                n: a if n in DIMENSIONS else torch.where(masks[n], torch.inf, -torch.inf) for n, a in log_alphas.items()
-            }
-        return self.fit(log_alphas)
-
     def deterministic(self, net: Model, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
         z = super().deterministic(net, step)
@@ -316,8 +300,8 @@ class ProjectedStage(GatedStage):
                 )
         return z
 
-    def at_budget(self, step: int) -> bool:
-        """Return whether the model that is evaluated after ``step`` has the final density."""
+    def arrived(self, step: int) -> bool:
+        """Return whether the target has reached its final value, and gates have been trained."""
         return step >= max(self._warmup, self._start + 1)
 
     def deploy(self, net: Model) -> None:
