@@ -106,7 +106,13 @@ def weighted_svd(
     wide = weight.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    rows, columns, unit = _scales(importance, axis, name)
+    assert importance is None or isinstance(importance, tuple) == (axis == "both")
+    pair = importance if isinstance(importance, tuple) else (importance, None) if axis == "out" else (None, importance)
+    scales = [
+        _multiplier(values, f"{name}: importance of {what}")
+        for values, what in zip(pair, ("rows", "columns"), strict=True)
+    ]
+    (rows, first), (columns, second) = scales
     scaled = wide if rows is None else rows[:, None] * wide
     scaled = scaled if columns is None else scaled * columns
 
@@ -127,7 +133,7 @@ def weighted_svd(
             left, right = torch.where(share > 0, left / share, 0.0), share[:, None] * right
         else:
             left, right = left * share, torch.where(share > 0, right.T / share, 0.0).T
-    return Factorization(sigma * unit, left, right, weight.dtype, weight.device, name)
+    return Factorization(sigma * (first * second), left, right, weight.dtype, weight.device, name)
 
 
 def decompose(
@@ -137,20 +143,7 @@ def decompose(
     return weighted_svd(weight, importance, axis, components=rank, **settings).factors(rank)
 
 
-def _scales(importance: Importance | None, axis: Axis, name: str) -> tuple[Tensor | None, Tensor | None, float]:
-    """Return :func:`_multiplier` of the rows and of the columns, and the product of their means before."""
-    assert importance is None or isinstance(importance, tuple) == (axis == "both")
-    rows, columns = (
-        importance if isinstance(importance, tuple) else (importance, None) if axis == "out" else (None, importance)
-    )
-    words = ("importance of rows", "importance of columns") if axis == "both" else ("importance",) * 2
-    (left, first), (right, second) = (
-        _multiplier(values, name, what) for values, what in zip((rows, columns), words, strict=True)
-    )
-    return left, right, first * second
-
-
-def _multiplier(importance: Tensor | None, name: str, what: str) -> tuple[Tensor | None, float]:
+def _multiplier(importance: Tensor | None, what: str) -> tuple[Tensor | None, float]:
     """Return the square root of an importance, scaled to mean 1, and its mean before; None and 0 or 1 if unusable."""
     if importance is None:
         return None, 1.0
@@ -161,8 +154,7 @@ def _multiplier(importance: Tensor | None, name: str, what: str) -> tuple[Tensor
     scale = scale / mean
     if not scale.isfinite().all():
         warnings.warn(
-            f"{name}: {what} is all zero, not finite, or negative; taken as constant, as in the plain SVD",
-            stacklevel=6,
+            f"{what} is all zero, not finite, or negative; taken as constant, as in the plain SVD", stacklevel=5
         )
         return None, float(peak != 0)
     return scale.clamp_min(RELATIVE_FLOOR), float(peak.sqrt() * mean)

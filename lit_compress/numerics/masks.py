@@ -125,41 +125,28 @@ def break_ties_(
         shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of every
             tensor; needed to divide ties among them.
     """
-    shards = [local(score) for score in scores]
-    quotas, surplus, total = _share_ties(shards, threshold, keep, reduce, shard)
-    if surplus > tolerance * total:
-        tiny = torch.finfo(torch.float32).tiny
-        below = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
-        below = torch.where(below.abs() < tiny, -tiny, below)  # a subnormal may be flushed to zero
-        for score, quota in zip(shards, quotas, strict=True):
-            score.masked_fill_(_ties_after(score, threshold, quota), below)
-    return surplus
-
-
-def _share_ties(
-    shards: Sequence[Tensor], threshold: Tensor, keep: int, reduce: Reduce | None, shard: tuple[int, int]
-) -> tuple[list[int], int, int]:
-    """Return the number of ties that each local tensor keeps, the surplus of ties, and the number of all elements."""
-    rank, ranks = shard
+    (rank, ranks), shards = shard, [local(score) for score in scores]
     ties = torch.zeros(len(shards), ranks, dtype=torch.int64, device=threshold.device)
     ties[:, rank] = torch.stack([(score == threshold).sum() for score in shards])
     above = torch.stack([(score > threshold).sum() for score in shards]).sum()
-    total = torch.full_like(above, sum(score.numel() for score in shards))
-    counts = torch.cat([torch.stack([above, total]), ties.flatten()])
+    counts = torch.stack([above, torch.full_like(above, sum(map(torch.numel, shards)))])
+    counts = torch.cat([counts, ties.flatten()])
     if reduce is not None:
         reduce(counts)
-    above_all, total_all, *ties_all = counts.tolist()  # the only wait for the device
+    above_all, total, *ties_all = counts.tolist()  # the only wait for the device
     quotas, left = [], keep - above_all
     for number in ties_all:
         quotas.append(max(0, min(left, number)))
         left -= number
-    return quotas[rank::ranks], max(0, -left), total_all
-
-
-def _ties_after(score: Tensor, threshold: Tensor, number: int) -> Tensor:
-    """Return which elements equal the threshold except the first ``number`` in index order; bool, of its shape."""
-    ties = score == threshold
-    return ties & (ties.flatten().cumsum(0).view_as(ties) > number)
+    surplus = max(0, -left)
+    if surplus > tolerance * total:
+        tiny = torch.finfo(torch.float32).tiny
+        below = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
+        below = torch.where(below.abs() < tiny, -tiny, below)  # a subnormal may be flushed to zero
+        for score, quota in zip(shards, quotas[rank::ranks], strict=True):
+            tied = score == threshold
+            score.masked_fill_(tied & (tied.flatten().cumsum(0).view_as(tied) > quota), below)
+    return surplus
 
 
 @torch.no_grad()

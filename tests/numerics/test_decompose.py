@@ -175,8 +175,8 @@ def test_importance_that_says_nothing(broken: float) -> None:
     bad_a, bad_b = a.clone(), b.clone()
     bad_a[1 if broken else slice(None)], bad_b[1 if broken else slice(None)] = broken, broken
     for bad, axis, good, said in (
-        (bad_a, "out", (None, "out"), [" is"]),
-        (bad_b, "in", (None, "in"), [" is"]),
+        (bad_a, "out", (None, "out"), [" of rows"]),
+        (bad_b, "in", (None, "in"), [" of columns"]),
         ((bad_a, b), "both", (b, "in"), [" of rows"]),
         ((a, bad_b), "both", (a, "out"), [" of columns"]),
         ((bad_a, bad_b), "both", (None, "both"), [" of rows", " of columns"]),
