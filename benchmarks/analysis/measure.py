@@ -37,9 +37,9 @@ from lit_compress.models.storage import load_net
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
 from lit_compress.stages.calibration import collected
-from lit_compress.stages.low_rank import Decomposer
+from lit_compress.stages.low_rank import Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_for
+from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import read_json
@@ -78,7 +78,7 @@ def decomposers(
         most_known = next((s for s in same if s.weighting == "kfac"), same[0])
         ((_, sums),) = collected(net, calibration_for(most_known, data), method.task, current_device(), most=inf)
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
-    factors = [(WeightedFactors(s, RankRule()), statistics.get(s.weighting, {})) for s in settings]
+    factors = [(Factors(RankRule(), s), statistics.get(s.weighting, {})) for s in settings]
     return [lambda *matrix, f=f, sums=sums: f.decomposer(net, dict(sums))(*matrix) for f, sums in factors]  # type: ignore
 
 

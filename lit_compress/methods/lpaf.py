@@ -115,12 +115,12 @@ class SparseFactors(Factors):
     """Factors of the sparse matrices by the sparsity-aware SVD (Eqs. 7-11), mixed with these."""
 
     def __init__(self, settings: MixedRank, rule: RankRule) -> None:
-        super().__init__(rule, "out")
-        self.settings = settings
+        super().__init__(rule, sigma_side="out")
+        self.by_scores = settings.weighting == "scores"
 
     def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
         """Return the decomposer by the scores of the model's folder."""
-        if self.settings.weighting == "none":
+        if not self.by_scores:
             return super().decomposer(net, statistics)
         assert self.folder is not None, "has the scores"
         rows = load_file(self.folder / "importance.safetensors")

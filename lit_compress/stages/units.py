@@ -32,8 +32,9 @@ from lit_compress.numerics.structures import (
 )
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.compression import Compression, Items, Measured
+from lit_compress.stages.low_rank import ByRule, Factors, biased_sites
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import UnderWeighting, Weighted, WeightedFactors, biased_sites, calibration_for
+from lit_compress.stages.weighting import Weighted, calibration_for
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -130,7 +131,7 @@ def choose_uniform(net: Model, units: Mapping[str, Units], saving: float, round_
     return {name: unit.count - left[name] for name, unit in units.items()}
 
 
-class UnitRemoval(UnderWeighting):
+class UnitRemoval(ByRule):
     """Removes heads, neurons and sub-layers, which are chosen in one queue over all blocks.
 
     So of every sub-layer the order and the costs of its units are kept, and the second moment of the last matrix'
@@ -170,7 +171,7 @@ class UnitRemoval(UnderWeighting):
             name, ffn, moment = part.last, part.kind == "ffn", statistics.pop(part.last)
             path = removal_path(
                 module_at(net, name, nn.Linear).weight, moment.inputs(),
-                moment.gradients() if self.settings.weighting == "kfac" else None, unit_inputs(net, part),
+                moment.gradients() if self.moments == "kfac" else None, unit_inputs(net, part),
                 mean=moment.mean if name in biased else None, chunk=CHUNK if ffn else 0.0, keep=int(name in kept),
                 multiple=rule.round_to if ffn else 1, name=name,
             )  # fmt: skip
@@ -229,4 +230,4 @@ class UnitRemoval(UnderWeighting):
 
 def weighted(settings: Weighted, rule: RankRule) -> Compression:
     """Return the factorization, or the removal of heads and neurons."""
-    return WeightedFactors(settings, rule) if settings.removal == "components" else UnitRemoval(settings, rule)
+    return (Factors if settings.removal == "components" else UnitRemoval)(rule, settings)

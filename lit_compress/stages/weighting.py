@@ -1,4 +1,4 @@
-"""Compression under a weighting of its error: settings and statistics, and the factorization of matrices.
+"""The weightings of a compression's error: settings, and statistics on examples.
 
 Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``inputs`` (second moments of the
 inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
@@ -6,28 +6,21 @@ inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher information).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor
-
 from lit_compress.calibration.gradients import DiagonalFisher
-from lit_compress.calibration.moments import KroneckerFactors, Moments
-from lit_compress.models.sites import Model, find_sites
-from lit_compress.numerics.decompose import Axis, Factorization, weighted_svd
-from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.calibration.moments import Moments
+from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import ByRule, Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -133,105 +126,3 @@ def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] |
     count, seed = settings.drawn(data)
     batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
     return Calibration(Moments(labels, seed, sites), batches)
-
-
-def biased_sites(net: Model, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
-    """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none.
-
-    Of a stack all have one, or none counts.
-    """
-    modules: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
-    biased = frozenset(name for name, module in modules.items() if module.bias is not None)
-    for names in (stacks or {}).values():
-        biased = biased if biased.issuperset(names) else biased.difference(names)
-    if len(biased) < len(modules):
-        note(f"centred: {len(modules) - len(biased)} of {len(modules)} matrices have no bias and are not centred")
-    return biased
-
-
-class UnderWeighting(ByRule):
-    """A compression under a weighting: what factors and the removal of units have in common."""
-
-    uniform = True
-
-    def __init__(self, settings: Weighted, rule: RankRule) -> None:
-        super().__init__(rule)
-        self.settings, self.moments = settings, settings.weighting if settings.weighting in KRONECKER else None
-
-    def reads_labels(self, kind: TaskType) -> bool:
-        """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
-        drawn = {"none": True, "inputs": True, "fisher": False, "kfac": self.settings.labels != "true"}
-        return kind.reads_labels or not (drawn[self.settings.weighting] or kind.loss == "vectors")
-
-    def drawn(self, data: DataModule) -> tuple[int, int | None]:
-        """Return number and seed of the calibration examples."""
-        return self.settings.drawn(data)
-
-    def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
-        """Return the report's entry on the calibration; None for weightings that have none.
-
-        ``estimated_loss``, the addition to an example's loss, is None for ``inputs``, which measures no loss.
-        """
-        settings, gradients = self.settings, self.settings.weighting == "kfac"
-        if self.moments is None:
-            return None
-        return {
-            "weighting": settings.weighting,
-            "labels": settings.labels_of(data.record) if gradients else None,
-            "examples": settings.drawn(data)[0],
-            "removes": settings.removal,
-            "estimated_loss": loss if gradients else None,
-        }
-
-
-class WeightedFactors(UnderWeighting, Factors):
-    """Low rank under a weighting."""
-
-    def check(self, net: Model) -> None:
-        """Also refuse a shape."""
-        super().check(net)
-        if self.rule.uniform:
-            raise UserError(
-                "model.shape: 'uniform' is for heads and neurons, and retrain.removes 'components' makes factors; "
-                "nearest: structures"
-            )
-
-    def calibration(self, net: Model, data: DataModule) -> Calibration | None:
-        """Return the weighting's statistic."""
-        return calibration_for(self.settings, data)
-
-    def decomposer(self, net: Model, statistics: dict[Any, Any]) -> Decomposer:
-        """Return the decomposer with the weighting."""
-        settings = self.settings
-        if settings.weighting == "none":
-            return super().decomposer(net, statistics)
-        if settings.weighting in KRONECKER:
-            stacks = self.rule.stacks(net)
-            return kronecker_decomposer(statistics, settings.weighting == "kfac", biased_sites(net, stacks), stacks)
-        axis = settings.axis
-        return lambda name, weight, components=None: weighted_svd(
-            weight, statistics[name].importance(axis), axis, name=name, components=components
-        )
-
-
-def kronecker_decomposer(
-    moments: MutableMapping[str, KroneckerFactors], gradients: bool = True, centred: Collection[str] = (),
-    stacks: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-) -> Decomposer:  # fmt: skip
-    """Return a decomposer by Kronecker factors, equation (M) of numerics/kronecker.py.
-
-    Args:
-        moments: by site; those of a matrix are taken out when it is decomposed, which frees their memory.
-        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
-        centred: sites whose bias takes over the mean of the inputs.
-        stacks: first site -> names of all sites that get one right factor.
-    """
-
-    def svd(name: str, weight: Tensor, components: int | None = None) -> Factorization:
-        own = [moments.pop(site) for site in stacks.get(name, (name,))]
-        inputs, mean = own[0].inputs(), own[0].mean if name in centred else None
-        sizes = [each.outputs for each in own] if gradients else None
-        outer = (own.pop(0).gradients() for _ in range(len(own))) if gradients else None
-        return kronecker_svd(weight, inputs, outer, sizes=sizes, mean=mean, name=name, components=components)
-
-    return svd

@@ -13,7 +13,7 @@ from lit_compress.calibration import statistics
 from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.models.sites import find_sites, shared_inputs, sublayers
 from lit_compress.stages.calibration import Calibration, collected
-from lit_compress.stages.weighting import kronecker_decomposer
+from lit_compress.stages.low_rank import kronecker_decomposer
 from lit_compress.tasks.records import TASKS
 
 

@@ -20,16 +20,16 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.kronecker import DAMPING
 from lit_compress.numerics.structures import inverse_moment, without_inputs
+from lit_compress.stages.low_rank import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import UnitRemoval, least_density, unit_inputs, weighted
-from lit_compress.stages.weighting import biased_sites
 from lit_compress.utils.errors import UserError
 
 FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart"]
 
 
 def removal(density=0.5, **rule):
-    return UnitRemoval(KroneckerWeighted(removes="structures"), RankRule(density, **rule))
+    return UnitRemoval(RankRule(density, **rule), KroneckerWeighted(removes="structures"))
 
 
 def remove_units(net, moments, removed, **rule):

@@ -15,9 +15,10 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
 from lit_compress.stages.calibration import collected
+from lit_compress.stages.low_rank import Factors, biased_sites, kronecker_decomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
-from lit_compress.stages.weighting import Weighted, WeightedFactors, biased_sites, calibration_for, kronecker_decomposer
+from lit_compress.stages.weighting import Weighted, calibration_for
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -48,7 +49,7 @@ def logits(net):
 
 def test_factors_hold_nothing_of_the_components_that_go(net):
     """Else a compressed net would keep all components of which the ranks were chosen."""
-    compression, names = WeightedFactors(KFAC, RankRule(0.3, allocation="global")), list(site_weights(net))
+    compression, names = Factors(RankRule(0.3, allocation="global"), KFAC), list(site_weights(net))
     measured = {k: v for _, found in compression.measure(net, names, moments_of(net)) for k, v in found.items()}
     ranks = compression.plan(net, measured)
     loss = compression.loss(net, ranks, measured)
