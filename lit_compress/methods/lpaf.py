@@ -174,9 +174,8 @@ class MixedRankRetraining(CompressedStage):
         if p == 0:
             for layer in self._layers:
                 layer.release()
-        twice = self.settings.consistency > 0  # also once p is 0: then of two dropout masks
-        coins = self._throw(p, method.step_seed, 2 if twice else 1)
-        if not twice:
+        coins = self._throw(p, method.step_seed, self.forwards)  # two also once p is 0: then of two dropout masks
+        if self.forwards == 1:
             self._set(coins)
             return super().losses(method, batch)
         logits = self._two_forwards(method, batch, coins)
@@ -197,16 +196,13 @@ class MixedRankRetraining(CompressedStage):
 
     def _two_forwards(self, method: MicroBatches, batch: dict[str, Tensor], coins: Tensor) -> Logits:
         """Return the logits [2b, ..., classes] of both forwards."""
-        if self._concats(batch["input_ids"].device):
-            self._set(coins)
-            twice = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}
-            return method.logits(twice)
-
-        def forward(i: int) -> Logits:
-            self._set(coins[i : i + 1])
-            return method.logits(batch)
-
-        return joined(forward(0), forward(1))
+        parts, concats = list[Logits](), self._concats(batch["input_ids"].device)
+        if concats:
+            batch = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}
+        for some in coins.split(2 if concats else 1):
+            self._set(some)
+            parts.append(method.logits(batch))
+        return parts[0] if concats else joined(*parts)
 
     def status(self, net: Model, step: int) -> dict[str, float]:
         """Also log p."""

@@ -201,14 +201,10 @@ class SliceGPT(OneShot):
     def fill(self, net: Model, plan: dict[str, list[int]], measured: Measured | None) -> None:
         """Slice a model; without axes along the dense model's, and without values only its shapes."""
         widths, axes = plan["widths"], None
-        if measured is not None:
-            axes = [_whole(measured[str(i)]) for i in range(len(widths))]
+        if measured is not None:  # the directions that go are 0
+            parts = [measured[str(i)] for i in range(len(widths))]
+            axes = [nn.functional.pad(part, (0, len(part) - part.shape[1])) for part in parts]
         slice_stream(net, axes, widths)
-
-
-def _whole(axes: Tensor) -> Tensor:
-    """Return U [d, d] of the first axes [d, k]; the directions that go are 0."""
-    return nn.functional.pad(axes, (0, len(axes) - axes.shape[1]))
 
 
 def slice_stream(net: Model, axes: list[Tensor] | None, widths: list[int]) -> Model:

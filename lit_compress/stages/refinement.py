@@ -130,9 +130,6 @@ class Refinement:
     def _told(self, number: int) -> Path:
         return self.own.folder / f"refined-{number:05}.json"
 
-    def _mask(self, rows: Batch) -> Tensor:
-        return self.own.task.masks(rows)[0]
-
     def _outputs(
         self, number: int, block: nn.Module, order: Sequence[int] | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -141,7 +138,7 @@ class Refinement:
         for (rows, hidden), target in zip(self.own.pairs(number, order), targets, strict=True):
             assert target is not None
             output = self.own.step(number, rows, hidden, block)
-            yield output, token_errors(output, target.to(output.device), self._mask(rows))
+            yield output, token_errors(output, target.to(output.device), self.own.task.masks(rows)[0])
 
     def _write(self, number: int, block: nn.Module) -> float:
         """Write the block's outputs; return their error."""
@@ -161,7 +158,7 @@ class Refinement:
         return float((torch.stack(list(errors)).cpu().double() * tokens).sum() / tokens.sum())
 
     def _tokens(self) -> Tensor:
-        return torch.stack([(self._mask(rows) != 0).sum() for rows in self.own.parts]).double()
+        return torch.stack([(self.own.task.masks(rows)[0] != 0).sum() for rows in self.own.parts]).double()
 
     def _train(self, number: int, block: nn.Module) -> None:
         parameters = [value for value in block.parameters() if value.is_floating_point()]
@@ -183,13 +180,7 @@ class Refinement:
 
 
 def check_refinement(net: Model, dense_states: bool, method: str) -> None:
-    """Refuse a refinement that cannot work; only shapes are read.
-
-    Args:
-        net: dense.
-        dense_states: whether the states behind its blocks are to equal the dense model's.
-        method: its name.
-    """
+    """Refuse a refinement that cannot work for the dense ``net``, and for a method; only shapes are read."""
     if not dense_states:
         raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")
     check_by_block(net, "--refine")
@@ -203,10 +194,8 @@ def refine_net(
 
     Args:
         dense: the model that was compressed; both are on the CPU, before and afterwards.
-        net: the compressed one.
-        kind: of the task.
         parts: of the examples, as :func:`~lit_compress.calibration.walk.calibration_parts` returns them.
-        steps: as :class:`Refinement`, also ``behind``.
+        steps, behind: as :class:`Refinement`.
         folder: for the states.
         device: of the passes.
 

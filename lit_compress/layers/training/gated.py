@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.training.low_rank_sparse import as_linear
-from lit_compress.numerics.hard_concrete import keep_best, kept_units, probability, sample, soft
+from lit_compress.numerics.hard_concrete import sample, soft
 
 
 class HardConcrete(nn.Module):
@@ -32,18 +32,9 @@ class HardConcrete(nn.Module):
         log_alpha = self.log_alpha.repeat(1, self.copies)
         return sample(log_alpha, torch.rand_like(log_alpha))
 
-    def probability(self) -> Tensor:
-        """Return P(z > 0), [groups, size]."""
-        return probability(self.log_alpha)
-
     @torch.no_grad()
-    def deterministic(self, mask: Tensor | None = None) -> Tensor:
-        """Return deterministic z [groups, copies * size]: kept units have their soft value, the others 0.
-
-        ``mask``, bool [groups, size], has the units to keep; None: as many as expected, with the largest log_alpha.
-        """
-        if mask is None:
-            mask = keep_best(self.log_alpha, kept_units(self.log_alpha, self.least))
+    def deterministic(self, mask: Tensor) -> Tensor:
+        """Return deterministic z [groups, copies * size]: those in ``mask``, bool [groups, size], soft, others 0."""
         return (soft(self.log_alpha) * mask.to(self.log_alpha.device)).repeat(1, self.copies)
 
     @torch.no_grad()

@@ -43,7 +43,6 @@ from lit_compress.methods.cofi.gates import (
     gate_net,
     gate_shapes,
     gated_size,
-    least_units,
     possible_gates,
     set_gates,
 )
@@ -203,10 +202,11 @@ class GatedPruning(MatchedStage, GatedStage):
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put gates into the model of the stage before."""
         net = super().begin(net, method, structure)
-        names, least = self.names(net), least_units(self.names(net))
+        names = self.names(net)
+        least = {unit: layer not in names for layer, unit in SUBLAYER_GATES.values()} | {"hidden": True}
         self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
         gates = {
-            name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, least[name], seed)
+            name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, int(least.get(name, False)), seed)
             for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
         }
         self.make_gates(gates, gated_size(net, names))

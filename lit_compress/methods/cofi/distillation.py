@@ -34,10 +34,10 @@ class MatchedLayers(nn.Module):
 
     Attributes:
         projection: Linear with W [teacher width, student width], the identity at the start, and a bias.
-        exists: bool [student layers], which student layers may be matched; None for all.
+        exists: bool [student layers], which student layers may be matched; set from outside.
     """
 
-    exists: Tensor | None
+    exists: Tensor
 
     def __init__(self, width: int, width_teacher: int) -> None:
         super().__init__()
@@ -66,15 +66,12 @@ class MatchedLayers(nn.Module):
         """
         states = torch.stack(list(student[1:]))
         targets = [teacher[1 + layer] for layer in quarters(len(teacher) - 1)]
-        exists = self.exists
-        if exists is None:
-            exists = torch.ones(len(states), dtype=torch.bool, device=states.device)
         with torch.no_grad():
             near = [[_error(state, target, mask) for target in targets] for state in self.projection(states)]
             distances = torch.stack([torch.stack(row) for row in near])
             distances *= len(states[0]) if mask is None else mask.sum()  # sums, which the tokens of others are added to
             over_step(distances)
-            chosen, valid = match_layers(distances, exists)
+            chosen, valid = match_layers(distances, self.exists)
         self.chosen = chosen.where(valid, -1)
         projected = self.projection(states[chosen])
         errors = torch.stack([_error(state, target, mask) for state, target in zip(projected, targets, strict=True)])

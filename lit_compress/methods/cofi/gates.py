@@ -56,12 +56,6 @@ def gated_size(net: Model, gates: Collection[str]) -> Size:
     return Size(weights, gate_shapes(net, gates))
 
 
-def least_units(gates: Collection[str]) -> dict[str, int]:
-    """Return by gate how many units always stay open: 1 in a sub-layer without a gate, 1 hidden dimension, else 0."""
-    needed = {unit: layer not in gates for layer, unit in SUBLAYER_GATES.values()}
-    return {name: int(needed.get(name, name == "hidden")) for name in gates}
-
-
 def gate_net(net: Model, gates: Collection[str]) -> None:
     """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
     for part in sublayers(net):

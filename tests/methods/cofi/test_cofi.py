@@ -78,6 +78,7 @@ def test_matched_layers_are_the_formula(masked):
 
 def test_projection_follows_the_cut():
     layers = MatchedLayers(8, 8)
+    layers.exists = torch.ones(2, dtype=torch.bool)
     with torch.no_grad():
         layers.projection.weight.copy_(draw(8, 8))
     open_ = torch.tensor([True, False, True, True, False, True, True, True])
