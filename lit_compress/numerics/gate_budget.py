@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -14,7 +13,6 @@ from lit_compress.numerics.hard_concrete import keep_best, kept_units, probabili
 from lit_compress.numerics.search import largest
 
 
-@dataclass(frozen=True)
 class Weights:
     """Weights of one matrix: ``number`` of them for every combination of kept units of the gates.
 
@@ -26,12 +24,8 @@ class Weights:
         gates: (name of a gate, group) each.
     """
 
-    number: int
-    gates: tuple[tuple[str, int], ...]
-
     def __init__(self, number: int, *gates: tuple[str, int]) -> None:
-        object.__setattr__(self, "number", number)
-        object.__setattr__(self, "gates", gates)
+        self.number, self.gates = number, gates
 
 
 class Size(nn.Module):

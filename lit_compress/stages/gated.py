@@ -75,9 +75,6 @@ class GatedStage(Stage):
     """Train weights and gates together, down to ``density`` of the counted weights.
 
     A subclass calls :meth:`make_gates` in ``begin`` and implements :meth:`set_gates`.
-
-    Attributes:
-        round_to: gates of dimensions and neurons keep multiples of it.
     """
 
     settings: GatedTraining

@@ -184,8 +184,7 @@ class RowSparsePruning(CubicStage):
         terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
         self._whole = None
         interval = self.settings.interval
-        left_out = all(weight.grad is None for weight in self._weights)
-        if not left_out:
+        if any(weight.grad is not None for weight in self._weights):  # else the step is left out
             update_row_average_(
                 self.scores, self.windows, terms, step - 1, self.settings.beta, interval, self._shards.reduce
             )
