@@ -114,23 +114,21 @@ def fit_budget(
         steps: name of a gate -> number whose multiple every group keeps, or fewer, or all; 1 for gates not named.
     """
 
-    def kept(offset: float) -> dict[str, Tensor]:
-        counts = {name: kept_units(a, least.get(name, 0), offset) for name, a in log_alphas.items()}
-        return {name: _rounded(count, log_alphas[name].shape[1], step(name)) for name, count in counts.items()}
-
     def step(name: str) -> int:
         return (steps or {}).get(name, 1)
+
+    def kept(offset: float) -> dict[str, Tensor]:
+        chosen = {}
+        for name, a in log_alphas.items():  # multiples of a step; fewer than one step, and all, stay
+            count = kept_units(a, least.get(name, 0), offset)
+            chosen[name] = torch.where((count < step(name)) | (count == a.shape[1]), count, count - count % step(name))
+        return chosen
 
     chosen = kept(largest(lambda offset: size.count(kept(offset)) <= budget, -64.0, 64.0))
     if finest is not None:
         for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
             _fill(chosen, log_alphas[name], size, budget, name, step(name))
     return {name: keep_best(a, chosen[name]) for name, a in log_alphas.items()}
-
-
-def _rounded(kept: Tensor, most: int, step: int) -> Tensor:
-    """Return the largest multiples of ``step`` that are not above ``kept``; fewer than that, and all, stay."""
-    return torch.where((kept < step) | (kept == most), kept, kept - kept % step)
 
 
 def _cost(kept: dict[str, Tensor], size: Size, name: str) -> int:
@@ -141,14 +139,13 @@ def _cost(kept: dict[str, Tensor], size: Size, name: str) -> int:
 
 def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, name: str, step: int = 1) -> None:
     """Add units of one gate, those with the largest log_alpha first, while they fit the budget; in place."""
-    groups, most = log_alpha.shape
+    most = log_alpha.shape[1]
     ordered = log_alpha.sort(dim=1, descending=True).values.tolist()
-    waiting = [
-        (-ordered[group][begin], group, end)
-        for group in range(groups)
-        for begin, end in pairwise(_stops(int(kept[name][group]), most, step))
-        if ordered[group][end - 1] > -math.inf
-    ]
+    waiting = []
+    for group, start in enumerate(kept[name].tolist()):
+        stops = [start, *range(start - start % step + step, most, step), *([most] if start < most else [])]
+        waiting += [(-ordered[group][begin], group, end) for begin, end in pairwise(stops)
+                    if ordered[group][end - 1] > -math.inf]  # fmt: skip
     full: set[int] = set()
     for _, group, end in sorted(waiting):
         if group in full:
@@ -159,8 +156,3 @@ def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, n
         if after > budget or after == now:  # it does not fit, or counts for nothing
             kept[name][group] = before
             full.add(group)
-
-
-def _stops(start: int, most: int, step: int) -> list[int]:
-    """Return ``start``, the multiples of ``step`` above it, and ``most``."""
-    return [start, *range(start - start % step + step, most, step), most] if start < most else [start]

@@ -110,7 +110,10 @@ def kronecker_svd(
     left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
     for rows, there in zip(stack.split(sizes), left.split(sizes), strict=True):
         torch.mm(rows.double(), columns, out=there)
-    _balance(left, right)
+    a, b = torch.linalg.vector_norm(left, dim=0), torch.linalg.vector_norm(right, dim=1)
+    scale = torch.where((a > 0) & (b > 0), (b / a).sqrt(), 1.0)  # half of a component's length to either side
+    left *= scale
+    right /= scale[:, None]
     return Factorization(sigma, left, right, weight.dtype, weight.device, name, mean)
 
 
@@ -141,14 +144,6 @@ def _gram_basis(
     vectors = whole @ basis  # times sigma; QR keeps their order and makes them orthonormal
     del whole
     return torch.linalg.qr(vectors).Q, sigma
-
-
-def _balance(left: Tensor, right: Tensor) -> None:
-    """Give half of the length of every component to either side, in place; the product stays."""
-    a, b = torch.linalg.vector_norm(left, dim=0), torch.linalg.vector_norm(right, dim=1)
-    scale = torch.where((a > 0) & (b > 0), (b / a).sqrt(), 1.0)
-    left *= scale
-    right /= scale[:, None]
 
 
 def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:

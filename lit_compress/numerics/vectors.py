@@ -59,14 +59,10 @@ def vectors_loss(vectors: Tensor, labels: Tensor) -> Tensor:
     if not labels.is_floating_point():
         return contrastive_loss(vectors, labels)
     if labels.ndim == 1:
-        return ranking_loss((vectors[:, 0] * vectors[:, 1]).sum(-1), labels)
+        cosines = (vectors[:, 0] * vectors[:, 1]).sum(-1)
+        wrong = SHARPNESS * (cosines[None] - cosines[:, None])[labels[:, None] > labels[None]]
+        return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(0)
     return match_loss(vectors, labels.to(vectors.dtype).view(vectors.shape))
-
-
-def ranking_loss(cosines: Tensor, scores: Tensor) -> Tensor:
-    """Return (P) of cosines [pairs] that are to have the order of ``scores`` [pairs]."""
-    wrong = SHARPNESS * (cosines[None] - cosines[:, None])[scores[:, None] > scores[None]]
-    return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(0)
 
 
 def contrastive_loss(vectors: Tensor, texts: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ processes is the step that one process makes with all of their examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,8 +142,12 @@ class GatedStage(Stage):
         """Sample the trained gates; return the usual loss terms and the Lagrangian of the size."""
         step = method.trainer.global_step
         active = self.active(step)
-        with same_draws(method):
-            z = {n: gate.sample() if n in active else opened(gate) for n, gate in self.gates.items()}
+        other = method.own_seed != method.step_seed  # gates are drawn alike on every rank and for every micro-batch
+        if other:
+            torch.manual_seed(method.step_seed)
+        z = {n: gate.sample() if n in active else opened(gate) for n, gate in self.gates.items()}
+        if other:
+            torch.manual_seed(method.own_seed)
         self.set_gates(self._net[0], z)
         terms = super().losses(method, batch)
         log_alphas = {n: a if n in active else a.detach() for n, a in self.log_alphas.items()}
@@ -238,17 +241,6 @@ class GatedStage(Stage):
 def opened(gate: HardConcrete) -> Tensor:
     """Return the values of a gate whose units are all open."""
     return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
-
-
-@contextmanager
-def same_draws(method: MicroBatches) -> Iterator[None]:
-    """Give every rank and micro-batch the step's random numbers inside the context, and its own again afterwards."""
-    other = method.own_seed != method.step_seed
-    if other:
-        torch.manual_seed(method.step_seed)
-    yield
-    if other:
-        torch.manual_seed(method.own_seed)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
