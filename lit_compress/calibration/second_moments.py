@@ -99,22 +99,19 @@ def collect_grams(
     faster = _OneDNN() if net.device.type == "cpu" and torch.backends.mkldnn.is_available() else nullcontext()
     with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
         for batch in track(kept, "calibrate", len(kept)):
-            sums.begin([_chosen(batch, mask, flag) for mask, flag in zip(masks(batch), flags, strict=False)])
+            drawn = []
+            for mask, flag in zip(masks(batch), flags, strict=False):
+                real = mask.bool().view(len(batch["index"]), -1)
+                drawn.append(torch.zeros_like(real))
+                for row, index in enumerate(batch["index"].tolist()):
+                    if index >= 0:
+                        drawn[-1][row, real[row]] = flag[index].to(mask.device)
+            sums.begin([chosen.flatten() for chosen in drawn])
             run(net, {name: value.to(net.device) for name, value in batch.items()})
     if reduce is not None:
         reduce(sums.sites)
         reduce(sums.heads)
     return Grams(sums.sites.cpu(), sums.heads.cpu())
-
-
-def _chosen(batch: Batch, mask: Tensor, flags: list[Tensor]) -> Tensor:
-    """Return which tokens of a batch were drawn, bool [batch * length]."""
-    mask = mask.bool().view(len(batch["index"]), -1)
-    chosen = torch.zeros_like(mask)
-    for row, index in enumerate(batch["index"].tolist()):
-        if index >= 0:
-            chosen[row, mask[row]] = flags[index].to(mask.device)
-    return chosen.flatten()
 
 
 class _OneDNN(TorchFunctionMode):

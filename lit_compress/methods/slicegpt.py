@@ -34,8 +34,8 @@ Deviations, and where paper and program differ:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import floor
@@ -245,7 +245,11 @@ class Axes(OfModel):
             passes: Callable[[int], Passes] = partial(_of_model, net, stream, batches, kind)
             blocks: dict[str, nn.Module] = {}
             if stream.pre_norm:
-                walk = undo.enter_context(_walk(net, batches, kind))
+                folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+                rows = (real_rows(kind, batch, torch.device("cpu"), None) for batch in batches)
+                parts = [part for part in rows if len(part["index"])]
+                walk = Walk(undo.enter_context(one_by_one(net, device)), kind, parts, folder)
+                check_disk(folder, 2 * walk.bytes(), "SliceGPT")
                 blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
                 passes = partial(_of_block, walk, stream)
                 for block in blocks.values():
@@ -289,17 +293,6 @@ def _of_block(walk: Walk, stream: ResidualStream, site: int) -> Passes:
     with walk.net.block(number):
         for rows, hidden in walk.pairs(number):
             yield token_places(walk.task.masks(rows)[0]), partial(walk.step, number, rows, hidden)
-
-
-@contextmanager
-def _walk(net: Model, batches: Iterable[Batch], task: TaskType) -> Iterator[Walk]:
-    """Yield the examples before the first block of a model in memory, with a folder for their states."""
-    rows = (real_rows(task, batch, torch.device("cpu"), None) for batch in batches)
-    parts = [part for part in rows if len(part["index"])]
-    with one_by_one(net, net.device) as blocks, tempfile.TemporaryDirectory() as folder:
-        walk = Walk(blocks, task, parts, Path(folder))
-        check_disk(Path(folder), 2 * walk.bytes(), "SliceGPT")
-        yield walk
 
 
 def _gram(

@@ -23,7 +23,7 @@ States = Sequence[Tensor]  # hidden states [batch, length, width], of the embedd
 NUMBERS = ("regression", "relevance")  # one logit per example; two models are compared by its difference
 
 
-def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
+def task_loss(logits: Logits, labels: Tensor, kind: LossKind, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy or the mean squared error, mean over all labels of the batch; for vectors, vectors.py.
 
     Args:
@@ -32,13 +32,20 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
         labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
             :func:`vectors_loss` has them.
         kind: type of the head's output.
+        reduction: ``none`` for the losses of single labels, not of vectors nor of chunked logits.
     """
     if isinstance(logits, ChunkedLogits):
         return logits_losses(logits, labels)["task"]
-    if kind == "vectors":
-        with _no_autocast(logits):
-            return vectors_loss(_full(logits), labels)
-    return _task_loss(logits, labels, kind, "mean")
+    logits = _full(logits)
+    with _no_autocast(logits):
+        if kind == "vectors":
+            return vectors_loss(logits, labels)
+        if kind == "regression":
+            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
+        if kind == "relevance":
+            logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
 def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
@@ -51,22 +58,11 @@ def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
     if isinstance(logits, ChunkedLogits):
         losses = token_losses(logits, labels)
     else:
-        losses = _task_loss(logits, labels, kind, "none").view(len(labels), -1)
+        losses = task_loss(logits, labels, kind, "none").view(len(labels), -1)
     if losses.shape[1] == 1:
         return losses[:, 0]
     counted = (labels != -100).view(len(labels), -1)
     return losses.sum(1) / counted.sum(1).clamp_min(1)
-
-
-def _task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str) -> Tensor:
-    logits = _full(logits)
-    with _no_autocast(logits):
-        if kind == "regression":
-            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
-        if kind == "relevance":
-            logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
-            return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
 def token_losses(logits: Logits, labels: Tensor) -> Tensor:
