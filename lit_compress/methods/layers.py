@@ -26,12 +26,13 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from lit_compress.calibration.statistics import OfModel, Reduce, frozen, real_rows
+from lit_compress.data.datamodule import DataModule
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
@@ -43,9 +44,6 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
 
 DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
 Kept = dict[str, list[int]]  # name of a list of blocks -> numbers of the kept blocks, rising

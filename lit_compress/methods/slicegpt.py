@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ from lit_compress.calibration.statistics import (
     tokens_at,
 )
 from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.data.datamodule import DataModule
 from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import get_architecture
@@ -77,9 +78,6 @@ from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note, track
 from lit_compress.utils.sharding import from_first
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
 
 Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
 SLICED = ProjectionSpec(("hidden",))  # bases of hidden states alone, one for every sub-layer

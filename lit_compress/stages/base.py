@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import LRSchedulerConfigType
 from torch import Tensor, nn
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.models import backbones
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure
@@ -24,11 +26,6 @@ from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
-
-if TYPE_CHECKING:
-    from lightning.pytorch.utilities.types import LRSchedulerConfigType
-
-    from lit_compress.data.datamodule import DataModule
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_compress.data.batching import ResumableLoader
+from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, rebuild
@@ -28,10 +30,6 @@ from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.memory import trim
 from lit_compress.utils.sharding import from_first, is_first
-
-if TYPE_CHECKING:
-    from lit_compress.data.batching import ResumableLoader
-    from lit_compress.data.datamodule import DataModule
 
 CPU = torch.device("cpu")
 EXAMPLES = 1024  # that are read if the settings name no number

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lit_compress.calibration.moments import KroneckerFactors
+from lit_compress.data.datamodule import DataModule
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.surgery import factorize, stacked_weight
@@ -22,10 +23,6 @@ from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
-
 
 PLAIN = Weighted(weighting="none")
 # of name and weight [out, in] of a site, or of several stacked by rows, and the number of components; without it of all

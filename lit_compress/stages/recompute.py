@@ -7,17 +7,15 @@ gradients are the same. Random numbers are drawn again as they were.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lit_compress.models.accounting import forward_bytes
 from lit_compress.models.sites import Model, blocks
+from lit_compress.stages.base import Stage
 from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.memory import return_freed_memory
-
-if TYPE_CHECKING:
-    from lit_compress.stages.base import Stage
 
 MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
 MOST_OF_LANGUAGE_MODELS = 2**29  # their losses over a vocabulary, and its gradient, take memory of their own

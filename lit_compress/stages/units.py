@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.moments import KroneckerFactors
+from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import even_counts, kept_by_part, spread_evenly, uniform_groups
@@ -37,9 +38,6 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import Weighted, calibration_for
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
 
 CHUNK = 0.04  # share of the neurons left that go at one step; heads go one by one
 

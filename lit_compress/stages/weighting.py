@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lit_compress.calibration.gradients import DiagonalFisher
 from lit_compress.calibration.moments import Moments
+from lit_compress.data.datamodule import DataModule
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.calibration import Calibration
@@ -21,9 +22,6 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
 
 Removes = Literal["auto", "structures", "components"]
 KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
