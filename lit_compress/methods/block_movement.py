@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,11 +51,11 @@ from lit_compress.models.sites import Model, SubLayer, held_part, module_at, of_
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 
 _ROUNDS = 5  # of giving the place of useless blocks to others, which may leave some that are useless then
 
@@ -71,10 +71,7 @@ class BlockMovementSettings(MovementTraining):
 
     block: int = 32
     fill: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.block", low=1)
+    limits: ClassVar[Limits] = {"prune.block": {"low": 1}}
 
 
 class BlockPruning(MovementStage):

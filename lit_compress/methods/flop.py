@@ -28,7 +28,7 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,12 +41,12 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import balanced
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import is_first
 
 
@@ -62,11 +62,8 @@ class FLOPPruning(GatedTraining):
 
     log_alpha: float = 2.5
     init: Literal["pretrained", "finetuned"] = "pretrained"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # beyond, neither loss nor size has a gradient
-        require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 2.5")
+    # beyond, neither loss nor size has a gradient
+    limits: ClassVar[Limits] = {"prune.log_alpha": {"low": -12, "high": 12, "hint": "usual: 2.5"}}
 
 
 def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:

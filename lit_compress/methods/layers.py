@@ -38,6 +38,7 @@ from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure
+from lit_compress.stages.base import Limits
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.lora import Retraining
@@ -73,10 +74,7 @@ class KeptBlocks(Retraining):
     choice: Literal["even", "measured"] = "even"
     examples: int | None = None
     matters: ClassVar[dict[str, Any]] = {"examples": {"choice": ("measured",)}}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.examples", low=1)
+    limits: ClassVar[Limits] = {"prune.examples": {"low": 1}}
 
 
 class Layers(OneShot):

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,11 +44,12 @@ from lit_compress.models.outline import even_counts
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import Model, SubLayer, cuttable
 from lit_compress.numerics.importance import unit_importance
+from lit_compress.stages.base import Limits
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,9 @@ class CoupledPruning(Retraining):
     keep_first: int = 0
     keep_last: int = 0
     examples: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("keep_first", "keep_last"):
-            require(self, f"prune.{name}", low=0)
-        require(self, "prune.examples", low=1)
+    limits: ClassVar[Limits] = {
+        "prune.keep_first": {"low": 0}, "prune.keep_last": {"low": 0}, "prune.examples": {"low": 1}
+    }  # fmt: skip
 
 
 def pruned_parts(net: Model, settings: CoupledPruning) -> list[SubLayer]:

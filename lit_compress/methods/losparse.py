@@ -26,16 +26,15 @@ paper's main tables. The dense model is the reference in the report, and the tea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lit_compress.methods.base import Untaught
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
-from lit_compress.utils.errors import require
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class LowRankPlusSparse(RowPruning):
     """
 
     low_rank: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.low_rank", above=0, high=1)
+    limits: ClassVar[Limits] = {"prune.low_rank": {"above": 0, "high": 1}}
 
 
 def usual_low_rank(density: float) -> float:

@@ -25,7 +25,7 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -38,14 +38,13 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.schedules import linear_decay_to_zero
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, Factors
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unstructured import FirstOrderScore, Unstructured, UnstructuredPruning
-from lit_compress.utils.errors import require
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,7 @@ class MixedRank(Retraining):
     weighting: Literal["scores", "none"] = "scores"
     p_init: float | None = None
     consistency: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "retrain.p_init", low=0, high=1)
-        require(self, "retrain.consistency", low=0)
+    limits: ClassVar[Limits] = {"retrain.p_init": {"low": 0, "high": 1}, "retrain.consistency": {"low": 0}}
 
 
 @dataclass(frozen=True)
@@ -80,10 +75,7 @@ class LPAFSettings(Unstructured):
     """
 
     density: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.density", above=0, high=1)
+    limits: ClassVar[Limits] = {"prune.density": {"above": 0, "high": 1}}
 
 
 class LPAFPruning(UnstructuredPruning):

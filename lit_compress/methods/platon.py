@@ -22,15 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_compress.methods.base import Untaught
 from lit_compress.numerics.importance import accumulate_sensitivity_, fold_sensitivity_
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.unstructured import Reduce, Score, Unstructured, UnstructuredPruning
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
 KINDS = ("mean", "average", "uncertainty")  # of a score's buffers
@@ -93,11 +94,7 @@ class ConfidenceSettings(Unstructured):
 
     beta1: float = 0.85
     beta2: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.beta1", low=0, below=1)
-        require(self, "prune.beta2", low=0, below=1)
+    limits: ClassVar[Limits] = {f"prune.{name}": {"low": 0, "below": 1} for name in ("beta1", "beta2")}
 
 
 class PLATON(Untaught):

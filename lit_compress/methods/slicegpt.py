@@ -40,7 +40,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,7 @@ from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.models.sites import Model
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
+from lit_compress.stages.base import Limits
 from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
 from lit_compress.stages.compression import Items, Measured
 from lit_compress.stages.distillation import Distillation
@@ -93,10 +94,7 @@ class Slicing(Retraining):
 
     epochs: int = 0
     examples: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.examples", low=1)
+    limits: ClassVar[Limits] = {"prune.examples": {"low": 1}}
 
 
 class SliceGPT(OneShot):

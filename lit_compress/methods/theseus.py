@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,9 @@ from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stac
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 
 
 class ReplacedBlock(nn.Module):
@@ -97,11 +97,7 @@ class Replacing(Training):
 
     start: float = 0.3
     rise: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "replace.start", low=0, high=1)
-        require(self, "replace.rise", low=0)
+    limits: ClassVar[Limits] = {"replace.start": {"low": 0, "high": 1}, "replace.rise": {"low": 0}}
 
 
 class BlockReplacing(Stage):

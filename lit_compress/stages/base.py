@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -26,6 +26,8 @@ from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
+
+Limits = dict[str, dict[str, Any]]  # option -> arguments of ``require``, of a class and those derived from it
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,15 @@ class Training:
     weight_decay: float = 0.0
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
+    limits: ClassVar[Limits] = {
+        "epochs": {"low": 0}, "learning_rate": {"above": 0, "hint": "e.g. 2e-5"}, "warmup": {"low": 0, "high": 1},
+        "weight_decay": {"low": 0},
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
-        require(self, "epochs", low=0)
-        require(self, "learning_rate", above=0, hint="e.g. 2e-5")
-        require(self, "warmup", low=0, high=1)
-        require(self, "weight_decay", low=0)
+        for kind in reversed(type(self).__mro__):
+            for option, bounds in vars(kind).get("limits", {}).items():
+                require(self, option, **bounds)
         if self.optimizer is not None or self.lr_scheduler is not None:
             self.tried()
 

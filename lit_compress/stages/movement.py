@@ -29,9 +29,9 @@ from lit_compress.layers import BlockMaskedLinear
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
+from lit_compress.stages.base import Limits
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
-from lit_compress.utils.errors import require
 from lit_compress.utils.sharding import local, whole
 
 
@@ -52,12 +52,10 @@ class MovementTraining(CubicSchedule):
     threshold: float = 0.1
     penalty: float = 10.0
     matters: ClassVar[dict[str, Any]] = {key: {"form": ("soft",)} for key in ("threshold", "penalty")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.score_learning_rate", above=0, hint="usual: 1e-2")
-        require(self, "prune.threshold", above=0, below=1, hint="usual: 0.1")
-        require(self, "prune.penalty", low=0)
+    limits: ClassVar[Limits] = {
+        "prune.score_learning_rate": {"above": 0, "hint": "usual: 1e-2"}, "prune.penalty": {"low": 0},
+        "prune.threshold": {"above": 0, "below": 1, "hint": "usual: 0.1"},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,9 +41,10 @@ from lit_compress.numerics.importance import row_sensitivity, update_row_average
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
+from lit_compress.stages.base import Limits
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import Shards, local
 
 
@@ -60,11 +61,7 @@ class RowPruning(CubicSchedule):
     interval: int = 10
     beta: float = 0.85
     init: Literal["pretrained", "finetuned"] = "pretrained"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.interval", low=1)
-        require(self, "prune.beta", low=0, below=1)
+    limits: ClassVar[Limits] = {"prune.interval": {"low": 1}, "prune.beta": {"low": 0, "below": 1}}
 
 
 def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:

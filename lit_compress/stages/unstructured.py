@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -103,10 +103,7 @@ class Unstructured(CubicSchedule):
     """
 
     interval: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "prune.interval", low=1)
+    limits: ClassVar[Limits] = {"prune.interval": {"low": 1}}
 
 
 class CubicStage(Stage):
