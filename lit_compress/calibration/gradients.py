@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -91,9 +93,9 @@ class ExampleGradients(Collector):
         return {name: sums.pop(name).mean(name, float(self.examples)) for name in list(sums)}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fisher:
-    """Mean over the examples of the squared gradient G [out, in] of one matrix. Float64, on the CPU.
+    """Squared gradients G [out, in] of one matrix: their sums over examples, in the end their mean. Float64.
 
     Attributes:
         rows: [out], sum over the columns of G ** 2.
@@ -109,54 +111,19 @@ class Fisher:
         Its sum over the elements is the same for every axis, so that weighted singular values are on one scale
         (ranks.py).
         """
-        (out,), (inner,) = self.rows.shape, self.columns.shape
         match axis:
             case "in":
-                return self.columns / out
+                return self.columns / len(self.rows)
             case "out":
-                return self.rows / inner
+                return self.rows / len(self.columns)
             case "both":  # of independent rows and columns: F_ij = rows_i * columns_j / sum
                 return self.rows, self.columns / self.columns.sum().clamp_min(torch.finfo(torch.float64).tiny)
 
-
-@dataclass(frozen=True)
-class DiagonalFisher(Statistic):
-    """The Fisher information (Eq. 3), under the true labels; of vectors under drawn ones, with seed 0."""
-
-    title = "Fisher information"
-
-    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
-        """Return empty sums."""
-        place = place_of_sums(device)
-        return ExampleGradients({name: Squares(net.get_submodule(name).weight.shape, place) for name in names})
-
-    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return one loss, summed over the examples."""
-        if task.loss == "vectors":
-            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
-        return [example_losses(logits, rows["labels"], task.loss).sum()]
-
-    def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
-        """Return the whole batch; of a language model parts of it."""
-        return super().parts(task, rows) if task.over_vocabulary else [rows]
-
-
-class Squares:
-    """Sums of squared gradients of one matrix of this shape, by rows and by columns."""
-
-    def __init__(self, shape: torch.Size, device: torch.device | str = "cpu") -> None:
-        self.shape = shape
-        self.rows, self.columns = (torch.zeros(size, dtype=torch.float64, device=device) for size in shape)
-
-    def totals(self) -> list[Tensor]:
-        """Return the sums."""
-        return [self.rows, self.columns]
-
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every example's gradient, which is the sum over the uses."""
-        examples, tokens = uses[0][0].shape[0], sum(x.shape[1] for x, _ in uses)
-        gram = tokens < break_even_rank(*self.shape)
-        size = tokens * (tokens + max(self.shape)) if gram else self.shape.numel()
+        shape, examples, tokens = (len(self.rows), len(self.columns)), len(uses[0][0]), sum(x.shape[1] for x, _ in uses)
+        gram = tokens < break_even_rank(*shape)
+        size = tokens * (tokens + max(shape)) if gram else prod(shape)
         step = max(1, (_CHUNK_CPU if uses[0][0].device.type == "cpu" else _CHUNK) // size)
         for start in range(0, examples, step):
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
@@ -168,13 +135,39 @@ class Squares:
             _add(self.rows, squares.sum(1))
             _add(self.columns, squares.sum(0))
 
+    def totals(self) -> list[Tensor]:
+        """Return the sums."""
+        return [self.rows, self.columns]
+
     def mean(self, name: str, count: float) -> Fisher:
-        """Divide by the number of examples."""
+        """Return the mean over ``count`` examples, on the CPU; a UserError if a gradient is inf or NaN."""
         # the Gram form may round a zero to something negative
         rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
         if not (rows.isfinite().all() and columns.isfinite().all()):
             raise UserError(f"fisher: gradients at '{name}' are inf or NaN; use a model whose loss is finite here")
         return Fisher(rows, columns)
+
+
+@dataclass(frozen=True)
+class DiagonalFisher(Statistic):
+    """The Fisher information (Eq. 3), under the true labels; of vectors under drawn ones, with seed 0."""
+
+    title = "Fisher information"
+
+    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
+        """Return empty sums."""
+        zeros = partial(torch.zeros, dtype=torch.float64, device=place_of_sums(device))
+        return ExampleGradients({name: Fisher(*map(zeros, net.get_submodule(name).weight.shape)) for name in names})
+
+    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
+        """Return one loss, summed over the examples."""
+        if task.loss == "vectors":
+            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
+        return [example_losses(logits, rows["labels"], task.loss).sum()]
+
+    def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
+        """Return the whole batch; of a language model parts of it."""
+        return super().parts(task, rows) if task.over_vocabulary else [rows]
 
 
 def _add(total: Tensor, part: Tensor) -> None:
