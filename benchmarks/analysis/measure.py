@@ -36,7 +36,7 @@ from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
-from lit_compress.stages.calibration import collected
+from lit_compress.stages.compression import collected
 from lit_compress.stages.low_rank import Decomposer, Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for

@@ -99,8 +99,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
     """Yield each density with the compressed model and facts about it: file density, seconds."""
     from lit_compress.calibration.statistics import OfModel
     from lit_compress.cli.factorizing import load_model, one_shot_stage
-    from lit_compress.stages.calibration import collected
-    from lit_compress.stages.compression import compress
+    from lit_compress.stages.compression import collected, compress
 
     cli, device, start = command_line(options, method), torch.device("cpu"), time.process_time()
     parts = cli.build()

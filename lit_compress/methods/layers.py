@@ -39,8 +39,7 @@ from lit_compress.models.shorten import holds_first, shorten, stack_lengths
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure
 from lit_compress.stages.base import Limits
-from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Items, Measured
+from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError, require

@@ -45,8 +45,7 @@ from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import Model, SubLayer, cuttable
 from lit_compress.numerics.importance import unit_importance
 from lit_compress.stages.base import Limits
-from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Items, Measured
+from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError

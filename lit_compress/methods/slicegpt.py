@@ -70,8 +70,7 @@ from lit_compress.models.sites import Model
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Limits
-from lit_compress.stages.calibration import CALIBRATION_SEED, Calibration
-from lit_compress.stages.compression import Items, Measured
+from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType

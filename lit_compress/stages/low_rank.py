@@ -16,8 +16,7 @@ from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.decompose import Factorization, SigmaSide, weighted_svd
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.ranks import largest_rank
-from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import Compression, Items, Measured
+from lit_compress.stages.compression import Calibration, Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
 from lit_compress.tasks.base import TaskType

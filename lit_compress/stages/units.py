@@ -31,8 +31,7 @@ from lit_compress.numerics.structures import (
     uniform_options,
     without_inputs,
 )
-from lit_compress.stages.calibration import Calibration
-from lit_compress.stages.compression import Compression, Items, Measured
+from lit_compress.stages.compression import Calibration, Compression, Items, Measured
 from lit_compress.stages.low_rank import ByRule, Factors, biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import Weighted, calibration_for

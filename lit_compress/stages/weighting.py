@@ -15,7 +15,7 @@ from lit_compress.calibration.moments import Moments
 from lit_compress.data.datamodule import DataModule
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.compression import Calibration
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type

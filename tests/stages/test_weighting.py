@@ -14,7 +14,7 @@ from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import DAMPING, kronecker_svd
-from lit_compress.stages.calibration import collected
+from lit_compress.stages.compression import collected
 from lit_compress.stages.low_rank import Factors, biased_sites, kronecker_decomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted

@@ -40,7 +40,7 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.losses import States, matched_layers_loss
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.calibration import CALIBRATION_SEED
+from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
