@@ -217,7 +217,7 @@ class ProjectedStage(GatedStage):
         self._rms = get_architecture(net).rms
         sublayers = reversed(self.form.residual_stream(net).sublayers)
         firsts = reversed({sublayer.block: sublayer for sublayer in sublayers}.values())
-        self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
+        self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(str(part.norm))) for part in firsts]
 
     def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the layers the values of the gates."""
