@@ -178,26 +178,21 @@ class MomentSums(Collector):
         """Return the factors of every site, checked."""
         factors = {}
         for name, leader in self.leader.items():
-            tokens = int(self.means[leader][-1])
-            factors[name] = KroneckerFactors(
-                self.means[leader][:-1].cpu() / tokens, tokens, self.examples, self.grams[leader], self.outer.get(name)
-            )
-            self._check(name, factors[name])
+            inputs, outer, tokens = self.grams[leader], self.outer.get(name), int(self.means[leader][-1])
+            for gram, what in ((inputs, "inputs"), (outer, "gradients")):
+                if gram is not None and not gram.flat.isfinite().all():
+                    raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a model with a finite loss")
+            if outer is not None and not outer.flat.any():
+                raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
+            if tokens < inputs.size and leader == name:
+                note(
+                    f"calibration: {tokens} tokens are fewer than the {inputs.size} inputs of '{name}'; directions "
+                    "without any count only by the damping"
+                )
+            mean = self.means[leader][:-1].cpu() / tokens
+            factors[name] = KroneckerFactors(mean, tokens, self.examples, inputs, outer)
         self.grams, self.outer = {}, {}
         return factors
-
-    def _check(self, name: str, factors: KroneckerFactors) -> None:
-        gradients, inputs = self.outer.get(name), self.grams[self.leader[name]]
-        for gram, what in ((inputs, "inputs"), (gradients, "gradients")):
-            if gram is not None and not gram.flat.isfinite().all():
-                raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a model with a finite loss")
-        if gradients is not None and not gradients.flat.any():
-            raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
-        if factors.tokens < inputs.size and self.leader[name] == name:
-            note(
-                f"calibration: {factors.tokens} tokens are fewer than the {inputs.size} inputs of '{name}'; "
-                "directions without any count only by the damping"
-            )
 
 
 def parts_within(net: Model, statistic: Moments, limit: float) -> list[list[str]]:

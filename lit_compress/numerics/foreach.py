@@ -54,11 +54,3 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
         ends = [end.float() for tensor in tensors for end in torch.aminmax(tensor)]
         return torch.stack(ends).abs().amax()
     return torch.stack(list(torch._foreach_norm(list(tensors), torch.inf))).float().amax()
-
-
-def zero_unless_(tensors: Sequence[Tensor], condition: Tensor) -> None:
-    """Set all elements to 0 if ``condition``, 0-dim bool, is false, also those that are inf or NaN; in place.
-
-    The bits of the float32 ``tensors`` are multiplied, as integers: 0 times NaN would be NaN.
-    """
-    torch._foreach_mul_([tensor.view(torch.int32) for tensor in tensors], condition.int())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import joined, largest, together, zero_unless_
+from lit_compress.numerics.foreach import joined, largest, together
 from lit_compress.utils.sharding import local
 
 Reduce = Callable[[Tensor], object]
@@ -56,7 +56,8 @@ def _sensitivities(
             ]
             terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
             torch._foreach_abs_(terms)
-            zero_unless_(terms, finite)
+            # bits are multiplied, as integers: 0 times NaN would be NaN
+            torch._foreach_mul_([term.view(torch.int32) for term in terms], finite.int())
             yield shards[part], list(terms)
 
     return finite, parts()

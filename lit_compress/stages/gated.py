@@ -191,27 +191,22 @@ class GatedStage(Stage):
         return fit_budget(log_alphas, self._size[0], budget, least, finest, steps)
 
     def deterministic(self, net: Model, step: int) -> dict[str, Tensor]:
-        """Give ``net`` the gates' deterministic values and return them by name."""
+        """Give ``net`` the gates' deterministic values and return them by name.
+
+        Warns after the last step if the kept density differs from the one that the gates expect, used in training.
+        """
         masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
         z = {n: gate.deterministic(masks[n]) if n in active else opened(gate) for n, gate in self.gates.items()}
         self.set_gates(net, z, deterministic=True)
-        self.tell_gap(step)
+        expected = float(self.size.density(self.log_alphas).detach()) if step == self.total_steps else self.density
+        if not 0.85 * self.density <= expected <= self.density + 0.01:
+            # too few are open where gates moved more slowly than their target, and the price rose meanwhile
+            rate = "multiplier" if expected > self.density else "gate"
+            rank_zero_warn(
+                f"{self.name}: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; train longer, "
+                f"e.g. {self.name}.epochs, or raise {self.name}.{rate}_learning_rate"
+            )
         return z
-
-    def tell_gap(self, step: int) -> None:
-        """Warn after the last step if the kept density differs from the one that the gates expect, used in training."""
-        if step != self.total_steps:
-            return
-        with torch.no_grad():
-            expected = float(self.size.density(self.log_alphas))
-        if 0.85 * self.density <= expected <= self.density + 0.01:
-            return
-        # too few are open where gates moved more slowly than their target, and the price rose meanwhile
-        rate = "multiplier" if expected > self.density else "gate"
-        rank_zero_warn(
-            f"{self.name}: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; train longer, "
-            f"e.g. {self.name}.epochs, or raise {self.name}.{rate}_learning_rate"
-        )
 
     def before_validation(self, net: Model, step: int) -> None:
         """Fix the gates, so that the model that would be exported now is evaluated."""

@@ -15,6 +15,7 @@ from lit_compress.calibration import moments
 from lit_compress.calibration.moments import Gram
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
 from lit_compress.tasks import KINDS
@@ -193,7 +194,7 @@ def test_a_factorized_net():
     """What has replaced a Linear is a site as well."""
     net = make()
     name = find_sites(net)[2].name
-    factorize(net, {name: 4}, lambda name, weight, rank: kronecker_svd(weight).factors(rank))
+    factorize(net, {name: 4}, lambda name, weight, rank: decompose(weight, rank))
     check(collect_kronecker(net, [batch_of(net)], "classification"), loop(net, batch_of(net), "classification"))
 
 

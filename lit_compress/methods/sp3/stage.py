@@ -40,11 +40,12 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.losses import States, matched_layers_loss
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.numerics.schedules import linear_to
+from lit_compress.stages.base import Limits
 from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first
 
 RIDGE = 1e-6  # share of the mean eigenvalue that is added to a head's second moments
@@ -84,23 +85,22 @@ class ProjectedPruning(GatedTraining):
     group: int = 1
     train_originals: bool = False
     matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens")}
+    limits: ClassVar[Limits] = {
+        **{f"prune.{name}": {"low": 0, "below": 1} for name in ("start", "structure_start")},
+        **{f"prune.{name}": {"low": 1} for name in ("examples", "tokens")},
+        "prune.log_alpha": {"low": -12, "high": 12, "hint": "usual: 10"},  # beyond, nothing has a gradient
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_gates(self.gates, GATES)
         if not self.gates or len(set(self.gates)) < len(self.gates):
             raise UserError(f"prune.gates: {list(self.gates)} must name at least one gate, each once")
-        for name in ("start", "structure_start"):
-            require(self, f"prune.{name}", low=0, below=1)
         if self.start + self.target_warmup >= 1:
             raise UserError(
                 f"prune.start + prune.target_warmup: {self.start} + {self.target_warmup} leave no step at the target; "
                 "the sum must be below 1"
             )
-        for name in ("examples", "tokens"):
-            require(self, f"prune.{name}", low=1)
-        # beyond, neither loss nor size has a gradient
-        require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 10")
 
 
 class ProjectedStage(GatedStage):
