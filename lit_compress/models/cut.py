@@ -81,10 +81,7 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
                 _cut(net, part, z[unit][group] if unit in z else None, layer, hidden)
     if hidden is not None:
         _cut_stream(net, hidden)
-    cached = [(part, is_removed(net, part)) for part in sublayers(net) if part.cached]
-    left = [part for part, removed in cached if not removed]
-    for number, part in enumerate(left if len(left) < len(cached) else ()):  # as the key-value cache of generation
-        set_attributes(net.get_submodule(part.module), {"layer_idx": number})
+    _renumber(net)
 
 
 @torch.no_grad()
@@ -103,8 +100,16 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor], whole: bool = Fa
                 _take_out(net, part, constant=True)
             else:
                 _cut(net, part, kept[part.last].float())
-    if whole and get_architecture(net).cached:
-        _renumber(net, of_kind(sublayers(net), "attention"))
+    if whole:
+        _renumber(net)
+
+
+def _renumber(net: PreTrainedModel) -> None:
+    """Number the attentions that are left, as the key-value cache of generation counts them."""
+    cached = [(part, is_removed(net, part)) for part in sublayers(net) if part.cached]
+    left = [part for part, removed in cached if not removed]
+    for number, part in enumerate(left if len(left) < len(cached) else ()):
+        set_attributes(net.get_submodule(part.module), {"layer_idx": number})
 
 
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
