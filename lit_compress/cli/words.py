@@ -29,7 +29,6 @@ SHORT = {
                                                   "removes", "axis", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
-_OF_STAGES = {"optimizer": ("torch.optim", "optimizer"), "lr_scheduler": ("torch.optim.lr_scheduler", "schedule")}
 # last part of an option that names a class, of the Trainer or of a stage -> module with these, and what they are called
 CLASSES = {
     "callbacks": ("lightning.pytorch.callbacks", "callback"),
@@ -37,7 +36,8 @@ CLASSES = {
     "plugins": ("lightning.pytorch.plugins", "plugin"),
     "profiler": ("lightning.pytorch.profilers", "profiler"),
     "strategy": ("lightning.pytorch.strategies", "strategy"),
-    **_OF_STAGES,
+    "optimizer": ("torch.optim", "optimizer"),
+    "lr_scheduler": ("torch.optim.lr_scheduler", "schedule"),
 }
 
 # arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
@@ -55,7 +55,7 @@ SET_BY_STAGE = {
 WHOLE = ("fit", "plan", "compare")  # commands that read all options
 _SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator", "data")
 # options of a stage that trains
-_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", *_OF_STAGES)
+_TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", "lora", "optimizer", "lr_scheduler")
 # another command -> options, or groups of them, that it reads, and those among them that it does not; others read none
 READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "factorize": (
@@ -210,18 +210,16 @@ def plain(name: str) -> str:
 
 def check_names(command: str, options: Iterable[tuple[str, Any]], method: str | None) -> None:
     """Refuse the first option that the command does not read or ``method``, of this name or import path, has not."""
-    known = catalogue.names(method)
-    classes = [f"trainer.{option}" for option in CLASSES if option not in _OF_STAGES]
-    classes += [f"{option}." for option in known if option.endswith(tuple(_OF_STAGES))]
-    if method and not catalogue.of_method(method):  # its class alone knows its options
-        classes.append("model.")
+    known, foreign = catalogue.names(method), method and not catalogue.of_method(method)
     for name, value in options:
         name = plain(name)
+        of_class = re.match(rf".*?\.({'|'.join(CLASSES)})(?=\.|$)", name)
         if known_line := removed_value(name, str(value)):
             raise UserError(known_line)
         if name in ("model.task", "help"):
             raise UserError(f"{name}: follows from the data; give --data.task")
-        if name not in known and not name.startswith(tuple(classes)):
+        # the class of a method of the user's own, or that an option names, alone knows its options
+        if (of_class[0] if of_class else name) not in known and not (foreign and name.startswith("model.")):
             raise UserError(unknown(command, name, method))
         inside = next((other for other in known if other.startswith(f"{name}.") and name != "model"), None)
         if inside and isinstance(value, str) and not value.startswith("{"):

@@ -19,8 +19,8 @@ ESCAPES = "\x1b[31m", "\x1b]8;;http://a\x07", "\x9b2J", "a\rb", "\u202eabc", "\u
 def test_the_first_columns_are_on_the_left_and_stay_whole(capsys):
     show(["name", "net", "ms"], [["a", "b", "1"], ["c " * 40, "d " * 80, "2"]], left=2, whole=1)
     first, second, *more = capsys.readouterr().out.splitlines()[3:-1]
-    assert re.fullmatch(r"│ a +│ b +│  1 │", first) and re.fullmatch(r"│ (c ){40}│ (d ){30,}│  2 │", second)
-    assert len(more) >= 1 and len(first) <= 160
+    assert re.fullmatch(r"│ a +│ b +│  1 │", first) and f"│ {'c ' * 40}" in second and second.endswith("│  2 │")
+    assert "d d" in more[0] and len(first) == 160
 
 
 @pytest.mark.parametrize("text", ESCAPES)
