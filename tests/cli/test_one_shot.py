@@ -134,7 +134,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
             ["factorize", *model, out, *data, *fisher, "--fisher_examples", "101"],
             "fisher_examples: 101 is more than there are",
         ),
-        (["factorize", *model, out, *data, "--axis", "both"], "axis: both has no effect with model.retrain.weighting kfac"),
+        (["factorize", *model, out, *data, "--axis", "both"], "axis: both has no effect with model.retrain.weighting"),
         (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
         (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
