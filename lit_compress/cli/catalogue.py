@@ -119,11 +119,10 @@ class _Class:
 @cache
 def _tree(module: str) -> tuple[ast.Module, dict[str, tuple[str, str]]] | None:
     """Return the source of a module and its imports, name -> (module, name there); None if there is no source."""
-    top, *rest = module.split(".")
-    if (spec := find_spec(top)) is None or spec.origin is None:
+    names = module.split(".")
+    if (spec := find_spec(names[0])) is None or spec.origin is None:
         return None
-    place = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin).with_suffix("")
-    place = place.joinpath(*rest)
+    place = Path(spec.origin).parents[bool(spec.submodule_search_locations)].joinpath(*names)
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
     if file is None:
         return None

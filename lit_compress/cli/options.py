@@ -353,4 +353,5 @@ def _refused_class(trainer: Namespace, error: BaseException) -> UserError | None
     while error.__cause__ is not None:
         error = error.__cause__
     option = next((name for name in CLASSES if path and f"'{path}'" in str(trainer.get(name))), None)
-    return option and UserError(f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {error}")
+    refused = f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {error}"
+    return UserError(refused) if option else None

@@ -72,7 +72,7 @@ def check_effects(method: Fields) -> None:
         UserError: names the first one, and the way out.
     """
     usual = {name: parameter.default for name, parameter in signature(type(method)).parameters.items()}
-    parts = [("model.", type(method), method.given, usual)]
+    parts: list[tuple[str, type, dict[str, Any], dict[str, Any]]] = [("model.", type(method), method.given, usual)]
     for name, value in method.given.items():
         if is_dataclass(value) and is_dataclass(usual[name]):
             parts.append((f"model.{name}.", type(value), vars(value), vars(usual[name])))
