@@ -109,11 +109,8 @@ def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:
     if not isinstance(config, dict) or "tasks" not in config:
         return None
     table = config["tasks"]
-    if not isinstance(table, dict) or not table:
+    if not (table and isinstance(table, dict) and all(isinstance(row, dict | None) for row in table.values())):
         raise UserError(f"config: tasks of '{path}' is no table; write one row per task, 'sst2: {{OPTION: VALUE}}'")
-    for task, row in table.items():
-        if not isinstance(row, dict | None):
-            raise UserError(f"config: row '{task}' of '{path}' is '{row}'; write '{task}: {{OPTION: VALUE}}'")
     return {str(task): row or {} for task, row in table.items()}
 
 

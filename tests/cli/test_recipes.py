@@ -148,7 +148,7 @@ def test_unknown_names_are_one_line(name, words, capsys):
         (b"\xff\xfe\x00", "mine.yaml' is not readable YAML: 'utf-8' codec"),
         (b"tasks: [sst2]\n", "mine.yaml' is no table; write one row per task, 'sst2: {OPTION: VALUE}'"),
         (b"tasks:\n", "mine.yaml' is no table; write one row per task"),
-        (b"tasks: {sst2: 3}\n", "mine.yaml' is '3'; write 'sst2: {OPTION: VALUE}'"),
+        (b"tasks: {sst2: 3}\n", "mine.yaml' is no table; write one row per task"),
         (b"tasks: {sst2: {modl.density: 3}}\n", "unknown option 'modl"),
         (b"{model: {class_path: SVD, init_arg: {}}}", "unknown key 'model.init_arg'; did you mean 'init_args'?"),
         (b"{model: {class_path: SVD, density: 0.5}}", "unknown key 'model.density'; did you mean 'init_args.density'?"),
