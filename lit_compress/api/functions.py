@@ -24,9 +24,8 @@ from transformers.utils import logging as transformers_logging
 from lit_compress.api.compressed import Shared, with_export
 from lit_compress.api.inputs import brought, named, write_tokenizer
 from lit_compress.cli.compare import plan_of, run_plan
-from lit_compress.cli.exporting import warn_missed
 from lit_compress.cli.factorizing import run_factorize
-from lit_compress.cli.fitting import run_fit
+from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python

@@ -14,9 +14,8 @@ from typing import Any, Literal
 from lit_compress import methods
 from lit_compress.cli.bench import bench as bench
 from lit_compress.cli.compare import compare as compare
-from lit_compress.cli.exporting import print_choices, print_report
 from lit_compress.cli.factorizing import factorize as factorize
-from lit_compress.cli.fitting import choose_teacher, run_fit, run_of, settle_budget
+from lit_compress.cli.fitting import choose_teacher, print_choices, print_report, run_fit, run_of, settle_budget
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_target, parse_stored

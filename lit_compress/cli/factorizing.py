@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
-from lit_compress.cli.exporting import print_report
-from lit_compress.cli.fitting import ended_by_sigterm, settle_budget
+from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line

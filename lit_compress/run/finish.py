@@ -38,10 +38,9 @@ def one_shot(
     method, data = job.method, job.data
     size = net_bytes(Path(resolve(method.backbone, method.task)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
-    more, budget = more | {"license": license_of(method.backbone)}, (method.budget, method.density)
-    return Export(
-        net, before, type(method).__name__, data, config, None, more, budget if method.budget else None, timed
-    )
+    budget = (method.budget, method.density) if method.budget else None
+    more = more | {"license": license_of(method.backbone)}
+    return Export(net, before, type(method).__name__, data, config, None, more, budget, timed)
 
 
 def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
         UserError: the first setting that cannot work.
     """
     method, data, trainer, net = job.method, job.data, job.trainer, job.dense
-    find_sites(net)
     job.choices.check(net)
     if method.teacher:
         _check_given_teacher(method, net.config)

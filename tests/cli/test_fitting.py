@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from lit_compress.cli.exporting import print_choices
+from lit_compress.cli.fitting import print_choices
 
 
 def report(metric, before, order=None, interval=(0.5, 0.6), mode="max"):
