@@ -12,12 +12,12 @@ import torch
 from lit_compress.analysis.costs import front
 from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.accounting import dense_layers, dense_sites, weights
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
+
 
 COLOURS = (
     "#0a5cad", "#c4500b", "#12805c", "#b0307a", "#8a6d00", "#6b40b5", "#2191b5", "#7a4a3a", "#57606a", "#6a9a1f",
@@ -48,7 +48,7 @@ def as_svg(figure: Figure) -> str:
     return file.getvalue()
 
 
-def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> list[dict[str, Any]]:
+def site_table(net: Model, before: Model | None = None) -> list[dict[str, Any]]:
     """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
 
     A site of a removed sub-layer has density 0. ``before`` is the dense model; without it, its sizes are those in the

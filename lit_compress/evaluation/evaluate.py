@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lit_compress.data.batching import PaddedBatches, batch_order
+from lit_compress.data.batching import PaddedBatches, ResumableLoader, batch_order
 from lit_compress.data.checks import KEPT
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
 from lit_compress.evaluation.metrics import CORRELATIONS, Correlation, bind, build_metrics
+from lit_compress.models.sites import Model
 from lit_compress.numerics.losses import NUMBERS
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
@@ -21,16 +23,13 @@ from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedModel
 
-    from lit_compress.data.batching import ResumableLoader
-    from lit_compress.data.datamodule import DataModule
 
 ROWS = 512  # of a divergence: enough for two digits
 
 
 def outputs_of(
-    net: PreTrainedModel, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, what: str
+    net: Model, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, what: str
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Yield ``count`` batches, each with the outputs of ``net`` on the CPU; the model stays on this process's device.
 
@@ -44,7 +43,7 @@ def outputs_of(
 
 
 def evaluate(
-    net: PreTrainedModel, data: DataModule, split: Literal["validation", "test"] = "validation", sure: bool = False
+    net: Model, data: DataModule, split: Literal["validation", "test"] = "validation", sure: bool = False
 ) -> dict[str, float]:
     """Return ``val/<metric>`` of ``net`` on every validation split, as a fit logs them; or ``test/<metric>``.
 
@@ -108,7 +107,7 @@ def constant_answer(data: DataModule) -> dict[str, float]:
     return {"constant": best, "constant_error": error}
 
 
-def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tuple[int, int | None]:
+def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, int | None]:
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
     A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that is in the file, each if
@@ -131,7 +130,7 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> tup
     return len(texts), loader.dataset.available
 
 
-def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
+def answers(nets: Sequence[tuple[Model, DataModule]]) -> list[dict[str, Any]]:
     """Return the first rows of the dev set: text columns, ``given`` label and the models' answers, ``answers``.
 
     At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
@@ -174,7 +173,7 @@ def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
 
 
 def divergence(
-    net: PreTrainedModel, dense: PreTrainedModel, data: DataModule,
+    net: Model, dense: Model, data: DataModule,
     batches: ResumableLoader | Sequence[dict[str, Tensor]] | None = None,
 ) -> float:  # fmt: skip
     """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).

@@ -19,6 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
+
 DRAWS = 1000
 MOST_VALUES = 2 * 10**7  # of all draws; more rows are drawn less often
 SEED = 0

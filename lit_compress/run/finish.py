@@ -5,33 +5,30 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
+from lit_compress.export.speed_asked import Programs
+from lit_compress.methods import Method
 from lit_compress.models.backbones import resolve
 from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.export.speed_asked import Programs
-    from lit_compress.methods import Method
-
 
 def one_shot(
-    job: Job, net: PreTrainedModel, dense: PreTrainedModel, scores: Mapping[str, float], config: dict[str, Any],
+    job: Job, net: Model, dense: Model, scores: Mapping[str, float], config: dict[str, Any],
     more: dict[str, Any], timed: Programs | None = None,
 ) -> Export:  # fmt: skip
     """Return the export of ``net``, made of ``dense`` without training; ``more`` are fields of the report."""

@@ -25,6 +25,7 @@ from lit_compress.utils.sharding import from_first, several
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments import ClusterEnvironment
 
+
 T = TypeVar("T")
 DECIDED = "LIT_COMPRESS_DECIDED"  # variable of the environment in which Lightning's processes inherit
 MOST = timedelta(minutes=30)  # that a process waits for the first one

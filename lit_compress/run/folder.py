@@ -22,8 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from lit_compress.data.datamodule import DataModule
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.config import checked_groups, plain_config
 from lit_compress.tasks import task_type
@@ -32,11 +34,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, read_yaml, remove, write_json, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 from lit_compress.utils.removed import removed_value
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 T = TypeVar("T")
 CURVES = "tensorboard"  # folder of the usual logger
@@ -69,7 +66,7 @@ class Run:
         return self.folder / name / "net"
 
     @cached_property
-    def dense(self) -> PreTrainedModel:
+    def dense(self) -> Model:
         """The model of the dense stage, which nobody changes."""
         return load_net(self.net("dense"))
 
@@ -232,7 +229,7 @@ def begin_work(option: str, folder: Path, settings: str) -> None:
     write_json(path, {"hash": settings})
 
 
-def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:
+def write_net(net: Model, data: DataModule, folder: Path) -> None:
     """Write the model of a stage with its tokenizer, and the manifest of the folder as its last file."""
     save_net(net, folder)
     data.tokenizer.save_pretrained(folder)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from lit_compress.calibration.statistics import TOKENS
+from lit_compress.data.batching import ResumableLoader
 from lit_compress.models.accounting import forward_bytes
+from lit_compress.models.sites import Model
+from lit_compress.run.job import Job
 from lit_compress.run.trainer import bare_trainer
+from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.batching import ResumableLoader
-    from lit_compress.run.job import Job
-    from lit_compress.stages.compression import CompressedStage
 
 CPU = torch.device("cpu")
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
@@ -100,17 +96,17 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
     check_memory("factorize", size, f"{fewer}--by_block has one block in memory", current_device())
 
 
-def check_evaluation(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> None:
+def check_evaluation(net: Model, loaders: Sequence[ResumableLoader]) -> None:
     """Check the memory of an evaluation of ``net`` on the batches of ``loaders``; raises as :func:`check_memory`."""
     device = current_device()
     size = _forward(net, loaders) + (0 if device.type == "cpu" else _bytes(net))
     check_memory("the evaluation", size, "--data.eval_batch_size 1, or a few more, needs less", device)
 
 
-def _forward(net: PreTrainedModel, loaders: Sequence[ResumableLoader]) -> int:
+def _forward(net: Model, loaders: Sequence[ResumableLoader]) -> int:
     """Return the bytes of a forward of the largest batch of some loaders."""
     return max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
 
 
-def _bytes(net: PreTrainedModel) -> int:
+def _bytes(net: Model) -> int:
     return sum(value.numel() * value.element_size() for value in net.parameters())

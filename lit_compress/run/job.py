@@ -6,8 +6,9 @@ import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
@@ -15,13 +16,9 @@ from lit_compress.methods.base import Method
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import without_values
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.stages.weighting import Removes
+from lit_compress.stages.weighting import Removes
 
 
 @dataclass
@@ -61,7 +58,7 @@ class Job:
         return other
 
     @cached_property
-    def dense(self) -> PreTrainedModel:
+    def dense(self) -> Model:
         """The backbone without values, which nobody changes; one that is compressed already is refused."""
         method, what = self.method, f"model.backbone: '{self.method.backbone}'"
         refuse_compressed(what, Path(method.backbone).expanduser())

@@ -8,17 +8,15 @@ names the one to continue. The steps since the last checkpoint are logged again 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.export.table import markdown
+from lit_compress.models.sites import Model
 from lit_compress.run.folder import CURVES, Run, flatten
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Curves(TensorBoardLogger):
@@ -45,7 +43,7 @@ def stage_loggers(given: Any, run: Run, stage: str, first: int | None) -> Any:
 
 
 def log_stage(
-    loggers: Iterable[Logger], net: PreTrainedModel, stage: str, steps: int, scores: dict[str, float], best: int
+    loggers: Iterable[Logger], net: Model, stage: str, steps: int, scores: dict[str, float], best: int
 ) -> None:
     """Log the finished ``stage``: the figure of its model for TensorBoard, and its dev metrics.
 

@@ -25,6 +25,7 @@ import jinja2
 
 from lit_compress.analysis.costs import COSTS, cost_of, costs_of
 from lit_compress.analysis.pictures import as_svg, pareto_figure, site_table, structure_figure
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import answers
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
@@ -38,7 +39,6 @@ from lit_compress.utils.files import atomic_folder, check_folder, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lit_compress.data.datamodule import DataModule
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DETAILS, ANSWERS = "details.json", "answers.jsonl"

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
@@ -45,10 +46,6 @@ from lit_compress.utils.memory import peak_mib
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
-
-if TYPE_CHECKING:
-    from lit_compress.data.datamodule import DataModule
-
 
 SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one thread
 _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

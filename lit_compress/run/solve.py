@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import outline_export
@@ -20,14 +20,11 @@ from lit_compress.export.table import gain_words
 from lit_compress.models.accounting import Params, count_params, flops
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import estimated_bytes, file_bytes
+from lit_compress.models.sites import Model
 from lit_compress.numerics.search import HALVINGS, within_limit
+from lit_compress.run.job import Job
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.run.job import Job
 
 GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, per matrix, about
 WRITES, NEAR = 3, 0.02  # programs that are written at most, until the density moves by no more than this share
@@ -45,8 +42,8 @@ class Outline:
         choices: for the export; if it writes a program, the size counts that.
     """
 
-    net: PreTrainedModel
-    dense: PreTrainedModel
+    net: Model
+    dense: Model
     length: int
     about: bool
     choices: Choices = AS_IS
@@ -172,7 +169,7 @@ def programs_of(job: Job) -> Programs:
 
 
 def search_speed(
-    job: Job, shape: Callable[[float], PreTrainedModel], timed: Programs, first: float | None = None
+    job: Job, shape: Callable[[float], Model], timed: Programs, first: float | None = None
 ) -> tuple[float | None, dict[float, Gains]]:
     """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
 

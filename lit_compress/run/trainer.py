@@ -8,7 +8,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,12 +18,10 @@ from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_compress.methods.base import Method
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.memory import trim
-
-if TYPE_CHECKING:
-    from lit_compress.methods.base import Method
 
 _MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {"16": "16-mixed", "bf16": "bf16-mixed"}
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}

@@ -10,13 +10,14 @@ answers on held-out training rows diverge least from the dense model's is chosen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.evaluation.evaluate import ROWS, divergence
 from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
 from lit_compress.models.backbones import empty_net
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import without_values
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
@@ -30,14 +31,11 @@ from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import alone
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 
 
-def choose_removal(dense: PreTrainedModel, job: Job) -> tuple[dict[str, Any], Programs | None]:
+def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | None]:
     """Try the kinds of removal of a job on the fine-tuned model, and choose one.
 
     The search for a speed-up begins with the job's density, if it has one.
@@ -88,7 +86,7 @@ def decide(job: Job, run: Run) -> Job:
 
 
 def _try(
-    removes: Removes, dense: PreTrainedModel, job: Job, timed: Programs | None, first: float | None,
+    removes: Removes, dense: Model, job: Job, timed: Programs | None, first: float | None,
     reached: dict[float, Gains],
 ) -> dict[str, Any]:  # fmt: skip
     """Remove one kind, measure, and return fields; ``reached`` gets the speed of all programs that are timed."""
@@ -98,7 +96,7 @@ def _try(
     if timed is not None and method.budget is not None:
         measured = measure(dense, _possible(job, dense).compression, method.task, data, device)
 
-        def left(density: float) -> PreTrainedModel:
+        def left(density: float) -> Model:
             bare = without_values(lambda: empty_net(dense.config))
             bare = _stage(job, dense, density).outline(bare, measured)
             return outline_export(bare, job.choices, job.tokens, merge=True)
@@ -134,7 +132,7 @@ def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
     raise errors[0]
 
 
-def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
+def _possible(job: Job, net: Model) -> CompressedStage:
     """Return the job's stage: at the density of the method, or under a budget at any that can be done."""
     errors = list[UserError]()
     for density in ANCHORS if job.method.budget else (None,):
@@ -145,7 +143,7 @@ def _possible(job: Job, net: PreTrainedModel) -> CompressedStage:
     raise errors[0]
 
 
-def _stage(job: Job, net: PreTrainedModel, density: float | None) -> CompressedStage:
+def _stage(job: Job, net: Model, density: float | None) -> CompressedStage:
     (*_, stage) = job.at(density).method.stages()
     assert isinstance(stage, CompressedStage)
     stage.compression.check(net)
