@@ -22,21 +22,16 @@ _ROOTS = ("Method", "LightningModule", "LightningDataModule")  # where a class's
 
 @dataclass(frozen=True)
 class Option:
-    """An option.
+    """An option: its full name, its type and its default as in the source, and its meaning.
 
-    Attributes:
-        name: in full, as users type it.
-        kind: its type, as in the source, with the values of a ``Literal`` written out.
-        default: as in the source; None if it has to be given.
-        help: its meaning.
-        position: it is given without its name.
+    In the type the values of a ``Literal`` are written out; the default is None if the option has to be given.
     """
 
     name: str
     kind: str
     default: str | None
     help: str
-    position: bool = False
+    position: bool = False  # it is given without its name
 
 
 class _Class:

@@ -107,14 +107,11 @@ def method_class(name: str | None) -> type[Method] | None:
 
 
 class CommandLine:
-    """The options of a command that needs a method and data; makes both.
+    """The options of a command that needs a method and data, all in ``config``; makes both.
 
     Args:
         line: checked.
         base: the first config, which all others override; somebody else may have written it.
-
-    Attributes:
-        config: all values.
     """
 
     def __init__(self, line: Line, base: dict[str, Any] | None = None) -> None:
@@ -226,7 +223,7 @@ class CommandLine:
         init, data, folders = self.config.model.init_args, self.config.data, {}
         option = "model" if self.line.command == "factorize" else "model.backbone"
         before, known = (recorded or {}).get("model", {}).get("init_args", {}), (recorded or {}).get("data", {})
-        if named := _is_model(init.backbone):
+        if named := init.backbone != EMBEDDED and is_name(init.backbone):
             init.backbone, init.revision = split_name("model.backbone", init.backbone, init.get("revision"))
             data.backbone = init.backbone
             if init.revision in _NEWEST and before.get("backbone") == init.backbone:
@@ -236,7 +233,7 @@ class CommandLine:
                 f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the "
                 "hub; leave it out (null)"
             )
-        if taught := init.get("teacher") and _is_model(init.teacher):
+        if taught := init.get("teacher", EMBEDDED) not in (None, EMBEDDED) and is_name(init.teacher):
             name, revision = split_name("model.teacher", init.teacher)
             if revision in _NEWEST and str(before.get("teacher")).startswith(f"{name}@"):
                 init.teacher = before["teacher"]
@@ -292,11 +289,6 @@ class CommandLine:
         init |= {k: text for k, text in self.config.model.init_args.items() if k in init and isinstance(text, str)}
         init["task"] = self.config.data.task  # otherwise known only after build()
         return config
-
-
-def _is_model(text: str) -> bool:
-    """Return whether a backbone or teacher is a name on the hub."""
-    return text != EMBEDDED and is_name(text)
 
 
 def _kept(before: Mapping[str, Any], given: str | None, commit: str) -> str | None:

@@ -77,19 +77,15 @@ _NAME = re.compile(r"--|-[^\W\d_]")  # a word that begins so is the name of an o
 class Line:
     """A command line, taken apart; or the arguments of a function of the Python API.
 
-    Attributes:
-        command: its name.
-        own: values of the command's own options, as its function takes them.
-        options: of ``fit``, name and value in their order: the text that was typed, or an object from Python.
-        args: all words.
-        help: ``--help`` was given.
+    ``own`` has the values of the command's own options, as its function takes them; ``options`` names and values of
+    those of ``fit``, in their order: the text that was typed, or an object from Python.
     """
 
     command: str
     own: dict[str, Any] = field(default_factory=dict)
     options: list[tuple[str, Any]] = field(default_factory=list)
-    args: Sequence[str] = ()
-    help: bool = False
+    args: Sequence[str] = ()  # all words
+    help: bool = False  # --help was given
 
     @property
     def names(self) -> list[str]:

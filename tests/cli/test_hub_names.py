@@ -177,6 +177,7 @@ def test_a_fine_tuned_model_is_the_teacher_as_it_is(named, short_run, tmp_path, 
     card = (tmp_path / "run" / "export" / "README.md").read_text()
     assert "license: apache-2.0" in card and "base_model: me/trained" in card
     assert f"Made from `me/trained` at commit `{commit}`" in card
+    main([*words, "--ckpt_path", "last", "--model.teacher", "me/trained"])  # at its commit: the same run
 
 
 def test_commands_take_names(named, tiny_data, made, capsys, tmp_path):
