@@ -244,7 +244,7 @@ def _opened(
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (off <= most or (runtime.dtype != "float32" and isfinite(off))):
                     raise LookupError(f"its results differ from PyTorch's by {off:.1e}, more than {most:.0e}")
-                entry = {
+                entry: dict[str, Any] = {
                     "net": source.label, "runtime": runtime.name,
                     "dtype": runtime.dtype if runtime.runs_programs else settings.dtype,
                     "difference": off, "far": off > runtime.tolerance,

@@ -14,10 +14,11 @@ from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import counted, markdown, speed_line
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.files import net_bytes, stored_dtype
+from lit_compress.models.own_code import read_settings
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import card_fields, json_of, write_json
+from lit_compress.utils.files import card_fields, write_json
 from lit_compress.utils.manifest import write_manifest
 from lit_compress.utils.tables import as_code, escaped
 
@@ -36,10 +37,7 @@ def model_name(backbone: str) -> str:
     folder = Path(backbone).expanduser()
     if not folder.is_dir():
         return backbone.partition("@")[0]
-    try:
-        given = str(json_of(folder / "config.json").get("_name_or_path") or "")
-    except (OSError, ValueError):
-        given = ""
+    given = str(read_settings(folder / "config.json").get("_name_or_path") or "")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", given):
         return given
     folder = folder.resolve()
