@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -72,9 +73,14 @@ class BenchedNet:
     """
 
     def __init__(self, label: str, folder: Path, settings: Settings, work: Path, data: Data | None = None) -> None:
+        from transformers import AutoTokenizer
+
         self.label, self.folder, self.work, self._data = label, folder, work / label, data
         self.work.mkdir()
-        self.net, self.tokenizer = _load(folder), _tokenizer(folder)
+        self.net: PreTrainedModel = _load(folder)
+        self.tokenizer: Any = lambda text: dict[str, Any]()  # asks for no token types
+        with suppress(OSError, ValueError):
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
         if not (settings.trust or is_own_code(self.net, folder)):
             raise UserError(
                 f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
@@ -144,16 +150,6 @@ def _load(folder: Path) -> PreTrainedModel:
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"bench: cannot load a model from '{folder}': {reason}") from error
-
-
-def _tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a folder; without one, a function that asks for no token types."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    except (OSError, ValueError):
-        return lambda text: {}
 
 
 @dataclass(frozen=True)
