@@ -202,40 +202,36 @@ def _first_line(where: str, file: Path, place: Place) -> str:
     return first
 
 
-def _read_separated(usual: str) -> Reader:
-    """Return the reader of a table of text, whose fields stay text; one without a value is None.
+def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
+    """Return the rows of a table of text, whose fields stay text; one without a value is None.
 
-    The sign between fields is the ``usual`` one if the header has it, else the header's most frequent. In tables with
-    tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
+    The sign between fields is the usual one of the suffix if the header has it, else the header's most frequent. In
+    tables with tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
     """
+    import pandas as pd
+    from pandas.errors import EmptyDataError
 
-    def read(task: Task, where: str, file: Path, place: Place) -> Rows:
-        import pandas as pd
-        from pandas.errors import EmptyDataError
+    first, usual = _first_line(where, file, place), "\t" if suffix_of(file).startswith(".tsv") else ","
+    most = max(SEPARATORS, key=first.count)
+    excel = re.fullmatch(r'"?sep=(.)"?\s*', first)  # a line for Excel alone
+    found = excel[1] if excel else most if most in first and usual not in first else usual
+    plain = (usual if place.separator else found) == "\t"
+    options: dict[str, Any] = dict(
+        sep=place.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK, engine="c",
+        skiprows=int(bool(excel)), encoding=place.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+    )  # fmt: skip
 
-        first = _first_line(where, file, place)
-        most = max(SEPARATORS, key=first.count)
-        excel = re.fullmatch(r'"?sep=(.)"?\s*', first)  # a line for Excel alone
-        found = excel[1] if excel else most if most in first and usual not in first else usual
-        plain = (usual if place.separator else found) == "\t"
-        options: dict[str, Any] = dict(
-            sep=place.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK, engine="c",
-            skiprows=int(bool(excel)), encoding=place.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-        )  # fmt: skip
+    def fields() -> Iterator[tuple[str, ...]]:
+        with _told(where, place), suppress(EmptyDataError), pd.read_csv(file, **options) as frames:
+            for frame in frames:
+                yield from zip(*(frame[name].tolist() for name in frame), strict=True)
 
-        def fields() -> Iterator[tuple[str, ...]]:
-            with _told(where, place), suppress(EmptyDataError), pd.read_csv(file, **options) as frames:
-                for frame in frames:
-                    yield from zip(*(frame[name].tolist() for name in frame), strict=True)
-
-        rows = fields()
-        header = list(next(rows, ()))
-        if len(header) == 1 and re.search(r"[^\w ]", header[0]):
-            raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
-        # there is no null in these formats: an empty field is a missing value
-        return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True)} for row in rows))
-
-    return read
+    rows = fields()
+    header = list(next(rows, ()))
+    if len(header) == 1 and re.search(r"[^\w ]", header[0]):
+        raise UserError(f"{where} has one column, {header[0]!r:.60}; --data.separator is the sign between fields")
+    # there is no null in these formats: an empty field is a missing value
+    return Rows(header, ({n: field or None for n, field in zip(header, row, strict=True)} for row in rows))
 
 
 def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
@@ -299,8 +295,8 @@ READERS: dict[str, Reader] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".csv": _read_separated(","),
-    ".tsv": _read_separated("\t"),
+    ".csv": _read_separated,
+    ".tsv": _read_separated,
     ".txt": _read_text,
 }
 SUFFIXES = f"{', '.join(READERS)} (text files also as .gz)"
