@@ -9,8 +9,6 @@ example are its tokens shifted by one, so that every token of the text is predic
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from lit_compress.numerics.losses import token_losses
@@ -37,10 +35,6 @@ class LanguageModelling(TaskType):
         "Logits of the next token; `net.generate(**inputs)` continues with a text. The perplexity counts all "
         "tokens of the split, each predicted from those before it in its block."
     )
-
-    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
-        """Return the text."""
-        return row[task.label]
 
     def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
         """Divide the text of all rows into examples of tokens."""

@@ -42,8 +42,8 @@ class Regression(TaskType):
         return number
 
     def constants(self, task: Task) -> list[Tensor]:
-        """Return one number for all rows, whose correlation is 0."""
-        return [torch.ones(1, 1)]
+        """Return one number for all rows, whose correlation is 0; [] for lists, which it leaves in no order."""
+        return [] if self.lists else [torch.ones(1, 1)]
 
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``score``."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from lit_compress.numerics.losses import LossKind
 from lit_compress.tasks.base import UNLABELLED, Columns, Config, Tokenizer
 from lit_compress.tasks.embedding import number_of
@@ -68,7 +66,3 @@ class Reranking(Regression):
             raise UserError(f"{what} has a default prompt, which is not kept; write it into the texts")
         if settings.get("activation_fn") is not None:
             config.sentence_transformers = {"activation_fn": settings["activation_fn"]}
-
-    def constants(self, task: Task) -> list[Tensor]:
-        """Return []: a constant leaves documents in no order."""
-        return []

@@ -155,12 +155,9 @@ def choose_configuration(where: str, known: Collection[str], wanted: str | None)
     if wanted in known or not known:
         return wanted
     if len(known) > 1 and "default" not in known:
-        no_other = f", none is called '{wanted}'" if wanted else ""
-        names = f"{', '.join([*known][:20])}{', ...' * (len(known) > 20)}"
-        raise UserError(
-            f"{where} has several configurations: {names}{no_other}; choose one with --data.task custom "
-            f"--data.custom.configuration {next(iter(known))}"
-        )
+        names = ", ".join(known) + (f", none is called '{wanted}'" if wanted else "")
+        choose = f"choose one with --data.task custom --data.custom.configuration {next(iter(known))}"
+        raise UserError(f"{where} has several configurations: {names}; {choose}")
     return "default" if len(known) > 1 else next(iter(known))
 
 

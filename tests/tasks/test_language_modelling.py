@@ -7,7 +7,7 @@ import torch
 from mistakes import fails
 from tiny import write_backbone, write_texts
 
-from lit_compress.data import datamodule
+from lit_compress.data import settings
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.backbones import load_net
@@ -69,13 +69,13 @@ def test_evaluation_batches_are_bounded_by_their_logits(family, task, option, te
     backbone = str(write_backbone(tmp_path, family, task))
     data = DataModule(task, backbone, str(texts), **{option: 10})
     assert data.eval_rows == 64
-    monkeypatch.setattr(datamodule, "LOGITS", 10 * len(data.tokenizer) * 3 + 1)
+    monkeypatch.setattr(settings, "LOGITS", 10 * len(data.tokenizer) * 3 + 1)
     assert data.eval_rows == 3
     if task == "plain_text":
         assert [len(batch["index"]) for batch in data.val_dataloader()[0]][:-1].count(3) >= 2
     data.eval_batch_size = 2
     assert data.eval_rows == 2
-    monkeypatch.setattr(datamodule, "LOGITS", 1)
+    monkeypatch.setattr(settings, "LOGITS", 1)
     assert data.eval_rows == 1
 
 
