@@ -11,8 +11,8 @@ from datasets import Dataset
 from seqeval.metrics import f1_score, precision_score, recall_score
 from tiny import make_net
 
-from lit_compress.data.custom import custom_task
 from lit_compress.data.batching import PaddedBatches
+from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
