@@ -7,7 +7,6 @@ every block (calibration/walk.py); ranks; the files of the export, one per block
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,8 +101,7 @@ def factorize_by_block(
     scores = work.compressed_metric(form, choices)
     if calibration:
         calibration["measured_loss"] = work.divergence()
-        work.ended("divergence")
-    told = {"seconds": work.seconds, "memory": work.memory | {"bound": work.bound()}}
+    told = {"memory": work.memory | {"bound": work.bound()}}
     more = {"calibration": calibration, **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
     source = one_shot(job, form, dense, dense_scores, config, more)
@@ -118,9 +116,7 @@ def factorize_by_block(
 class _Work:
     """The phases of one factorization, and the folder of their files.
 
-    Attributes:
-        seconds: that every phase took.
-        out: folder of the export, which gets its place when it is whole.
+    ``out`` is the folder of the export, which gets its place when it is whole.
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class _Work:
         refine: int | None,
     ) -> None:  # fmt: skip
         self.folder, self.data, self.dense, self.compression = folder, data, dense, stage.compression
-        self.out, self.seconds, self._since = folder / "export", dict[str, float](), time.perf_counter()
+        self.out = folder / "export"
         self.source, self.task, self.kind = Path(method.backbone).expanduser(), method.task, task_type(method.task)
         tensors = LazyTensors(self.source, f"model: '{self.source}'")
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
@@ -173,17 +169,12 @@ class _Work:
         needed += 0 if self.refinement is None else self.refinement.disk_bytes()
         check_disk(self.folder, needed)
 
-    def ended(self, phase: str) -> None:
-        """Take the time of a phase that has ended."""
-        now = time.perf_counter()
-        self.seconds[phase], self._since = round(now - self._since, 2), now
-
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""
         self.before.reach(len(self.net))
         if self.task.wants_vectors and self.data.teacher is None:
             self.data.label_by(Ending(self.net, self.before.last()))
-        return self._scores(self.before, "dense metric")
+        return self._scores(self.before)
 
     def measure(self) -> None:
         """Measure every block that has no folder yet."""
@@ -194,7 +185,6 @@ class _Work:
         for i in todo:
             with self.net.block(i) as block:
                 self._measure(i, block, {})
-        self.ended(self.compression.name)
 
     def _measured(self, number: int) -> Path:
         return self.folder / f"{self.compression.name}-{number:05}"
@@ -251,7 +241,6 @@ class _Work:
             made.config.dtype = kind
         write_as(small, ordinary, out, save_form)
         del self.net, self.collector
-        self.ended("export")
         return made
 
     def compressed_metric(self, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
@@ -261,12 +250,10 @@ class _Work:
             self.before.net = own  # they are alike outside the blocks
         self.after = Walk(own, self.kind, self.dev, self.folder / "compressed")
         self.after.reach(len(own))
-        return self._scores(self.after, "compressed metric")
+        return self._scores(self.after)
 
-    def _scores(self, walk: Walk, phase: str) -> dict[str, float]:
-        scores = evaluate(Ending(walk.net, walk.last()), self.data, sure=True)  # type: ignore[arg-type]
-        self.ended(phase)
-        return scores
+    def _scores(self, walk: Walk) -> dict[str, float]:
+        return evaluate(Ending(walk.net, walk.last()), self.data, sure=True)  # type: ignore[arg-type]
 
     def divergence(self) -> float:
         """Return the divergence of the export's outputs from the dense model's."""

@@ -153,11 +153,6 @@ class Architecture:
     heads_fields: tuple[str, ...] = ()
 
     @property
-    def norms(self) -> dict[SubLayerType, str]:
-        """Type of a sub-layer -> path of its norm; empty where the residual stream cannot be projected."""
-        return {spec.kind: spec.norm for spec in self.sublayers if spec.norm is not None}
-
-    @property
     def cuts_heads(self) -> bool:
         """Whether an attention can have fewer heads."""
         return self.removes_heads or bool(self.shares_bias or self.head_attributes)

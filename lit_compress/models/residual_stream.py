@@ -118,6 +118,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     """
     _check(net, group)
     architecture, prefix, parts = get_architecture(net), base_prefix(net), find_sublayers(net, removable=False)
+    norms = {spec.kind: spec.norm for spec in architecture.sublayers}
     sites: list[StreamSite] = []
     sublayers: list[StreamSubLayer] = []
     for stack in dict.fromkeys(stack for stack, *_ in blocks(net)):
@@ -131,7 +132,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
         else:
             sites += [StreamSite([f"{prefix}{end}"], tables, stack)]
         for i, part in enumerate(own):
-            norm = f"{part.block}.{architecture.norms[part.type]}"
+            norm = f"{part.block}.{norms[part.type]}"
             if architecture.pre_norm:
                 reads, writes = (first + min(j // group, count - 1) for j in (i, i + 1))
                 sites[reads].norms.append(norm)
