@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import ROWS, divergence, evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import describe_shards
@@ -26,7 +27,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace, without_values
 from lit_compress.run.distilling import Recovery
@@ -43,11 +44,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, remove
 from lit_compress.utils.memory import return_freed_memory
 from lit_compress.utils.progress import track
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 
 def factorize_by_block(
@@ -120,7 +116,7 @@ class _Work:
     """
 
     def __init__(
-        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, stage: CompressedStage,
+        self, folder: Path, method: Method, data: DataModule, dense: Model, stage: CompressedStage,
         refine: int | None,
     ) -> None:  # fmt: skip
         self.folder, self.data, self.dense, self.compression = folder, data, dense, stage.compression
@@ -207,7 +203,7 @@ class _Work:
         for name in names:
             empty(shapes.get_submodule(name))
 
-    def export(self, plan: Plan, measured: StoredTensors, dtype: str) -> PreTrainedModel:
+    def export(self, plan: Plan, measured: StoredTensors, dtype: str) -> Model:
         """Write the export, one file per block and one for the rest; return it without values.
 
         A block whose file is there already is not written again. The dense model is released.
@@ -243,7 +239,7 @@ class _Work:
         del self.net, self.collector
         return made
 
-    def compressed_metric(self, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
+    def compressed_metric(self, form: Model, choices: Choices) -> dict[str, float]:
         """Evaluate the export, which is ``form`` without values."""
         own = BlockNet(config_of(self.out), LazyTensors(self.out, "export"), describe(form), device=current_device())
         if not choices.half:
@@ -280,7 +276,7 @@ def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path
     partial.rename(path)
 
 
-def _read_shapes(method: Method) -> PreTrainedModel:
+def _read_shapes(method: Method) -> Model:
     """Return the model of the backbone without values, in float32; refuse one that cannot go block by block."""
     from transformers import GenerationConfig
 

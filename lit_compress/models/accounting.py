@@ -7,20 +7,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_compress.models.sites import Site, base_prefix, embedding_params, find_sites, module_at
+from lit_compress.models.sites import Model, Site, base_prefix, embedding_params, find_sites, module_at
 from lit_compress.models.surgery import as_linears, with_random_values, without_values
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.timing import in_turns, pinned
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Graph = Literal["none", "parameters", "sites"]
 
@@ -39,29 +36,30 @@ def weights(module: nn.Module) -> list[Tensor]:
     return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
 
 
-def counted_weights(net: PreTrainedModel) -> list[Tensor]:
+def counted_weights(net: Model) -> list[Tensor]:
     """Return the stored weights of the sites, and those that layers have added (``counted_weights()``), each once."""
     counted = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
     counted += [w for module in net.modules() for w in getattr(module, "counted_weights", tuple)()]
     return list({id(w): w for w in counted}.values())
 
 
-def dense_site_params(net: PreTrainedModel) -> int:
+def dense_site_params(net: Model) -> int:
     """Return the number of weights that the sites of ``net`` had before compression: sum of in x out."""
     return sum(layer.weight.numel() for layer in set(dense_layers(net).values()))
 
 
-def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
+def dense_layers(net: Model) -> dict[str, nn.Linear]:
     """Return {site: the Linear before compression}, without values."""
     return {site.name: layer for site, layer in dense_sites(net).items()}
 
 
-def dense_sites(net: PreTrainedModel) -> dict[Site, nn.Linear]:
+def dense_sites(net: Model) -> dict[Site, nn.Linear]:
     """Return the sites that ``net`` had before compression, and their Linears; models of the same sizes share them."""
+    kind: Any = type(net)
     config = json.loads(net.config.to_json_string(use_diff=False))
     for name in ("_name_or_path", "architectures", "structure"):  # say where a model is, not what
         config.pop(name, None)
-    return _built(type(net), json.dumps(config))
+    return _built(kind, json.dumps(config))
 
 
 @lru_cache(maxsize=4)
@@ -71,24 +69,24 @@ def _built(kind: type[Any], config: str) -> dict[Site, nn.Linear]:
     return {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
 
 
-def count_params(net: PreTrainedModel) -> Params:
+def count_params(net: Model) -> Params:
     """Count stored parameters; a shared one counts once, a stored zero counts like any other value."""
     total = sum(p.numel() for p in net.parameters())
     sites = sum(p.numel() for p in counted_weights(net))
     return Params(sites, total - sum(p.numel() for p in embedding_params(net)), total)
 
 
-def density(net: PreTrainedModel) -> float:
+def density(net: Model) -> float:
     """Return remaining / original parameters of the sites; zeros do not count as remaining."""
     return sum(int(torch.count_nonzero(p)) for p in counted_weights(net)) / dense_site_params(net)
 
 
-def stored_density(net: PreTrainedModel) -> float:
+def stored_density(net: Model) -> float:
     """Return stored / original parameters of the sites; stored zeros count."""
     return count_params(net).sites / dense_site_params(net)
 
 
-def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
+def flops(net: Model, length: int, batch: int = 1) -> int:
     """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
 
     An encoder-decoder that generates text gets ``length`` tokens to read and a quarter as many to write, all at once.
@@ -101,7 +99,7 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     return _counted_flops(net, random_inputs(net, batch, length), own)
 
 
-def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
+def shape_flops(net: Model, length: int, batch: int = 1) -> int | None:
     """Return :func:`flops` of a model without values; None if its code looks at values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -118,7 +116,7 @@ def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None
             return None
 
 
-def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dict[str, Tensor]) -> int:
+def _counted_flops(net: Model, inputs: dict[str, Tensor], tensors: dict[str, Tensor]) -> int:
     """Return the FLOPs of a forward with some other ``tensors`` in the places of parameters and buffers."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -134,9 +132,7 @@ def _counted_flops(net: PreTrainedModel, inputs: dict[str, Tensor], tensors: dic
     return int(counter.get_total_flops())
 
 
-def random_inputs(
-    net: PreTrainedModel, batch: int, length: int, seed: int = 0, padded: bool = False
-) -> dict[str, Tensor]:
+def random_inputs(net: Model, batch: int, length: int, seed: int = 0, padded: bool = False) -> dict[str, Tensor]:
     """Return the inputs of ``net`` for texts [batch, length] of random tokens.
 
     ``padded``: the second half of the second text is padding, as a tokenizer would pad.
@@ -158,10 +154,10 @@ def random_inputs(
     return inputs
 
 
-def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> list[Callable[[], None]]:
+def forwards(nets: Sequence[Model], length: int, batch: int = 1) -> list[Callable[[], None]]:
     """Return a function for each model that makes one forward of it on ``batch`` x ``length`` random tokens."""
 
-    def forward(net: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+    def forward(net: Model, inputs: dict[str, Tensor]) -> None:
         net(**inputs)
         synchronize(net.device)
 
@@ -169,14 +165,14 @@ def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> li
 
 
 def forward_times(
-    nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
+    nets: Sequence[Model], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
     """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
     with pinned(threads):
         return in_turns(forwards(nets, length, batch), repeats)
 
 
-def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
+def measure(net: Model, length: int) -> dict[str, Any]:
     """Return density, parameters and FLOPs of ``net`` as the report stores them; without values, of its shapes."""
     of_shapes = net.device.type == "meta"
     left, forward = (stored_density, shape_flops) if of_shapes else (density, flops)
@@ -205,7 +201,7 @@ class _Live(TorchDispatchMode):
         self.now -= size
 
 
-def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, half: bool = False) -> int | None:
+def forward_bytes(net: Model, texts: int, length: int, graph: Graph, half: bool = False) -> int | None:
     """Return the most bytes that a forward takes besides the parameters, without the output layer over a vocabulary.
 
     Args:

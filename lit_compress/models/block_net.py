@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,12 @@ from torch import Tensor, nn
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.files import LazyTensors
-from lit_compress.models.sites import base_prefix, blocks
+from lit_compress.models.sites import Config, Model, base_prefix, blocks
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import Structure, empty_parameters, rebuild, replace
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 BatchTensors = dict[str, Tensor]
 
@@ -61,7 +58,7 @@ class StandIn(nn.Module):
             return getattr(self._held[0], name)
 
 
-def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
+def check_by_block(net: Model, option: str = "--by_block") -> None:
     """Refuse a model whose blocks cannot run one by one on the previous block's output; only its record is read."""
     record, name = get_architecture(net), net.config.model_type
     reasons = {
@@ -78,7 +75,7 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
 class Blocks:
     """A model whose ``blocks``, by ``names``, run one by one on ``device``; ``net`` gets stand-ins in their places."""
 
-    def __init__(self, net: PreTrainedModel, device: torch.device | str = "cpu") -> None:
+    def __init__(self, net: Model, device: torch.device | str = "cpu") -> None:
         self.net, self.device = net, torch.device(device)
         self.names = [name for *_, name, _ in blocks(net)]
         self.blocks = [block for *_, block in blocks(net)]
@@ -142,7 +139,7 @@ class Blocks:
 
 
 @contextmanager
-def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blocks]:
+def one_by_one(net: Model, device: torch.device | str) -> Iterator[Blocks]:
     """Yield the :class:`Blocks` of a model in memory, which is whole again afterwards, on the CPU.
 
     The parts outside the blocks are on ``device``; a block is there only while it is needed.
@@ -171,7 +168,7 @@ class BlockNet(Blocks):
 
     def __init__(
         self,
-        config: PreTrainedConfig,
+        config: Config,
         tensors: LazyTensors,
         structure: Structure | None = None,
         unused: tuple[str, ...] = (),

@@ -8,7 +8,8 @@ stream's gates into the next matrices' columns, as CoFi's program does, would mi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +27,8 @@ from lit_compress.layers import (
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of, split_parts
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import SubLayer, cuttable, has, is_removed, module_at, of_kind, size_at, sublayers
+from lit_compress.models.sites import Model, SubLayer, cuttable, has, is_removed, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import fill, replace, set_attributes, spec_of, tell_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from transformers import PreTrainedModel
 
 # type of sub-layer: its own gate, the gate of its units
 SUBLAYER_GATES = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
@@ -56,7 +52,7 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
+def cut_closed(net: Model, z: dict[str, Tensor]) -> None:
     """Remove the closed parts from ``net``, in place; its outputs equal the gated model's in evaluation mode.
 
     A closed sub-layer adds nothing, and the norm after it is also removed.
@@ -85,7 +81,7 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor], whole: bool = False) -> None:
+def cut_units(net: Model, kept: Mapping[str, Tensor], whole: bool = False) -> None:
     """Remove heads and neurons of ``net``, in place, of any family; every attention keeps a head.
 
     With ``whole``, a sub-layer without units is removed: it still adds its last bias, with the norm after it. That is
@@ -104,7 +100,7 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor], whole: bool = Fa
         _renumber(net)
 
 
-def _renumber(net: PreTrainedModel) -> None:
+def _renumber(net: Model) -> None:
     """Number the attentions that are left, as the key-value cache of generation counts them."""
     cached = [(part, is_removed(net, part)) for part in sublayers(net) if part.cached]
     left = [part for part, removed in cached if not removed]
@@ -112,7 +108,7 @@ def _renumber(net: PreTrainedModel) -> None:
         set_attributes(net.get_submodule(part.module), {"layer_idx": number})
 
 
-def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
+def _take_out(net: Model, part: SubLayer, constant: bool) -> None:
     """Replace a sub-layer by placeholders, which return its last bias if it continues adding a constant."""
     bias = getattr(net.get_submodule(part.last), "bias", None) if constant else None
     stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
@@ -128,7 +124,7 @@ def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
 
 
 def _cut(
-    net: PreTrainedModel,
+    net: Model,
     part: SubLayer,
     units: Tensor | None,
     layer: Tensor | None = None,
@@ -166,7 +162,7 @@ def _cut(
     _take(net, part.last, stream, columns)
 
 
-def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tensor:
+def _spread(net: Model, name: str, units: Tensor, parts: int) -> Tensor:
     """Repeat the value of every unit for each of its rows in one of the ``parts`` matrices in the Linear ``name``.
 
     With grouped queries a unit is a head of keys and values, and has the rows of several heads of queries.
@@ -174,7 +170,7 @@ def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tenso
     return units.repeat_interleave(size_at(net, name)[0] // parts // len(units))
 
 
-def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
+def _cut_stream(net: Model, hidden: Tensor) -> None:
     """Cut hidden dimensions from embeddings, LayerNorms and the layers that read the last hidden states."""
     open_, stream = hidden > 0, residual_stream(net)
     for name in stream.sites[0].tables:
@@ -191,14 +187,14 @@ def _cut_stream(net: PreTrainedModel, hidden: Tensor) -> None:
         _take(net, stream.reader, None, open_)
 
 
-def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor | None) -> None:
+def _take(net: Model, name: str, rows: Tensor | None, columns: Tensor | None) -> None:
     """Slice one Linear to the given rows and columns; replace nothing if all stay."""
     rows, columns = (None if kept is None or kept.all() else kept for kept in (rows, columns))
     if rows is not None or columns is not None:
         replace(net, name, _sliced(net.get_submodule(name), rows, columns))
 
 
-def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+def _scale(net: Model, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
     """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place.
 
     With values of 0 and 1 alone nothing is done: what is at 0 is cut afterwards.
@@ -244,7 +240,7 @@ def add_constant(linear: Any, columns: Tensor, value: Tensor) -> None:
 
 
 @torch.no_grad()
-def remove_constant_units(net: PreTrainedModel) -> None:
+def remove_constant_units(net: Model) -> None:
     """Remove the heads and neurons of ``net`` whose output does not depend on the input, in place.
 
     The next bias takes the constants over. A family whose attention cannot have fewer heads keeps them. With grouped
@@ -275,7 +271,7 @@ def _bias(linear: Any) -> Tensor:
     return linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
 
 
-def _fold_neurons(net: PreTrainedModel, part: SubLayer) -> Tensor | None:
+def _fold_neurons(net: Model, part: SubLayer) -> Tensor | None:
     """Return which neurons are constant, bool [neurons]; the last bias gets what they give. None: it is not known."""
     from transformers.activations import ACT2FN
 
@@ -293,7 +289,7 @@ def _fold_neurons(net: PreTrainedModel, part: SubLayer) -> Tensor | None:
     return dead
 
 
-def _fold_heads(net: PreTrainedModel, part: SubLayer) -> Tensor | None:
+def _fold_heads(net: Model, part: SubLayer) -> Tensor | None:
     """Return which heads (of keys) are constant, bool [heads], not all of them; see :func:`_fold_neurons`."""
     last = [role for role in part.sites if role != "o"][-1]
     values, reader = (net.get_submodule(name) for name in (part.sites[last], part.last))

@@ -14,18 +14,16 @@ import re
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lit_compress.models.own_code import read_settings
+from lit_compress.models.sites import Model
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer, json_of, read_json, write_json
 from lit_compress.utils.manifest import check_manifest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -174,7 +172,7 @@ class LazyTensors(StoredTensors):
         super().__init__(files)
         self.what, self._known = what, {name: name for name in self}
 
-    def rename(self, net: PreTrainedModel) -> None:
+    def rename(self, net: Model) -> None:
         """Also know the tensors by the names that they have in ``net`` where the library calls them otherwise."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import SUBLAYER_GATES, cut_units
 from lit_compress.models.sites import (
+    Config,
+    Model,
     SubLayer,
     embedding_params,
     head_width,
@@ -40,9 +42,6 @@ from lit_compress.numerics.search import largest
 from lit_compress.numerics.structures import uniform_options
 from lit_compress.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
 LayerShape = Literal["free", "uniform"]  # of a compressed model: whether all layers have the same numbers of units
 _KINDS = ("attention", "ffn")
 _DTYPES = {
@@ -51,7 +50,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def file_bytes(net: PreTrainedModel) -> int:
+def file_bytes(net: Model) -> int:
     """Return the size of the ``model.safetensors`` that ``save_net`` writes for ``net``."""
     aliases, end = tied(net), 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -64,7 +63,7 @@ def file_bytes(net: PreTrainedModel) -> int:
     return 8 + text + -text % 8 + end
 
 
-def estimated_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
+def estimated_bytes(net: Model, bits: int, graph: int) -> int:
     """Return about the size of a program of ``net``, whose matrices and tables have weights of 32, 8 or 4 ``bits``.
 
     With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 32 weights share a scale of 2 bytes.
@@ -83,9 +82,7 @@ def weight_bytes(value: Tensor, bits: int) -> int:
     return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 32
 
 
-def cut_evenly(
-    net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
-) -> PreTrainedModel:
+def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
     left, counts = spread_evenly(net, density, units, whole), {part.last: part.count(net) for part in sublayers(net)}
     cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole)
@@ -93,7 +90,7 @@ def cut_evenly(
 
 
 def spread_evenly(
-    net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
+    net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
 ) -> dict[str, int]:
     """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
@@ -128,7 +125,7 @@ def _spread(share: float, counts: list[int]) -> list[int]:
     return kept
 
 
-def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
+def keep_rows_evenly(net: Model, ranks: Mapping[str, int], budget: int) -> Model:
     """Give every site factors of its rank and the same share of its rows, in place; return ``net``.
 
     ``ranks`` are by site, 0 for rows alone; ``budget`` is the weights that are stored, factors included.
@@ -173,7 +170,7 @@ class UniformGroup:
         return self.units - torch.tensor(self.counts)
 
 
-def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
+def uniform_groups(net: Model, step: int = 1) -> list[UniformGroup]:
     """Return the groups of sub-layers of the dense ``net`` that may lose units, neurons in steps of ``step``.
 
     Raises:
@@ -194,7 +191,7 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
     return groups
 
 
-def even_counts(net: PreTrainedModel, density: float, step: int = 1) -> dict[str, int]:
+def even_counts(net: Model, density: float, step: int = 1) -> dict[str, int]:
     """Return by last matrix how many units each sub-layer keeps, near the same share of heads and of neurons.
 
     ``density``, of the weights of all sites of the dense ``net``, is not exceeded; neurons go in steps of ``step``.
@@ -221,7 +218,7 @@ def kept_by_part(groups: list[UniformGroup], options: list[int]) -> dict[str, in
     return {part.last: group.counts[option] for group, option in pairs for part in group.parts}
 
 
-def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
+def ordinary_config(net: Model) -> Config | None:
     """Return the configuration with which the library's own class has the matrices of the fused ``net``.
 
     None if there is none: it has layers of another kind, of different sizes or of none, or more biases.
@@ -244,7 +241,7 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
     return config if own == others else None
 
 
-def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
+def _by_field(net: Model) -> dict[str, list[SubLayer]]:
     """Return field of the configuration -> the sub-layers whose number of units it is."""
     record, by_field = get_architecture(net), dict[str, list[SubLayer]]()
     fields = {"ffn": record.neurons_field, "attention": next(iter(record.heads_fields), None)}
@@ -254,14 +251,14 @@ def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
     return by_field
 
 
-def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:
+def _heads(net: Model, part: SubLayer, count: int) -> dict[str, int]:
     """Return the fields of a model whose attentions keep ``count`` heads of keys, with the queries of each."""
     queries, keys = get_architecture(net).heads_fields
     of_each = getattr(net.config, queries) // part.heads
     return {queries: count * of_each, keys: count, "head_dim": head_width(net, "decoder")}
 
 
-def _resized(net: PreTrainedModel, sizes: dict[str, Any]) -> PreTrainedConfig | None:
+def _resized(net: Model, sizes: dict[str, Any]) -> Config | None:
     """Return the configuration of ``net`` with other numbers; None if its class refuses them."""
     from huggingface_hub.errors import StrictDataclassError
 

@@ -10,14 +10,12 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lit_compress.models.sites import Config, Model
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 MODULE = "modeling_compressed"  # the modelling file of an export
 DENSE = "dense_auto_map"  # in the configuration of an export: the classes of the model that it was made from
@@ -140,7 +138,7 @@ def brings_code(folder: Path) -> bool:
     return bool(_classes(config.get(DENSE)) or _classes(config.get("auto_map")).get("AutoConfig"))
 
 
-def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
+def own_class(what: str, config: Config, auto_class: str) -> str | None:
     """Return the name of a trusted model's own class for the library's ``auto_class``; None if it has none.
 
     A configuration that is not trusted forgets its code, so that no file names code that is not next to it. Code that
@@ -156,13 +154,13 @@ def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | Non
     return named[auto_class].rpartition(".")[2] if auto_class in named else None
 
 
-def file_of(net: PreTrainedModel) -> str | None:
+def file_of(net: Model) -> str | None:
     """Return the name, without suffix, of the file that a model's class is from; None for a class of transformers."""
     package, _, file = type(net).__module__.rpartition(".")
     return file if package.startswith("transformers_modules") else None
 
 
-def save_code(net: PreTrainedModel, folder: Path) -> None:
+def save_code(net: Model, folder: Path) -> None:
     """Write the code that a model brought, if any, into ``folder``: its file and those that it imports."""
     from transformers.dynamic_module_utils import custom_object_save
 

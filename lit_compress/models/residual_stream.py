@@ -9,15 +9,11 @@ residual stream, not the matrices of models/sites.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.sites import SubLayer, base_prefix, blocks, get_removable, gives_states, has, of_kind
+from lit_compress.models.sites import Model, SubLayer, base_prefix, blocks, get_removable, gives_states, has, of_kind
 from lit_compress.models.sites import sublayers as find_sublayers
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,7 @@ class StreamSubLayer(SubLayer):
         memory: index of the site that keys and values read: over the encoder's states its last, else ``reads``.
     """
 
+    norm: str
     reads: int
     writes: int
     memory: int
@@ -94,21 +91,21 @@ class ResidualStream:
         return of_kind(self.sublayers, "ffn")
 
 
-def has_head_projections(net: PreTrainedModel) -> bool:
+def has_head_projections(net: Model) -> bool:
     """Return whether the heads of ``net`` can be projected: not if other directions meet in them."""
     architecture = get_architecture(net)
     roles = {role for spec in architecture.sublayers for role in spec.linears.values()}
     return not (architecture.rotary or architecture.head_norms) and {"q", "k", "v"} <= roles
 
 
-def group_of(net: PreTrainedModel) -> int:
+def group_of(net: Model) -> int:
     """Return how many sub-layers share a basis in a model with SP3's layers: those up to the first change of basis."""
     stream = residual_stream(net)
     ends = (number for number, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction))
     return next(ends, len(stream.sublayers)) if stream.pre_norm else 1
 
 
-def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
+def residual_stream(net: Model, group: int = 1) -> ResidualStream:
     """Return sites and sub-layers of ``net``, which may be dense or have replaced Linears and norms.
 
     In pre-norm models ``group`` sub-layers share a basis.
@@ -146,7 +143,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     return ResidualStream(sites, sublayers, _reader(net), architecture.pre_norm, _fixed(net))
 
 
-def _fixed(net: PreTrainedModel) -> str:
+def _fixed(net: Model) -> str:
     """Return the reason why the hidden states of ``net`` cannot have another basis; empty if they can."""
     config, d, record = net.config, net.config.hidden_size, get_architecture(net)
     width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
@@ -162,7 +159,7 @@ def _fixed(net: PreTrainedModel) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _check(net: PreTrainedModel, group: int) -> None:
+def _check(net: Model, group: int) -> None:
     """Refuse architectures and groups that cannot be projected."""
     config, kind, architecture = net.config, net.config.model_type, get_architecture(net)
     if not architecture.has_residual_stream:
@@ -187,7 +184,7 @@ def _check(net: PreTrainedModel, group: int) -> None:
         raise UserError(f"prune.group: {group}; the norms of {kind} are after the sub-layers, valid is 1")
 
 
-def _reader(net: PreTrainedModel) -> str:
+def _reader(net: Model) -> str:
     """Return the name of the Linear after the blocks that reads the last hidden states; "" if there is none."""
     base, prefix = net.base_model, base_prefix(net)
     if getattr(base, "pooler", None) is not None:
@@ -197,12 +194,12 @@ def _reader(net: PreTrainedModel) -> str:
     return next((name for name in heads if has(net, name)), "")
 
 
-def stream_norm(net: PreTrainedModel) -> str:
+def stream_norm(net: Model) -> str:
     """Return the name of the norm of the embeddings, for models that can lose hidden dimensions."""
     return f"{base_prefix(net)}{get_architecture(net).stacks['encoder'].norm}"
 
 
-def stream_width(net: PreTrainedModel) -> int:
+def stream_width(net: Model) -> int:
     """Return the number of hidden dimensions of ``net``, without those that were removed."""
     if not get_removable(net).cuts_stream:
         return net.config.hidden_size

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_compress.models.record import join_parts, parts_of, split_parts
-from lit_compress.models.sites import SubLayer, cuttable, of_kind, site_shapes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from lit_compress.models.sites import Model, SubLayer, cuttable, of_kind, site_shapes
 
 
 class _Matrix(NamedTuple):
@@ -41,7 +38,7 @@ class RowSizes:
         biases_go: a removed row loses its bias too, so a gated neuron is nothing without one of its two rows.
     """
 
-    def __init__(self, net: PreTrainedModel, ranks: Mapping[str, int] = {}, biases_go: bool = False) -> None:
+    def __init__(self, net: Model, ranks: Mapping[str, int] = {}, biases_go: bool = False) -> None:
         self.matrices, self.rows = dict[str, _Matrix](), 0
         for name, (out, inner) in site_shapes(net).items():
             self.matrices[name] = _Matrix(slice(self.rows, self.rows + out), (out, inner), ranks.get(name, 0))

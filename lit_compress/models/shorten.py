@@ -6,20 +6,17 @@ The result is an ordinary model: its configuration has the number of blocks, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.sites import blocks, module_at
+from lit_compress.models.sites import Model, blocks, module_at
 from lit_compress.models.surgery import replace
 from lit_compress.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def check_blocks(net: PreTrainedModel) -> None:
+def check_blocks(net: Model) -> None:
     """Refuse a model whose blocks cannot stand in for each other, and say why, and which families can."""
     architecture, name = get_architecture(net), net.config.model_type
     able = families_with(lambda other: not (other.repeated or other.passes_on))
@@ -33,7 +30,7 @@ def check_blocks(net: PreTrainedModel) -> None:
         )
 
 
-def stack_lengths(net: PreTrainedModel) -> dict[str, tuple[str, int]]:
+def stack_lengths(net: Model) -> dict[str, tuple[str, int]]:
     """Return name of each list of blocks -> its stack, and its number of blocks."""
     return {name.rpartition(".")[0]: (stack, layer + 1) for stack, layer, name, _ in blocks(net)}
 
@@ -60,7 +57,7 @@ def blocks_left(total: int, density: float, within: bool = False) -> int:
     )
 
 
-def shorten(net: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
+def shorten(net: Model, kept: Mapping[str, Sequence[int]]) -> None:
     """Keep some blocks of ``net``, in place, and say so in its configuration.
 
     ``kept`` is name of each list of blocks -> numbers of the kept blocks, rising; with the first if it differs from the
@@ -83,7 +80,7 @@ def shorten(net: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
                     setattr(config, name, [value[number] for number in kept[path]])
 
 
-def holds_first(net: PreTrainedModel) -> bool:
+def holds_first(net: Model) -> bool:
     """Return whether the first block differs: it has the biases of positions (T5), or no norm (ModernBERT)."""
     architecture = get_architecture(net)
     return architecture.passes_on or architecture.bare_start

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Model: TypeAlias = "PreTrainedModel"  # whose module is imported late, as it takes a second
+Config: TypeAlias = "PreTrainedConfig"
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part", bound="SubLayer")
 # keys and values of a decoder's attention over the encoder's states

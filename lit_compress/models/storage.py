@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,12 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
 from lit_compress.models.files import WHOLE, load_tensors, net_shapes, stored_dtype, write_shard
 from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
+from lit_compress.models.sites import Config, Model
 from lit_compress.models.surgery import check_structure, describe, empty_parameters, rebuild, replace
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.manifest import check_manifest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
 
 ACTIVATIONS = "activations"  # in the configuration of an export: the functions whose names only its own code knows
 
@@ -45,7 +41,7 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
         replace(net, name, net.get_parameter(first))
 
 
-def save_net(net: PreTrainedModel, folder: Path) -> None:
+def save_net(net: Model, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
     With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written.
@@ -55,7 +51,7 @@ def save_net(net: PreTrainedModel, folder: Path) -> None:
     write_shard({k: value for k, value in net.state_dict().items() if k not in aliases}, folder / WHOLE)
 
 
-def save_form(net: PreTrainedModel, folder: Path) -> None:
+def save_form(net: Model, folder: Path) -> None:
     """Write the files of :func:`save_net` without values."""
     if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
         net.config.architectures = [type(net).__name__]  # names the task head
@@ -67,7 +63,7 @@ def save_form(net: PreTrainedModel, folder: Path) -> None:
     (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
 
 
-def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
+def load_net(folder: Path, as_stored: bool = False) -> Model:
     """Load a model that :func:`save_net` wrote, in float32; ``as_stored``: in the dtype of the file.
 
     Raises:
@@ -97,7 +93,7 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     return net.eval()
 
 
-def config_of(folder: Path) -> PreTrainedConfig:
+def config_of(folder: Path) -> Config:
     """Return the configuration of a model that was saved or exported, with the classes of the dense model.
 
     Raises:

@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +31,13 @@ from lit_compress.layers import (
     StackedLowRankLinear,
 )
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.sites import module_at, size_at
+from lit_compress.models.sites import Model, module_at, size_at
 from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 from lit_compress.utils.removed import REMOVED_LAYERS
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-Net = TypeVar("Net", bound="PreTrainedModel")
+Net = TypeVar("Net", bound=Model)
 _NAMES = "transposed"  # attribute of a module: names of its children whose weights are transposed in files
 Structure = dict[str, dict[str, Any]]
 
@@ -89,7 +86,7 @@ def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
         setattr(module, name, value)
 
 
-def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> None:
+def tell_heads(net: Model, name: str, width: int, left: list[int]) -> None:
     """Tell the attention ``name``, whose heads have this width, which of them are ``left``, if its code needs that.
 
     These are numbers among the heads that it had before.
@@ -104,7 +101,7 @@ def tell_heads(net: PreTrainedModel, name: str, width: int, left: list[int]) -> 
         set_attributes(net.get_submodule(name), architecture.head_attributes(width, len(left)))
 
 
-def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:
+def with_same_parameters(net: Model) -> Model:
     """Return a copy of ``net`` that shares its parameters: replace them in the copy, and never change their values."""
     return copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
 
@@ -145,13 +142,13 @@ FactorsOf = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def factorize(
-    net: PreTrainedModel,
+    net: Model,
     ranks: dict[str, int],
     factors: FactorsOf | None,
     layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
     mean: Callable[[str], Tensor | None] = lambda name: None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
-) -> PreTrainedModel:
+) -> Model:
     """Replace the Linears named in ``ranks`` (site -> rank), in place, by ``layer``, stacks by StackedLowRankLinears.
 
     Args:
@@ -191,7 +188,7 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
 LARGEST = 2**16  # size in a structure that a model may have without a tensor that is as large
 
 
-def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_structure(structure: Any, net: Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a structure that does not fit ``net``, or whose sizes exceed the tensors in its file.
 
     ``net`` is the dense model of :func:`rebuild`; ``shapes`` are of the tensors in the file, by name.
@@ -220,7 +217,7 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
                     raise UserError(f"structure.json: '{name:.80}' has no number '{key:.80}' to be {value!r:.80}")
 
 
-def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
+def rebuild(net: Model, structure: Structure) -> Model:
     """Replace modules of ``net`` as ``structure`` says; their values are not initialised."""
     for name, spec in structure.items():
         sizes = {key: value for key, value in spec.items() if key != "kind"}
@@ -233,7 +230,7 @@ def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
     return link(net)
 
 
-def link(net: PreTrainedModel) -> PreTrainedModel:
+def link(net: Model) -> Model:
     """Let every layer of ``net`` that needs another one look it up."""
     for module in net.modules():
         if look_up := getattr(module, "link", None):
@@ -251,7 +248,7 @@ def fill(module: nn.Module, **values: Tensor | None) -> None:
             setattr(module, name, nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format)))
 
 
-def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def without_values(build: Callable[[], Model]) -> Model:
     """Return the model that ``build`` makes, with weights that have shapes but neither values nor memory.
 
     Their random initialization is left out: on the device ``meta`` it has no effect, but takes most of the time.
@@ -286,7 +283,7 @@ def empty_parameters() -> Iterator[None]:
         hook.remove()
 
 
-def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
+def with_random_values(net: Model) -> Model:
     """Return ``net``, or, if it has no values, a copy on the CPU with random numbers and a new model's buffers."""
     from transformers.initialization import no_init_weights
 

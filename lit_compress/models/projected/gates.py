@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
-from lit_compress.models.sites import head_width, size_at
+from lit_compress.models.sites import Model, head_width, size_at
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.search import largest
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer")
 DIMENSIONS = GATES[:4]  # the others are whole heads and layers
@@ -37,7 +34,7 @@ class ProjectionSpec:
     gates: Sequence[str] = GATES
     group: int = 1
 
-    def residual_stream(self, net: PreTrainedModel) -> ResidualStream:
+    def residual_stream(self, net: Model) -> ResidualStream:
         """Return the sites and sub-layers of the residual stream of ``net``.
 
         Raises:
@@ -62,13 +59,13 @@ class ProjectionSpec:
         return stream
 
 
-def gate_shapes(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> dict[str, tuple[int, int]]:
+def gate_shapes(net: Model, form: ProjectionSpec = ProjectionSpec()) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, units); groups are sites, attentions or networks."""
     shapes = _shapes(net, form.residual_stream(net))
     return {name: shapes[name] for name in form.gates}
 
 
-def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int, int]]:
+def _shapes(net: Model, stream: ResidualStream) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, units) for all gates, used or not."""
     attentions, networks, wide = len(stream.attentions), len(stream.networks), head_width(net, "encoder")
     _, neurons = size_at(net, stream.networks[0].sites["down"])
@@ -79,7 +76,7 @@ def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int
     }  # fmt: skip
 
 
-def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> Size:
+def gated_size(net: Model, form: ProjectionSpec = ProjectionSpec()) -> Size:
     """Return the sizes of the matrices between the sites, W_R included, as products of kept units (Appendix C, Eq. 30).
 
     The printed sum of W_R runs over one index; a matrix has the product of both sides. A density is a fraction of the
@@ -136,7 +133,7 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
 class GateSlots:
     """The modules of a model in training form that the gates multiply."""
 
-    def __init__(self, net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> None:
+    def __init__(self, net: Model, form: ProjectionSpec = ProjectionSpec()) -> None:
         stream = form.residual_stream(net)
         self.sites: list[list[nn.Module]] = []
         for i, place in enumerate(stream.sites if "hidden" in form.gates else ()):

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,10 @@ from lit_compress.models.residual_stream import (
     has_head_projections,
     residual_stream,
 )
-from lit_compress.models.sites import base_prefix, has, head_width, module_at, size_at
+from lit_compress.models.sites import Model, base_prefix, has, head_width, module_at, size_at
 from lit_compress.models.surgery import fill, link, replace, tell_heads
 from lit_compress.numerics.pca import site_projections
 from lit_compress.utils.devices import move
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class Bases:
     value: Sequence[Tensor]
 
 
-def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
+def identity_bases(net: Model, group: int = 1) -> Bases:
     """Return identity matrices as projections (the paper's Table 3 without PCA)."""
     stream, heads = residual_stream(net, group), net.config.num_attention_heads
     sizes = (net.config.hidden_size, head_width(net, "encoder"))
@@ -96,7 +93,7 @@ def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
 
 
 @torch.no_grad()
-def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec = ProjectionSpec()) -> PreTrainedModel:
+def insert_projections(net: Model, bases: Bases, form: ProjectionSpec = ProjectionSpec()) -> Model:
     """Put projections and open gates into the dense ``net``, in place; its outputs stay the same. Return ``net``.
 
     Without a gate on the hidden states, the norms are not changed.
@@ -124,7 +121,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
     return move(net, dtype).train(net.training)
 
 
-def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: Any) -> None:
+def _put(net: Model, name: str, projection: Tensor | None, *sizes: Any) -> None:
     """Replace a Linear by one with a projection and gates."""
     old: Any = net.get_submodule(name)
     new = ProjectedLinear(old.in_features, old.out_features, old.bias is not None, *sizes)
@@ -132,7 +129,7 @@ def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: Any
     replace(net, name, new)
 
 
-def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
+def _project_norms(net: Model, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
     """Replace LayerNorms after residual sums by projections (post-norm models)."""
     for place, u in zip(stream.sites, axes, strict=True):
         old = module_at(net, place.norms[0], nn.LayerNorm)
@@ -142,7 +139,7 @@ def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[
         replace(net, place.norms[0], site)
 
 
-def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
+def _turn(net: Model, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
     """Change the basis of the residual stream to ``axes``, U [d, d] of each site (pre-norm models)."""
     norms: dict[str, Any] = {name: net.get_submodule(name) for place in stream.sites for name in place.norms}
     centred = not get_architecture(net).rms
@@ -169,7 +166,7 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
         replace(net, name, StreamNorm(net.config.hidden_size, getattr(norm, "eps", None) or norm.variance_epsilon))
 
 
-def _absorb(net: PreTrainedModel, name: str, norm: nn.Module, axes: Tensor) -> None:
+def _absorb(net: Model, name: str, norm: nn.Module, axes: Tensor) -> None:
     """Multiply weight and bias of ``norm`` and the basis ``axes`` into a Linear, which then reads rms(x)."""
     weight, bias = plain(net.get_submodule(name))
     gamma, beta = (getattr(norm, kind, None) for kind in ("weight", "bias"))
@@ -218,7 +215,7 @@ def _site(module: ProjectedNorm | StreamNorm) -> _Site:
 
 
 @torch.no_grad()
-def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
+def fold_projections(net: Model) -> Model:
     """Multiply projections and gates of ``net`` into smaller matrices, in place; return ``net``.
 
     The outputs in evaluation mode stay the same.
@@ -246,7 +243,7 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
     return move(net, dtype)
 
 
-def narrowed(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor], bases: Bases) -> PreTrainedModel:
+def narrowed(net: Model, form: ProjectionSpec, kept: Mapping[str, Tensor], bases: Bases) -> Model:
     """Give the dense ``net``, in place, the projections ``bases`` and the first of their directions, and fold them.
 
     ``kept`` is how many units every gate of ``form`` keeps, [groups]. The model may be without values.
@@ -261,7 +258,7 @@ def narrowed(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tens
         return link(fold_projections(net))  # as a checkpoint rebuilds it
 
 
-def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site]) -> None:
+def _fuse_stream(net: Model, stream: ResidualStream, sites: list[_Site]) -> None:
     """Fold norms, residual matrices W_R, embeddings, and the layer that reads the last hidden states."""
     written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
     for i, (place, site) in enumerate(zip(stream.sites, sites, strict=True)):
@@ -294,7 +291,7 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
         replace(net, shared, SizedEmbedding(net.config.vocab_size, 0))
 
 
-def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
+def _reader(net: Model, name: str, site: _Site) -> NarrowLinear:
     """Return the folded Linear ``name``, which reads from ``site`` and has no gates."""
     weight, bias = plain(net.get_submodule(name))
     return _narrow(weight @ site.read, _moved(weight, bias, site))
@@ -316,7 +313,7 @@ def _gate(values: Tensor | None, size: int) -> Tensor:
 
 
 def _fuse_attention(
-    net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int, positions: Tensor | None
+    net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: int, positions: Tensor | None
 ) -> None:
     """Fold an attention; q and k store their products with the relative ``positions`` [rows, d]."""
     q, v, o = (module_at(net, sublayer.sites[role], ProjectedLinear) for role in "qvo")
@@ -353,7 +350,7 @@ def _fuse_attention(
 
 
 @torch.no_grad()
-def _take_positions(net: PreTrainedModel) -> Tensor | None:
+def _take_positions(net: Model) -> Tensor | None:
     """Return DeBERTa's relative positions [rows, d], float64, and replace their table by one of width 0.
 
     Every attention multiplies them by its query and key matrices, whose inputs have another basis now. So each stores
@@ -368,7 +365,7 @@ def _take_positions(net: PreTrainedModel) -> Tensor | None:
     return positions
 
 
-def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
+def _fuse_ffn(net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
     down = module_at(net, sublayer.sites["down"], ProjectedLinear)
     alive = _gate(down.z_out, 1)
     z = alive.ne(0) * _gate(down.z_in, down.in_features)
