@@ -6,12 +6,13 @@ there every tensor is a list of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+Reduce = Callable[[Tensor], object]  # in-place all-reduce (SUM) over ranks
 ELEMENTS = 1 << 26  # most elements of a list on an accelerator, to bound temporary memory
 
 

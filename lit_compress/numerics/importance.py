@@ -6,15 +6,13 @@ Everything is element-wise on local shards, so it serves single devices, DDP and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import joined, largest, together
+from lit_compress.numerics.foreach import Reduce, joined, largest, together
 from lit_compress.utils.sharding import local
-
-Reduce = Callable[[Tensor], object]
 
 
 @torch.no_grad()

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import ELEMENTS, constant, joined, together
+from lit_compress.numerics.foreach import ELEMENTS, Reduce, constant, joined, together
 from lit_compress.utils.sharding import local
 
-Reduce = Callable[[Tensor], object]
 Choose = Callable[[Tensor, int | Tensor], Tensor]
 
 _BINS = 1 << 16

@@ -159,11 +159,11 @@ class GatedStage(Stage):
         super().before_step(net)
         average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
 
+    @torch.no_grad()
     def after_step(self, net: Model, step: int) -> None:
         """Clamp log_alpha to its bounds."""
-        if self.clamp is not None:
-            for gate in self.gates.values():
-                gate.clamp_(*self.clamp)
+        for log_alpha in self.log_alphas.values() if self.clamp is not None else ():
+            log_alpha.clamp_(*self.clamp)  # type: ignore[misc]
 
     def kept_masks(self, step: int) -> dict[str, Tensor]:
         """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""

@@ -13,7 +13,7 @@ zeroed weight again. A zeroed weight has g W = 0, so its first-order score is fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_compress.calibration.statistics import Reduce
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.numerics.importance import accumulate_first_order_, row_importance
 from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
@@ -29,8 +30,6 @@ from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
-
-Reduce = Callable[[Tensor], object] | None
 
 
 class Score(nn.Module):

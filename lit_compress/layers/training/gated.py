@@ -37,11 +37,6 @@ class HardConcrete(nn.Module):
         """Return deterministic z [groups, copies * size]: those in ``mask``, bool [groups, size], soft, others 0."""
         return (soft(self.log_alpha) * mask.to(self.log_alpha.device)).repeat(1, self.copies)
 
-    @torch.no_grad()
-    def clamp_(self, low: float, high: float) -> None:
-        """Clamp log_alpha to [low, high], in place; called after an optimizer step."""
-        self.log_alpha.clamp_(low, high)
-
 
 class GatedLinear(nn.Module):
     """y = z_out * layer(z_in * x), where z_out multiplies the bias too.

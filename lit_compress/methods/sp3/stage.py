@@ -48,8 +48,6 @@ from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first
 
-RIDGE = 1e-6  # share of the mean eigenvalue that is added to a head's second moments
-
 
 @dataclass(frozen=True)
 class ProjectedPruning(GatedTraining):
@@ -322,7 +320,7 @@ def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
     axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
     query, key, value = [], [], []
     for q, k, v in grams.heads:
-        pairs = [query_key_projections(a, b, RIDGE) for a, b in zip(q, k, strict=True)]
+        pairs = [query_key_projections(a, b) for a, b in zip(q, k, strict=True)]
         query.append(torch.stack([of_queries for of_queries, _ in pairs]))
         key.append(torch.stack([of_keys for _, of_keys in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())
