@@ -69,7 +69,6 @@ def collect_grams(
         net: dense, not wrapped; runs on its device, in evaluation mode and its own dtype.
         batches: examples with ``index`` 0 .. n - 1, each once (over all ranks); rows with -1 only fill up a batch.
         tokens: number of tokens to draw in each stack (encoder, decoder).
-        seed: of the draw.
         group: sub-layers that share a basis, see :func:`~lit_compress.models.residual_stream.residual_stream`.
         run: function that does a forward of the model on a batch, which is on its device.
         masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.

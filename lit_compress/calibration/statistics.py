@@ -224,8 +224,6 @@ def whole(
     afterwards modes, ``requires_grad``, gradients and hooks are as before.
 
     Args:
-        net: with its task's head.
-        statistic: to collect.
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, ``index`` included; rows whose index
             is -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
         kind: of the task; or its name, for the usual one.

@@ -230,7 +230,6 @@ def divergences(
         net: with its task's head; it is not changed.
         choices: the kept blocks.
         batches: of the examples, with ``index``, in the same order whenever they are iterated.
-        kind: of the task.
         reduce: in-place all-reduce (SUM) over processes with other examples.
         base: blocks of which most choices have the first ones; None: all blocks.
     """

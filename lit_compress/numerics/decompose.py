@@ -41,7 +41,6 @@ class Factorization:
         right: float64 [components, in].
         dtype: of results.
         device: of results.
-        name: of the matrix, for messages.
         mean: mean [in] of the inputs that the bias takes over; None if it stays.
     """
 

@@ -79,7 +79,6 @@ def accumulate_sensitivity_(
         steps: int64 [1], number of steps in the means so far; changed in place.
         weights: any float dtype.
         grads: same shapes; a tensor whose gradient is None has sensitivity 0.
-        reduce: see there.
     """
     finite, parts = _sensitivities(means, weights, grads, reduce)
     steps += finite
@@ -193,7 +192,6 @@ def update_row_average_(
         step: number of optimizer steps completed before this one.
         beta: weight of the old value, in [0, 1).
         interval: number of steps in a window.
-        reduce: see there.
     """
     here, place = [local(window) for window in windows], step % interval
     sizes = [len(window) for window in here]

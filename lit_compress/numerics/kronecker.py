@@ -37,8 +37,6 @@ def damped_root(moment: Tensor, name: str = "weight", what: str = "inputs") -> T
     Args:
         moment: second moment of ``what``, inputs or gradients: [n, n] symmetric. A float64 one on the CPU becomes its
             factor, which takes no memory of its own.
-        name: of the matrix, for messages.
-        what: see above.
 
     Raises:
         UserError: it is not finite, all zero, or not positive definite after the damping.
@@ -93,7 +91,6 @@ def kronecker_svd(
         sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank.
-        name: of the matrix, for messages.
         components: how many are kept; default: all.
 
     Raises:

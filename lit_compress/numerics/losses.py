@@ -31,7 +31,6 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind, reduction: str = "
             width], of length 1, for vectors.
         labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
             :func:`vectors_loss` has them.
-        kind: type of the head's output.
         reduction: ``none`` for the losses of single labels, not of vectors nor of chunked logits.
     """
     if isinstance(logits, ChunkedLogits):
@@ -97,12 +96,10 @@ def logits_losses(
     Args:
         logits: [copies * b, ..., classes], one copy of the batch after the other.
         labels: of the b examples; None: the loss of the task is 0, which chunked logits cannot have.
-        kind: type of the head's output.
         teacher: the teacher's logits [b, ..., classes].
         temperature: of both distributions of the distillation.
         counted: bool [b, ...], which distributions are samples; None for all. Of chunked logits those with a label are.
         copies: number of forwards; the losses are means over them, the consistency is between two.
-        consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
         terms = {"task": logits.new_zeros(())}
@@ -167,7 +164,6 @@ def distillation_loss(
     Args:
         student: [..., classes]; for regression, any shape; for vectors [..., width], of length 1.
         teacher: same shape.
-        kind: type of the head's output.
         temperature: above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
     """

@@ -118,7 +118,6 @@ def break_ties_(
     Args:
         scores: float32.
         threshold: from :func:`kth_largest` for the same ``scores`` and ``keep``.
-        keep: number of elements to keep.
         tolerance: a surplus up to this fraction of all elements is not changed; 0 for an exact count.
         reduce: see the top of the module.
         shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of every
@@ -186,7 +185,6 @@ def select_rows(
             returns which rows to keep, bool [rows], where a row's parameters depend on others (models/row_sizes.py).
         budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device.
         reduce: see the top of the module; here also of float32 [rows of all ranks].
-        shard: see :func:`break_ties_`.
 
     Returns:
         One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).

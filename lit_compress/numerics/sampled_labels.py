@@ -55,13 +55,11 @@ def fisher_losses(
     Args:
         logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; those over a vocabulary [b, tokens,
             vocabulary] may be chunked.
-        kind: type of the head's output.
         choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
             one distribution per example, in classes - 1 losses.
         labels: int [b, ...], or float [b]; for ``true``.
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
-        seed: of the draws.
 
     Raises:
         UserError: the choice is unknown.

@@ -132,7 +132,6 @@ def removal_path(
         chunk: at each step this share of the groups that are left goes, at least one; 0.04 serves for neurons.
         keep: how many groups stay.
         multiple: a multiple of it is left after every step.
-        name: of the matrix, for messages.
 
     Raises:
         UserError: a moment is not usable.
@@ -185,7 +184,6 @@ def cheapest_first(
     Args:
         costs: by path, each step's addition to the loss on the scale of (M), in the order of the steps.
         prices: by path, each step's saving: parameters or FLOPs, above 0.
-        saving: to reach in all.
 
     Raises:
         UserError: all steps together save less.
@@ -244,7 +242,6 @@ def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving:
     Args:
         losses: per group float64 [options], each one's addition to the loss.
         savings: per group float64 [options], each one's saving.
-        saving: to reach in all.
     """
     widest = max(range(len(losses)), key=lambda group: len(losses[group]))
     others = [group for group in range(len(losses)) if group != widest]

@@ -95,7 +95,6 @@ class Stage(nn.Module):
 
     Args:
         name: folder of the stage in the run, and its name in logs.
-        training: settings of the training.
         distil: True to add the distillation terms to the loss if there is a teacher.
 
     Attributes:

@@ -52,7 +52,6 @@ class Calibration:
     """A statistic, and the examples over which it is summed.
 
     Attributes:
-        statistic: to sum.
         batches: of the examples, in the same order whenever they are iterated.
     """
 
@@ -167,10 +166,8 @@ def compress(
 
     Args:
         net: dense, on the CPU, before and afterwards.
-        compression: the one-shot step.
         task: the task whose loss is differentiated.
         data: gives the examples; None if weights are enough.
-        device: of the passes over examples.
         shared: every process of the default group has batches of its own; only the model of the first is right then.
         keep: leave ``net`` unchanged, and compress a copy, which is made when the statistics are gone.
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
@@ -221,7 +218,6 @@ def collected(
         net: with its task's head, on the CPU, as it is between the passes; it must not change before the last.
         calibration: the sums; None: only the names are yielded.
         task: the task whose loss is differentiated.
-        device: of the passes.
         shared: True if every process of the default group has batches of its own; then there is one pass.
         most: bytes of the sums of one pass over Kronecker moments; None: :data:`MOST_BYTES`.
 

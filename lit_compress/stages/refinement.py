@@ -195,9 +195,6 @@ def refine_net(
     Args:
         dense: the model that was compressed; both are on the CPU, before and afterwards.
         parts: of the examples, as :func:`~lit_compress.calibration.walk.calibration_parts` returns them.
-        steps, behind: as :class:`Refinement`.
-        folder: for the states.
-        device: of the passes.
 
     Raises:
         UserError: the states do not fit on the disk.

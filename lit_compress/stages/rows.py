@@ -82,7 +82,6 @@ class RowSparsePruning(CubicStage):
     """The stage ``prune``: train, average sensitivities, zero the rows that are not among the top p(t).
 
     Args:
-        settings: schedule, score and training.
         density: final density of the sites, factors included.
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
         round_to: ranks of the factors are multiples of it; None: there are none.

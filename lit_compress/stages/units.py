@@ -46,10 +46,8 @@ class Units:
     """The heads of an attention or the neurons of a feed-forward network, in the order in which they would go.
 
     Attributes:
-        part: the sub-layer.
         path: the steps, with their costs.
         price: weights of one unit, in all matrices of the sub-layer.
-        count: number of units.
     """
 
     part: SubLayer
@@ -82,8 +80,6 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     units come back, as far as the saving allows; a sub-layer that is gone stays gone.
 
     Args:
-        units: as :meth:`UnitRemoval.units` returns them.
-        saving: weights to remove in all.
         round_to: numbers of neurons are multiples of it.
 
     Raises:

@@ -105,7 +105,6 @@ class ProjectedStage(GatedStage):
     """The stage ``prune``: insert projections, train them with gates, meet the budget, fold.
 
     Args:
-        settings: projections, gates and training.
         density: final fraction of the sites' weights, in (0, 1]; at 1 nothing is inserted.
         params: final number of weights, instead of ``density``; None: by ``density``.
 
