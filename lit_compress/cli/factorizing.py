@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 COMPRESSED = "compressed"  # the first stage of the run that --distil continues
-Made = tuple["PreTrainedModel", dict[str, Any]]  # the compressed model, and fields of the report
 
 
 def factorize(
@@ -181,7 +178,10 @@ def _factorized(
     out: Path, job: Job, run: Run | None, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
     timed: Programs | None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Compress the method's backbone in one shot, export it to ``out`` and return the report."""
+    """Compress the method's backbone in one shot, train it in ``run`` if there is one, export it to ``out``.
+
+    Returns the report; None on all processes but the first.
+    """
     method, data = job.method, job.data
     stage = one_shot_stage(method)
     learns = run is not None and recovery.texts is None and method.distillation.label_weight > 0
@@ -193,20 +193,36 @@ def _factorized(
     job.choices.check(dense)
     if recovery.refine is not None:
         check_refinement(dense, stage.compression.dense_states, type(method).__name__)
-    make = partial(compress_and_refine, stage, method, dense, data, recovery.refine)
     with ExitStack() as work:
-        made = make() if run is None else _distilled(job, run, dense, config, recovery, chosen, make, work)
-        if made is None:
-            return None
-        net, facts = made
+        if run is None:
+            net, facts = compress_and_refine(stage, method, dense, data, recovery.refine)
+        else:
+            distilling = Distilling(job, recovery, run)
+
+            def keep() -> None:
+                settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
+                begin_work("--distil", run.folder, settings)
+                work.enter_context(run.claim())
+                if COMPRESSED in run.finished():
+                    return
+                small, facts = compress_and_refine(stage, method, dense, data, recovery.refine)
+                with atomic_folder(run.net(COMPRESSED)) as temporary:
+                    write_net(small, data, temporary)
+                run.finish({"name": COMPRESSED, "steps": 0, "facts": facts, "chosen": chosen})
+
+            of_first(COMPRESSED, keep, job.trainer)
+            distilling.fit(dense, run.net(COMPRESSED))
+            if not is_first_process():
+                return None
+            net, facts = load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
+            facts |= {"distilled": distilling.told()}
         return_freed_memory()  # again: a training keeps it, as a call to the system for every tensor would take time
         trim()
         if calibration := facts["calibration"]:
             calibration["measured_loss"] = divergence(net, dense, data)
         trim()
         scores, tried = facts.pop("dense"), {"tried": chosen["tried"]} if chosen["tried"] else {}
-        source = one_shot(job, net, dense, scores, config, facts | tried, timed)
-        report = write_export(out, source, job.choices)
+        report = write_export(out, one_shot(job, net, dense, scores, config, facts | tried, timed), job.choices)
     if run is not None:
         for path in run.folder.iterdir():
             if path.name != CURVES:
@@ -216,63 +232,33 @@ def _factorized(
     return report
 
 
-def _distilled(
-    job: Job, run: Run, dense: PreTrainedModel, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
-    make: Callable[[], Made], work: ExitStack,
-) -> Made | None:  # fmt: skip
-    """Train the result of ``make``, the first stage of ``run``; return None on all processes but the first."""
-    distilling = Distilling(job, recovery, run)
-    settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
-
-    def keep() -> None:
-        begin_work("--distil", run.folder, settings)
-        work.enter_context(run.claim())
-        if COMPRESSED in run.finished():
-            return
-        net, facts = make()
-        with atomic_folder(run.net(COMPRESSED)) as temporary:
-            write_net(net, job.data, temporary)
-        run.finish({"name": COMPRESSED, "steps": 0, "facts": facts, "chosen": chosen})
-
-    of_first(COMPRESSED, keep, job.trainer)
-    distilling.fit(dense, run.net(COMPRESSED))
-    if not is_first_process():
-        return None
-    return load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"] | {"distilled": distilling.told()}
-
-
 def compress_and_refine(
     stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule, refine: int | None
-) -> Made:
-    """Return a compressed copy of ``dense``, and fields of the report; ``dense`` has the scores of the dense model."""
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return a compressed copy of ``dense``, the better one of those before and after ``refine`` steps of every block.
+
+    Also fields of the report; ``dense`` has the scores of the dense model.
+    """
     scores, compression = evaluate(dense, data, sure=True), stage.compression
     stage.check(dense)
     stage.check_data(dense, data)
     compression.folder = Path(method.backbone).expanduser()
     net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
-    made = compression.record(data, loss)
+    facts = {"dense": scores, "calibration": compression.record(data, loss), "refined": None, "distilled": None}
     trim()
-    net, refined = (net, None) if refine is None else _refined(dense, net, stage, data, refine)
-    return net, {"dense": scores, "calibration": made, "refined": refined, "distilled": None}
-
-
-def _refined(
-    dense: PreTrainedModel, net: PreTrainedModel, stage: CompressedStage, data: DataModule, steps: int
-) -> Made:
-    """Return the better of ``net`` and the refined ``net``, and the report's entry."""
+    if refine is None:
+        return net, facts
     kind, name, chooses = task_type(data.record), data.record.metrics[0], copy.copy(data)
-    chooses.choosing, scores = True, [evaluate(net, chooses)[f"val/{name}"]]
+    chooses.choosing, before = True, evaluate(net, chooses)[f"val/{name}"]
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
-        save_net(net, before := Path(states) / "before")
-        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.compression.behind)
+        save_net(net, kept := Path(states) / "before")
+        told = refine_net(dense, net, kind, parts, refine, Path(states), current_device(), compression.behind)
         trim()
-        scores.append(evaluate(net, chooses)[f"val/{name}"])
-        worse = scores[1] < scores[0] if higher_is_better(data.record) else scores[1] > scores[0]
+        after = evaluate(net, chooses)[f"val/{name}"]
+        worse = after < before if higher_is_better(data.record) else after > before
         if worse:
-            note(
-                f"--refine: dev {name} fell from {scores[0]:.4f} to {scores[1]:.4f}: the model before it is kept; try "
-                "--distil"
-            )
-            net = load_net(before)
-    return net, told | {"metric": scores, "kept": not worse}
+            fell = f"dev {name} fell from {before:.4f} to {after:.4f}"
+            note(f"--refine: {fell}: the model before it is kept; try --distil")
+            net = load_net(kept)
+    return net, facts | {"refined": told | {"metric": [before, after], "kept": not worse}}
