@@ -10,11 +10,11 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from unittest.mock import patch
 
 import torch
@@ -27,7 +27,7 @@ from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
-from lit_compress.cli.targets import Target, find_target, load_checked, open_target
+from lit_compress.cli.targets import find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
@@ -176,9 +176,16 @@ def evaluate(
     """
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
-    asked = _asked(options)
+    asked, net = _asked(options), cast(Any, model)
     with undisturbed() as written:
-        target = _target(model, tokenizer, written)
+        name = named(model, tokenizer) or getattr(model, "folder", None)
+        if name is None:  # in memory: no weights are read
+            (name := written / "model").mkdir()
+            config = copy.deepcopy(net.config)
+            config.__dict__.pop("quantization_config", None)
+            config.save_pretrained(name)
+            write_tokenizer(config, tokenizer, name)
+        target = find_target(str(name), "evaluate")
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
         settled = stored is not None and not asked
         if data is not None or not settled:
@@ -188,11 +195,17 @@ def evaluate(
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
         else:
-            check_head(target.what, model.config, parts.data.record)
-            with _as_it_was(model):
-                set_padding(model.config, str(target.folder), parts.data.record, "model")
-                task_type(parts.data.record).configure(model, parts.data.record)
-                values = evaluate_net(model, parts.data, split, sure=True)
+            record, config = parts.data.record, net.config
+            check_head(f"model: a {type(model).__name__}", config, record)
+            device, training, padding = net.device, net.training, getattr(config, "pad_token_id", None)
+            generation = copy.deepcopy(getattr(net, "generation_config", None))
+            try:
+                set_padding(config, str(target.folder), record, "model")
+                task_type(record).configure(net, record)
+                values = evaluate_net(net, parts.data, split, sure=True)
+            finally:
+                net.to(device).train(training)
+                net.generation_config, config.pad_token_id = generation, padding
     return {name.removeprefix("test/" if split == "test" else "val/"): value for name, value in values.items()}
 
 
@@ -301,19 +314,6 @@ def _as_option(value: Any) -> Any:
     return asdict(value) if hasattr(value, "__dict__") else value
 
 
-def _target(model: Any, tokenizer: Any, written: Path) -> Target:
-    """Return what is evaluated; of a model in memory the configuration and the tokenizer are written."""
-    if (name := named(model, tokenizer)) is not None:
-        return find_target(name, "evaluate")
-    if (folder := getattr(model, "folder", None)) is None:
-        (folder := written / "model").mkdir()
-        config = copy.deepcopy(model.config)
-        config.__dict__.pop("quantization_config", None)  # the model is there, and no weights are read
-        config.save_pretrained(folder)
-        write_tokenizer(config, tokenizer, folder)
-    return replace(find_target(str(folder), "evaluate"), what=f"model: a {type(model).__name__}")
-
-
 @contextmanager
 def undisturbed() -> Iterator[Path]:
     """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were.
@@ -341,15 +341,3 @@ def undisturbed() -> Iterator[Path]:
                 transformers_logging.enable_progress_bar()
             for name in list(names):
                 logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
-
-
-@contextmanager
-def _as_it_was(net: Any) -> Iterator[None]:
-    """Put a model back on its device, into its mode, with its padding token and its settings of generation."""
-    device, training, padding = next(net.parameters()).device, net.training, getattr(net.config, "pad_token_id", None)
-    generation = copy.deepcopy(getattr(net, "generation_config", None))
-    try:
-        yield
-    finally:
-        net.to(device).train(training)
-        net.generation_config, net.config.pad_token_id = generation, padding
