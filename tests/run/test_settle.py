@@ -72,31 +72,29 @@ def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, ti
     assert f"between {low:.4f} and {high:.4f}" in card
 
 
+def able(line, **options):
+    """The methods that have an option; the others are refused in one line."""
+    for name in {*methods.__all__} - {"Method"}:
+        try:
+            check_sizes(getattr(methods, name)(task="sst2", **options))
+            yield name
+        except UserError as error:
+            assert str(error).startswith(line.format(name))
+
+
 def test_what_can_be_rounded():
     """Every method that chooses ranks or widths; the others, and numbers that are none, are refused in one line."""
-    able, names = set(), {*methods.__all__} - {"Method"}
-    for name in names:
-        try:
-            check_sizes(getattr(methods, name)(task="sst2", round_to=8))
-            able.add(name)
-        except UserError as error:
-            assert str(error).startswith(f"model.round_to: {name} chooses no ranks or widths")
-    assert names - able == {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Layers",
-                            "Theseus"}  # fmt: skip
+    found = able("model.round_to: {} chooses no ranks or widths", round_to=8)
+    unable = {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Layers", "Theseus"}
+    assert {*methods.__all__} - {"Method", *found} == unable
     with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
         check_sizes(methods.CoFi(task="sst2", round_to=0))
 
 
 def test_whose_layers_can_have_one_shape():
     """FWSVD's can with the weightings that remove structures; its other settings are refused by the stage."""
-    able, names = set(), {*methods.__all__} - {"Method"}
-    for name in names:
-        try:
-            check_sizes(getattr(methods, name)(task="sst2", shape="uniform"))
-            able.add(name)
-        except UserError as error:
-            assert str(error).startswith("model.shape: 'uniform' is for heads and neurons that go at once, which ")
-    assert able == {"SecondOrder", "FWSVD", "LLMPruner"}
+    line = "model.shape: 'uniform' is for heads and neurons that go at once, which {} does not"
+    assert {*able(line, shape="uniform")} == {"SecondOrder", "FWSVD", "LLMPruner"}
     with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* 'components' makes factors; nearest: structures"):
         methods.SecondOrder(task="sst2", shape="uniform").stages()[-1].check(make_net())
 
