@@ -122,12 +122,10 @@ def _show(result: dict[str, Any], output: Path) -> None:
     hardware, threads = result["hardware"], result["threads"]
     machine = hardware["accelerator"] if result["device"] != "cpu" else hardware["cpu"]
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
-    shapes = result["shapes"]
-    body = [
-        [p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in result["programs"]
-    ]
+    shapes, programs = result["shapes"], result["programs"]
+    body = [[p["runtime"], p["net"], f"{p['difference']:.0e}{'!' * p['far']}", _megabytes(p)] for p in programs]
     show(["runtime", "model", "difference", "MB"], body, left=2, whole=2)
-    if any(entry["far"] for entry in result["programs"]):
+    if any(entry["far"] for entry in programs):
         print("!: its integers change the results by more than is usual; --against shows the dev metric")
     if shapes:
         show(*times_table(result), left=2, whole=2)
@@ -173,19 +171,17 @@ def alternatives_table(result: dict[str, Any]) -> Table:
     last = [shape for shape in shapes if shape["length"] == least][-1]
     one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
     known = [p for p in result["programs"] if (p["net"], p["runtime"]) in one.keys() & many.keys()]
-    costs = [{"ms": one[p["net"], p["runtime"]]["median"], "MB": p["bytes"]} for p in known]
-    fronts = {
-        name: front([(c[name], p["metric"]) for c, p in zip(costs, known, strict=True) if c[name] is not None],
-                    result["metric"]["mode"]) for name in ("ms", "MB")
-    }  # fmt: skip
+    points = {name: [(p["bytes"] if name == "MB" else one[p["net"], p["runtime"]]["median"], p["metric"])
+                     for p in known] for name in ("ms", "MB")}  # fmt: skip
+    fronts = {n: front([p for p in some if p[0] is not None], result["metric"]["mode"]) for n, some in points.items()}
     body = []
-    for entry, cost in zip(known, costs, strict=True):
+    for number, entry in enumerate(known):
         key = entry["net"], entry["runtime"]
         error = "" if entry["interval"] is None else f" ± {(entry['interval'][1] - entry['interval'][0]) / 2:.4f}"
         noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
-        best = ", ".join(name for name in fronts if (cost[name], entry["metric"]) in fronts[name])
+        best = ", ".join(name for name in fronts if points[name][number] in fronts[name])
         body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}", _megabytes(entry),
-                     f"{cost['ms']:.2f}{noisy}", f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}",
+                     f"{one[key]['median']:.2f}{noisy}", f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}",
                      best])  # fmt: skip
     times = f"ms, {first['batch']} x {least}", f"texts/s, {last['batch']} x {least}"
     return ["model", "runtime", result["metric"]["name"], "MB", *times, "front"], body
@@ -199,8 +195,6 @@ def _time(entry: dict[str, Any] | None) -> str:
     """Return a time with three digits: four columns with more would not fit the screen."""
     if entry is None:
         return ""
-    middle, low, high = (
-        f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
-        for value in (entry["median"], entry["p10"], entry["p90"])
-    )
+    times = (entry[name] for name in ("median", "p10", "p90"))
+    middle, low, high = (f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}" for value in times)
     return f"{middle} ({low}-{high})" + "?" * (not entry["steady"])
