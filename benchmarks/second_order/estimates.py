@@ -272,8 +272,9 @@ class Estimates:
             for share in SHARES:
                 steps = int((ends <= share * ends[-1] + 1e-9).sum())
                 if steps > levels[-1][0]:
-                    net = copy.deepcopy(self.dense)
-                    compression.fill(net, {name: measured[f"{name}.order"][: ends[steps - 1]]}, measured)
+                    net, order = copy.deepcopy(self.dense), measured[f"{name}.order"]
+                    stay = torch.ones(len(order), dtype=torch.bool).index_fill(0, order[: ends[steps - 1]], False)
+                    compression.fill(net, {name: stay}, measured)
                     levels.append((steps, mean(self.divergences(net, batches, expected))))
             made[f"{name}.costs"] = rescaled(measured[f"{name}.costs"], levels[1:])
         return made
