@@ -9,6 +9,7 @@ answers on held-out training rows diverge least from the dense model's is chosen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,7 @@ from lit_compress.evaluation.evaluate import ROWS, divergence
 from lit_compress.export.fuse import outline_export
 from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.export.table import gain_words
-from lit_compress.models.backbones import empty_net
 from lit_compress.models.sites import Model
-from lit_compress.models.surgery import without_values
 from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
@@ -37,8 +36,6 @@ ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached b
 
 def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | None]:
     """Try the kinds of removal of a job on the fine-tuned model, and choose one.
-
-    The search for a speed-up begins with the job's density, if it has one.
 
     Returns:
         The chosen ``density`` and ``removes``, and all trials, ``tried``; the programs that were timed for a speed-up.
@@ -97,9 +94,8 @@ def _try(
         measured = measure(dense, _possible(job, dense).compression, method.task, data, device)
 
         def left(density: float) -> Model:
-            bare = without_values(lambda: empty_net(dense.config))
-            bare = _stage(job, dense, density).outline(bare, measured)
-            return outline_export(bare, job.choices, job.tokens, merge=True)
+            shapes = _stage(job, dense, density).outline(copy.deepcopy(job.dense), measured)
+            return outline_export(shapes, job.choices, job.tokens, merge=True)
 
         fast, gains = search_speed(job, left, timed, first)
         reached |= gains
