@@ -46,10 +46,9 @@ class Report(dict[str, Any]):
     """The content of ``report.json``; printed, or shown in a notebook, it is the final table."""
 
     def __str__(self) -> str:
-        return self._repr_markdown_()
-
-    def _repr_markdown_(self) -> str:
         return markdown(self)
+
+    _repr_markdown_ = __str__
 
 
 class Shared(tempfile.TemporaryDirectory[str]):

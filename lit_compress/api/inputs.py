@@ -7,17 +7,14 @@ their content, so that the same objects continue the same run.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from lit_compress.cli.recipes import CUSTOM
-from lit_compress.data.encode import content_key, tokenizer_key
+from lit_compress.data.encode import content_key, digest_of, tokenizer_key
 from lit_compress.data.sources import DEV
 from lit_compress.models.files import FLOAT, MERGE, quantization_method
 from lit_compress.tasks import KINDS, is_list, likely_kind
@@ -159,12 +156,9 @@ def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> N
 
 def _model_key(model: PreTrainedModel, tokenizer: Any) -> str:
     """Return a hash of all weights, of the configuration and of the tokenizer."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    settings = model.config.to_dict()
-    return short_hash(digest.hexdigest(), sorted(settings.items(), key=str), tokenizer_key(tokenizer))
+    values = sorted(model.state_dict().items())
+    digest = digest_of((f"{name} {value.dtype} {tuple(value.shape)}", value) for name, value in values)
+    return short_hash(digest, sorted(model.config.to_dict().items(), key=str), tokenizer_key(tokenizer))
 
 
 def _read_config(model: str) -> PreTrainedConfig | None:

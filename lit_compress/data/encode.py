@@ -30,7 +30,7 @@ from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from lit_compress.tasks.base import Columns
 
@@ -136,7 +136,9 @@ def add_targets(
     read = encode(rows, tokenizer, task, max_length)
     after = ((dense.weight, dense.bias) for dense in map(read_dense, map(Path, task.pooling.dense)))
     dense = [short_hash(weight.tolist(), None if bias is None else bias.tolist()) for weight, bias in after]
-    key = short_hash(TARGETS, key, encoding_key(rows, tokenizer, task, max_length), _digest(net), *dense)
+    key = short_hash(
+        TARGETS, key, encoding_key(rows, tokenizer, task, max_length), digest_of(net.state_dict().items()), *dense
+    )
 
     def fill(folder: Path) -> None:
         batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])
@@ -155,12 +157,12 @@ def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
     )  # fmt: skip
 
 
-def _digest(net: PreTrainedModel) -> str:
-    """Return a hash of all values of a model."""
+def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a hash of the names and the values of tensors, in their order."""
     digest = hashlib.sha256()
-    for name, value in net.state_dict().items():
+    for name, value in tensors:
         digest.update(name.encode())
-        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

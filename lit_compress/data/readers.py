@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
@@ -125,6 +126,19 @@ def _rows_of(batch: pa.RecordBatch) -> list[Row]:
     return list(batch.to_pylist())
 
 
+def _unpacked_bytes(values: pa.Array) -> int:
+    """Return how many bytes the values of a column have as objects, texts that are stored once each time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_nested(values.type):
+        inner = values.flatten()
+        return sum(map(_unpacked_bytes, inner if isinstance(inner, list) else [inner]))
+    if pa.types.is_dictionary(values.type):
+        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+    return values.nbytes
+
+
 def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
     import pyarrow.parquet as pq
 
@@ -135,10 +149,16 @@ def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
     schema = source.schema_arrow
     wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
     columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    parts = [source.schema.column(number) for number in range(len(source.schema))]
+    once = [part.path for part in parts if part.physical_type == "BYTE_ARRAY" and part.path.split(".")[0] in columns]
 
     def rows() -> Iterator[Row]:
+        total = 0
         with _told(where, place):
-            for batch in source.iter_batches(CHUNK, columns=columns):
+            # texts that are stored once are not repeated before their size is known
+            for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
+                total += sum(map(_unpacked_bytes, batch.columns))
+                check_unpacked(where, file, total)
                 yield from _rows_of(batch)
 
     return Rows(schema.names, rows(), _class_names(task, schema))
@@ -199,7 +219,21 @@ def _first_line(where: str, file: Path, place: Place) -> str:
         raise UserError(f"{where} is empty (0 bytes)")
     if "\0" in first:
         raise _other_encoding(where, place, "it has NUL")
+    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
+    with opened(file, "rb") as stream:
+        if place.encoding and _is_utf8(stream.read(START), place.encoding):
+            raise UserError(f"{where} is UTF-8, not {place.encoding}; leave --data.encoding out (null)")
     return first
+
+
+def _is_utf8(start: bytes, encoding: str) -> bool:
+    """Return whether a file begins as UTF-8, and not only ASCII, though its encoding should have a byte per letter."""
+    one_byte = len(bytes(range(128, 256)).decode(encoding, errors="ignore")) > 64
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < START)
+    except UnicodeDecodeError:
+        return False
+    return one_byte and not text.isascii()
 
 
 def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:

@@ -143,6 +143,12 @@ def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
     assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
 
 
+def test_utf8_is_not_read_as_another_encoding(tmp_path):
+    content = "sentence,label\ncaf\u00e9 \u2713,1\n".encode()
+    with pytest.raises(UserError, match="is UTF-8, not latin-1; leave --data"):
+        read("sst2", tmp_path, "train.csv", content, encoding="latin-1")
+
+
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
 def test_a_header_says_the_sign_between_fields(tmp_path, sign):
     content = f"\ufeffsentence{sign}label\na, b{sign}1\n".encode()
@@ -181,6 +187,7 @@ def test_a_packed_file_that_unpacks_to_more_than_text_does_is_one_line(tmp_path,
     for name, content in (
         ("train.csv.gz", gzip.compress(b"sentence,label\n" + b"a,1\n" * 1000)),
         ("train.parquet", parquet(sentence=[f"{i}{'a' * 1000}" for i in range(10)], label=[0] * 10)),
+        ("train.parquet", parquet(sentence=pa.array(["a" * 1000] * 100).dictionary_encode(), label=[0] * 100)),
     ):
         with pytest.raises(UserError, match=rf"{name}' unpacks to more than .* bytes, 1 times its size"):
             read("sst2", tmp_path, name, content)
