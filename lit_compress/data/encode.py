@@ -157,7 +157,7 @@ def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
     )  # fmt: skip
 
 
-def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def digest_of(tensors: Iterable[tuple[str, Any]]) -> str:
     """Return a hash of the names and the values of tensors, in their order."""
     digest = hashlib.sha256()
     for name, value in tensors:
