@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from lit_compress.analysis.costs import Gain, shared_gains
+from lit_compress.run.results import Gain, shared_gains
 
 HERE = Path(__file__).resolve().parent
 # of every script that trains; a script says which of the other options it has

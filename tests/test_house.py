@@ -14,7 +14,7 @@ ROOT = "__init__"  # the package itself: ``from lit_compress import name`` of so
 FILES = ("__init__", "__main__", "version")
 # from the top; rooms on one floor do not know each other
 FLOORS = (
-    (ROOT,), ("__main__", "api"), ("cli",), ("run",), ("analysis",), ("export", "methods"), ("stages", "evaluation"),
+    (ROOT,), ("__main__", "api"), ("cli",), ("run",), ("export", "methods"), ("stages", "evaluation"),
     ("calibration", "data"), ("models",), ("layers", "tasks"), ("numerics",), ("utils",), ("version",),
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.analysis.widths import component_figure, width_figure
-from lit_compress.analysis.pictures import looks
+from lit_compress.run.pictures import looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.common import file_density, percent, table
 from benchmarks.comparison.front_table import NAMES
-from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.run.pictures import looks
 
 HEAD = """## The six best at other densities
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.common import HERE, load, origin, percent, table
 from benchmarks.comparison.front import BASE, ROWS, SCRIPT, TIMES
-from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.run.pictures import looks
 
 NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 SCORES = {"accuracy": "accuracy", "pearson_spearman": "mean of Pearson's and Spearman's correlation"}

@@ -329,8 +329,8 @@ def sections() -> Iterator[str]:
 
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the command's own picture of every task, and the picture of 8-bit programs."""
-    from lit_compress.analysis.costs import costs_of, mean_costs
-    from lit_compress.analysis.pictures import pareto_figure
+    from lit_compress.run.pictures import pareto_figure
+    from lit_compress.run.results import costs_of, mean_costs
 
     for made, runs in comparisons():
         several = grouped(runs)

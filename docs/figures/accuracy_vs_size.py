@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_compress.analysis.pictures import looks
 from lit_compress.evaluation.intervals import standard_error, wilson
+from lit_compress.run.pictures import looks
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "benchmarks" / "second_order" / "results"

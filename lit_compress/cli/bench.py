@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_compress.analysis.costs import front
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
@@ -14,6 +13,7 @@ from lit_compress.export.bench import bench as measure
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.own_code import trust_code
+from lit_compress.run.results import front
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json

@@ -24,8 +24,7 @@ from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
 from lit_compress.models.storage import load_net
-from lit_compress.run.config import checked_config
-from lit_compress.run.folder import Run, flatten
+from lit_compress.run.folder import Run, checked_config, flatten
 from lit_compress.run.guard import check_evaluation, check_memory
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
@@ -174,7 +173,7 @@ def _is_another_table(known: str | None, given: str | None) -> bool:
 
 
 def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = False) -> CommandLine:
-    """Return the options of a command on top of a config of :func:`~lit_compress.run.config.checked_config`.
+    """Return the options of a command on top of a config of :func:`~lit_compress.run.folder.checked_config`.
 
     Args:
         config: plain values of known keys.

@@ -13,10 +13,10 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_compress.analysis.pictures import site_table, structure_figure
 from lit_compress.export.table import markdown
 from lit_compress.models.sites import Model
 from lit_compress.run.folder import CURVES, Run, flatten
+from lit_compress.run.pictures import site_table, structure_figure
 
 
 class Curves(TensorBoardLogger):

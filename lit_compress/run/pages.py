@@ -23,8 +23,6 @@ from urllib.parse import quote
 
 import jinja2
 
-from lit_compress.analysis.costs import COSTS, cost_of, costs_of
-from lit_compress.analysis.pictures import as_svg, pareto_figure, site_table, structure_figure
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import answers
 from lit_compress.evaluation.intervals import standard_error
@@ -32,7 +30,17 @@ from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.results import RunResult, budget_order, groups, read_record, read_results
+from lit_compress.run.pictures import as_svg, pareto_figure, site_table, structure_figure
+from lit_compress.run.results import (
+    COSTS,
+    RunResult,
+    budget_order,
+    cost_of,
+    costs_of,
+    groups,
+    read_record,
+    read_results,
+)
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_text
 

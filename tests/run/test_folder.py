@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from lit_compress.export.choices import Choices
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, checked_config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import link_if_equal
 
@@ -157,3 +157,35 @@ def test_equal_files_are_stored_once(tmp_path, monkeypatch):
     assert not one.samefile(other)
     link_if_equal(one, other)
     assert one.samefile(other)
+
+
+CLASS = {"class_path": "os.system", "init_args": {"command": "true"}}
+
+
+def stored_config(**values):
+    model = {
+        "class_path": "mine.Mine",
+        "init_args": {"density": 0.5, "prune": {"epochs": 1, "gates": ["a", "b"], "tables": [1, [2.0, None]]}},
+    }
+    return {"model": model, "data": {"task": "sst2"}, "export": {}, "trainer": {"precision": "bf16-mixed"}, **values}
+
+
+def test_known_keys_are_kept():
+    stored = stored_config(seed_everything=3, run_dir="x", ckpt_path="last", trust_remote_code=True, anything=CLASS)
+    kept = checked_config("x", stored)
+    assert kept.keys() == {"model", "data", "export", "trainer", "seed_everything"}
+    assert kept["model"] == stored_config()["model"] and kept["trainer"] == stored_config()["trainer"]
+
+
+@pytest.mark.parametrize("value", [CLASS, [CLASS], [[CLASS]], {"a": CLASS}, {1: 2}, {"class_path": "os.system"}, {2}])
+def test_a_class_is_left_out_or_refused(value):
+    trainer = stored_config(trainer={"strategy": value, "devices": 1})
+    assert not checked_config("x", trainer)["trainer"].get("strategy") and trainer["trainer"]["strategy"] == value
+    stored = stored_config()
+    stored["model"]["init_args"]["prune"]["tables"] = value
+    assert not checked_config("x", stored)["model"]["init_args"]["prune"].get("tables")
+    with pytest.raises(UserError, match=r"x: model\.prune\.tables.* is no plain value"):
+        checked_config("x", stored, strict=True)
+    for group in ("data", "export"):
+        with pytest.raises(UserError, match=rf"x: {group}\.labels.* is no plain value; a stored config cannot name"):
+            checked_config("x", stored_config(**{group: {"labels": value}}))

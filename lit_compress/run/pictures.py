@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.analysis.costs import front
 from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.accounting import dense_layers, dense_sites, weights
 from lit_compress.models.sites import Model, find_sites
+from lit_compress.run.results import front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lit_compress.analysis.costs import COSTS, Gain, costs_of, front, mean_costs, mean_gain, shared_gains
+from lit_compress.run.results import COSTS, Gain, costs_of, front, mean_costs, mean_gain, shared_gains
 
 
 def report(times: float | None, verdict: str | None = "faster", params: int = 7, steady: bool = True) -> dict:

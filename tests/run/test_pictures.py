@@ -9,12 +9,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import make_net
 
-from lit_compress.analysis.pictures import as_svg, looks, pareto_figure, site_table, structure_figure
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_stage, stage_loggers
+from lit_compress.run.pictures import as_svg, looks, pareto_figure, site_table, structure_figure
 from lit_compress.stages.rank_rule import RankRule
 
 
