@@ -20,7 +20,10 @@ from lit_compress.run.pictures import site_table, structure_figure
 
 
 class Curves(TensorBoardLogger):
-    """TensorBoard in a run; it writes no file of hyperparameters, which the run's config.yaml has."""
+    """TensorBoard in a run; it writes no file of hyperparameters, which the run's config.yaml has.
+
+    ``purge_step`` is the step of the run from which a stage that continues logs again; None if it starts.
+    """
 
     def __init__(self, run: Run, name: str, purge_step: int | None = None) -> None:
         super().__init__(run.folder, CURVES, name, default_hp_metric=False, purge_step=purge_step)
@@ -32,14 +35,6 @@ class Curves(TensorBoardLogger):
     def finalize(self, status: str) -> None:
         """Write the logged values; the figure of the stage follows."""
         self.save()
-
-
-def stage_loggers(given: Any, run: Run, stage: str, first: int | None) -> Any:
-    """Return the loggers of one stage: the user's, or TensorBoard's if ``given`` is None or True.
-
-    ``first`` is the step of the run from which a stage that continues logs again; None if it starts.
-    """
-    return Curves(run, stage, first) if given in (None, True) else given
 
 
 def log_stage(

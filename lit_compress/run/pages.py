@@ -67,11 +67,19 @@ def write(folder: Path, out: Path | None = None) -> Path:
     check_folder("--out", out)
     if out.is_dir() and any(out.iterdir()) and not (out / "index.html").is_file():
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
-    studies = _studies(runs) if len(runs) > 1 else []
+    by_task: dict[tuple[str, str], list[RunResult]] = {}
+    for run in runs if len(runs) > 1 else ():
+        if run.report:
+            by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
+    if len(by_task) == 1:  # what is not done is of the only task
+        by_task = {key: list(runs) for key in by_task}
+    studies = [_study(*key, some, number) for number, (key, some) in enumerate(by_task.items())]
     environment = jinja2.Environment(  # every text from a file is escaped
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "cell": cell}
+    environment.filters |= {
+        "number": lambda value, digits=4: "" if value is None else f"{value:,.{digits}f}", "cell": cell,
+    }  # fmt: skip
     with atomic_folder(out) as temporary:
         for study in studies:
             done = [group for group in study["groups"] if group["n"]]
@@ -79,28 +87,21 @@ def write(folder: Path, out: Path | None = None) -> Path:
             write_text(temporary / study["file"], as_svg(figure))
             study["picture"] = _image(figure)
         shown = [_shown(run, out, len(runs) <= SOME) for run in runs]
+        tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report))
+        title = f"{len(runs)} runs on {tasks or 'nothing yet'}"
+        if len(runs) == 1:
+            title = f"{runs[0].label} on {tasks}, {runs[0].budget}" if tasks else f"{runs[0].label}, {runs[0].status}"
         page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-            title=_title(runs), about=about, studies=studies, runs=shown, origins=_origins(runs)
+            title=title, about=about, studies=studies, runs=shown, origins=_origins(runs)
         )
         for name, text in (("index.html", page), ("results.csv", table(runs))):
             (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
 
 
-def _title(runs: Sequence[RunResult]) -> str:
-    tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report))
-    if len(runs) > 1:
-        return f"{len(runs)} runs on {tasks or 'nothing yet'}"
-    return f"{runs[0].label} on {tasks}, {runs[0].budget}" if tasks else f"{runs[0].label}, {runs[0].status}"
-
-
 def _image(figure: Figure) -> str:
     """Return a figure as the source of an image in the page."""
     return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def cell(group: dict[str, Any] | None, density: bool = True) -> str:
@@ -114,21 +115,8 @@ def cell(group: dict[str, Any] | None, density: bool = True) -> str:
     return text if group["stored"] is None or not density else f"{text}, density {group['stored']:.3f}"
 
 
-# ---------------------------------------------------------------------------------------------------- comparisons
-
-
-def _studies(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Return the content of tables and picture for every task and metric."""
-    by_task: dict[tuple[str, str], list[RunResult]] = {}
-    for run in runs:
-        if run.report:
-            by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
-    if len(by_task) == 1:  # what is not done is of the only task
-        by_task = {key: list(runs) for key in by_task}
-    return [_study(task, metric, some, number) for number, ((task, metric), some) in enumerate(by_task.items())]
-
-
 def _study(task: str, metric: str, runs: list[RunResult], number: int) -> dict[str, Any]:
+    """Return the content of tables and picture for a task and metric."""
     reports = [run.report for run in runs if run.report]
     first, mode = reports[0], reports[0]["metric"].get("mode", "max")
     dense = mean(report["dense"]["metric"] for report in reports)
@@ -194,20 +182,14 @@ def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
     layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
     ends = report["compressed"].get("interval") if report else None
     places = (folder / "export", folder) if folder else ()
-    ship = next((place for place in places if (place / "structure.json").is_file()), None)
+    links = {place: quote(os.path.relpath(place, out)) + "/" for place in places}
     return {
-        "run": run, "error": standard_error(ends) if ends else None, "ship": ship and _link(ship, out),
-        "place": folder and _link(folder, out), "table": rows(report) if report else None,
+        "run": run, "error": standard_error(ends) if ends else None, "place": folder and links[folder],
+        "ship": next((link for place, link in links.items() if (place / "structure.json").is_file()), None),
+        "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
         "layers": _image(structure_figure(layers)) if layers else None,
     }  # fmt: skip
-
-
-def _link(folder: Path, out: Path) -> str:
-    return quote(os.path.relpath(folder, out)) + "/"
-
-
-# -------------------------------------------------------------------------------------------------------- details
 
 
 def keep_details(run: Run, data: DataModule) -> None:

@@ -33,7 +33,7 @@ from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, Sta
 from lit_compress.run.first import is_first_process, of_first
 from lit_compress.run.folder import Run, write_net
 from lit_compress.run.job import Job
-from lit_compress.run.loggers import log_stage, stage_loggers
+from lit_compress.run.loggers import Curves, log_stage
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
 from lit_compress.run.trials import decide
 from lit_compress.stages.base import Stage
@@ -107,8 +107,9 @@ def run_stage(make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previ
     title = f"{type(method).__name__} {place}{stage.name}"
     offset = sum(record["steps"] for record in run.finished().values())
     watches = FiniteSteps(job.skips), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
-    begin = None if step is None else offset + step + 1
-    loggers = stage_loggers(job.trainer.get("logger"), run, stage.name, begin)
+    loggers = job.trainer.get("logger")
+    if loggers in (None, True):
+        loggers = Curves(run, stage.name, None if step is None else offset + step + 1)
     trainer = _trainer(job.trainer | {"logger": loggers}, run, stage, title, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")

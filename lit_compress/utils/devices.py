@@ -42,10 +42,9 @@ def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
     Raises:
         UserError: this machine, or this build of PyTorch, has no such device.
     """
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator, here = torch.accelerator.current_accelerator(check_available=True), "cpu"
     if name in ("cpu", "cpu:0") or (name == "auto" and accelerator is None):
         return torch.device("cpu")
-    here = "cpu"
     if accelerator is not None:
         kind, _, number = name.partition(":")
         if name in ("auto", "gpu", accelerator.type):

@@ -17,7 +17,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_json, write_text
 
 MANIFEST = "manifest.json"
-PROSE = ("README.md",)  # not listed
+PROSE = "README.md"  # not listed
 BROKEN = f"its {MANIFEST} is broken"
 _FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a file that is not of this form
 _OURS = ("structure.json", "config.yaml")  # in the folder of a model, of a run
@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 def write_manifest(folder: Path) -> None:
     """Write ``manifest.json``: ``{"files": {relative name: {"bytes": size, "sha256": hexadecimal}}}``."""
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files = {name: _entry(path) for name, path in paths.items() if name not in (MANIFEST, *PROSE)}
+    files = {name: _entry(path) for name, path in paths.items() if name not in (MANIFEST, PROSE)}
     write_json(folder / MANIFEST, {"files": files})
 
 
@@ -55,11 +55,9 @@ def difference(folder: Path, name: str | None = None) -> str | None:
     """
     try:
         listed = _read(folder / MANIFEST)
-        valid: dict[str, list[Entry]] = {}
-        for files in (listed["files"], listed.get("before", {})) if listed else ():
-            for key, entry in files.items():
-                if name in (None, key):
-                    valid.setdefault(key, []).append(entry)
+        files, before = (listed["files"], listed.get("before", {})) if listed else ({}, {})
+        valid = {key: [place[key] for place in (files, before) if key in place] for key in files | before}
+        valid = valid if name is None else {key: entries for key, entries in valid.items() if key == name}
         for key, entries in valid.items():
             if not (folder / key).is_file():
                 return f"'{key}' is missing"
@@ -77,9 +75,7 @@ def difference(folder: Path, name: str | None = None) -> str | None:
 
 
 def check_manifest(what: str, folder: Path, name: str | None = None) -> None:
-    """Refuse a folder of a model or a run whose files are not as they were written; without a manifest it passes.
-
-    ``name`` is the only file to compare; None for all.
+    """Refuse a folder of a model or a run that has a :func:`difference`.
 
     Raises:
         UserError: a listed file is missing or differs, or the manifest is broken; ``what`` is its start.

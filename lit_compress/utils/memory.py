@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,10 +35,9 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def freed_memory_returned() -> Iterator[None]:
-    """Let the memory of a freed tensor go back to the system at once, inside; afterwards glibc keeps some again.
+    """Let the memory of a freed tensor go back to the system at once, inside; afterwards glibc keeps up to 32 MiB.
 
-    For a phase with matrices of many sizes before a training, in which a call to the system for every tensor would cost
-    time; there glibc keeps as much as after a tensor of 32 MiB was freed.
+    For matrices of many sizes before a training, in which a call to the system for every tensor would cost time.
     """
     return_freed_memory()
     try:
@@ -49,57 +48,38 @@ def freed_memory_returned() -> Iterator[None]:
 
 
 def _mallopt(option: str, value: int) -> None:
-    """Set an option of glibc, unless the user has set it."""
-    if option not in os.environ and (mallopt := _glibc("mallopt")):
-        mallopt(_OPTIONS[option], value)
+    if option not in os.environ:
+        _glibc("mallopt", _OPTIONS[option], value)
 
 
 def trim() -> None:
     """Return freed memory to the system, once, between two large phases; without glibc nothing happens."""
-    if malloc_trim := _glibc("malloc_trim"):
-        malloc_trim(0)
+    _glibc("malloc_trim", 0)
 
 
-def _glibc(name: str) -> Callable[..., int] | None:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+def _glibc(name: str, *values: int) -> None:
+    if sys.platform.startswith("linux") and (function := getattr(ctypes.CDLL(None), name, None)):
+        function(*values)
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that new work of this process can have; None if the system does not say.
 
-    These are the machine's available memory and free swap, or less if a limit of a container (a cgroup) is nearer.
-    ``root`` has ``proc`` and ``sys``.
+    These are the machine's available memory and free swap, or less if a limit of a container (a cgroup of version 2),
+    or of one around it, is nearer. Files that can be dropped do not count as used. ``root`` has ``proc`` and ``sys``.
     """
-    sizes = _kilobytes(root / "proc/meminfo")
-    if "MemAvailable" not in sizes:
+    rows = map(str.split, _text(root / "proc/meminfo").splitlines())
+    sizes = {row[0]: 1024 * int(row[1]) for row in rows if row[2:] == ["kB"]}
+    if "MemAvailable:" not in sizes:
         return None
-    return min([sizes["MemAvailable"] + sizes.get("SwapFree", 0), *_left_in_cgroups(root)])
-
-
-def _left_in_cgroups(root: Path) -> list[int]:
-    """Return the free memory under every limit above this process; files that can be dropped do not count as used."""
-    left = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers:  # of version 1
-            continue
-        top = root / "sys/fs/cgroup"
-        folder = top / path.lstrip("/")
-        for there in (folder, *folder.parents):
-            limit, used = (_text(there / name).strip() for name in ("memory.max", "memory.current"))
-            if limit.isdigit() and used.isdigit():
-                files = next((int(w[1]) for w in map(str.split, _text(there / "memory.stat").splitlines())
-                              if w[0] == "inactive_file"), 0)  # fmt: skip
-                left.append(max(0, int(limit) - int(used) + files))
-            if there == top:
-                break
-    return left
-
-
-def _kilobytes(path: Path) -> dict[str, int]:
-    """Return the entries of a file with lines such as ``MemFree: 12 kB``, in bytes."""
-    rows = (line.split() for line in _text(path).splitlines())
-    return {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows if row[2:] == ["kB"]}
+    left, top = [sizes["MemAvailable:"] + sizes.get("SwapFree:", 0)], root / "sys/fs/cgroup"
+    groups = [line.split("::/", 1)[1] for line in _text(root / "proc/self/cgroup").splitlines() if "::/" in line]
+    for folder in (place for group in groups for place in (top / group, *(top / group).parents)):
+        limit, used = (_text(folder / name).strip() for name in ("memory.max", "memory.current"))
+        if limit.isdigit() and used.isdigit():
+            held = dict(map(str.split, _text(folder / "memory.stat").splitlines()))
+            left.append(max(0, int(limit) - int(used) + int(held.get("inactive_file", 0))))
+    return min(left)
 
 
 def _text(path: Path) -> str:

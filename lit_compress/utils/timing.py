@@ -45,10 +45,10 @@ def in_turns(
 
     Args:
         variants: the functions.
-        rounds: that count, after ``warm_up`` others.
-        warm_up: rounds that fill caches.
-        seconds: no further round begins after these; warming up has as much time for itself.
-        least: rounds in any case.
+        rounds: that count, after ``warm_up`` others, which fill caches.
+        warm_up: see above.
+        seconds: no further round begins after these, but for the ``least``; warming up has as much for itself.
+        least: see above.
         clock: returns seconds.
         device: where the functions leave work; on CUDA its own events measure it, on others it is waited for.
     """
@@ -87,16 +87,13 @@ def _on_cuda(variant: Callable[[], object]) -> float:
 
 def summary(times: Sequence[float]) -> dict[str, float]:
     """Return median, p10 and p90."""
-    return {"median": median(times), "p10": _tenth(times, 1), "p90": _tenth(times, 9)}
+    tenths = quantiles(times, n=10, method="inclusive") if len(times) > 1 else [*times] * 9
+    return {"median": median(times), "p10": tenths[0], "p90": tenths[8]}
 
 
 def spread(times: Sequence[float]) -> float:
     """Return p90 / p10; above :data:`STEADY` the machine was too busy for the times to be trusted."""
-    return _tenth(times, 9) / _tenth(times, 1)
-
-
-def _tenth(values: Sequence[float], number: int) -> float:
-    return quantiles(values, n=10, method="inclusive")[number - 1] if len(values) > 1 else values[0]
+    return (ends := summary(times))["p90"] / ends["p10"]
 
 
 @dataclass(frozen=True)
@@ -157,5 +154,4 @@ class Speedup:
 
 def speedup(slow: Sequence[float], fast: Sequence[float]) -> Speedup:
     """Compare the times of two functions that took turns, round by round."""
-    ratios = [before / after for before, after in zip(slow, fast, strict=True)]
-    return Speedup(median(ratios), _tenth(ratios, 1), _tenth(ratios, 9))
+    return Speedup(*summary([before / after for before, after in zip(slow, fast, strict=True)]).values())

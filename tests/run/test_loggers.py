@@ -13,7 +13,7 @@ from lit_compress.__main__ import main
 from lit_compress.run import loggers
 from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.folder import Run
-from lit_compress.run.loggers import log_report, log_stage, stage_loggers
+from lit_compress.run.loggers import log_report, log_stage
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -86,7 +86,6 @@ class Own(Logger):
 
 def test_any_logger_gets_the_metrics_of_a_stage_and_the_results_and_ends_with_the_report(tmp_path):
     run, logger = Run(tmp_path), Own()
-    assert stage_loggers(logger, run, "prune", None) is logger and stage_loggers(False, run, "prune", None) is False
     log_stage([logger], None, "prune", 107, {"val/x": 0.5}, 106)
     assert logger.got == [({"stage/prune/val/x": 0.5}, 106)]
     logger.got.clear()

@@ -13,7 +13,7 @@ from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.run.folder import Run
-from lit_compress.run.loggers import log_stage, stage_loggers
+from lit_compress.run.loggers import Curves, log_stage
 from lit_compress.run.pictures import as_svg, looks, pareto_figure, site_table, structure_figure
 from lit_compress.stages.rank_rule import RankRule
 
@@ -53,7 +53,7 @@ def test_structure_figure_shows_every_site(sparse):
 
 
 def test_tensorboard_gets_the_picture_of_the_run(sparse, tmp_path):
-    logger = stage_loggers(None, Run(tmp_path), "prune", None)
+    logger = Curves(Run(tmp_path), "prune")
     logger.log_metrics({"train/loss": 1.0, "epoch": 0.0}, 105)
     logger.finalize("success")  # as Lightning does before the pictures are made
     log_stage([logger], sparse, "prune", 107, {}, 107)
