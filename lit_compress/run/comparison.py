@@ -161,11 +161,7 @@ def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
 
 
 def _list(value: Any, *kinds: type) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(_is(one, *kinds) for one in value)
-
-
-def _is(value: Any, *kinds: type) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(one) in kinds for one in value)
 
 
 # key -> whether a value can be used, and advice
@@ -180,7 +176,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     **dict.fromkeys(
         ("updates", "hold_out"),
-        (lambda value: _is(value, int) and value >= 1, "a whole number from 1 on"),
+        (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
     ),
 }
 
@@ -310,11 +306,7 @@ class Plan:
         return [job for job in self.jobs if job.label in self.only]
 
     def check(self) -> None:
-        """Refuse a folder that cannot be written, or that holds runs of other settings.
-
-        Raises:
-            UserError: it does.
-        """
+        """Refuse a folder that cannot be written, or that holds runs of other settings."""
         check_folder("out", self.out)
         for job in self.jobs:
             job.check_same()

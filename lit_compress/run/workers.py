@@ -81,18 +81,14 @@ class Fit:
     def state(self) -> dict[str, Any]:
         """The record of the job; {} if it was never begun."""
         try:
-            return json_of(self._state)
+            return json_of(self.out / "state" / f"{self.name}.json")
         except (OSError, ValueError):
             return {}
 
     def record(self, **values: Any) -> None:
         """Write the record of the job."""
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._state, {"words": self._words, **values})
-
-    @property
-    def _state(self) -> Path:
-        return self.out / "state" / f"{self.name}.json"
+        (self.out / "state").mkdir(parents=True, exist_ok=True)
+        write_json(self.out / "state" / f"{self.name}.json", {"words": self._words, **values})
 
     @property
     def _words(self) -> list[str]:
@@ -119,25 +115,18 @@ class Fit:
     @contextmanager
     def lock(self) -> Iterator[int | None]:
         """Hold the lock of the job, and yield its descriptor; None if another process has it."""
-        file, handles = self.out / "locks" / self.name, list[int]()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file, timeout=0, mode=0o664, on_acquired=handles.append)
+        folder, handles = self.out / "locks", list[int]()
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire()
+            held = FileLock(folder / self.name, timeout=0, mode=0o664, on_acquired=handles.append).acquire()
         except Timeout:
             yield None
             return
-        try:
+        with held:
             yield handles[0]
-        finally:
-            lock.release()
 
     def check_same(self) -> None:
-        """Refuse a run that was begun with other options; one that failed with them is made again.
-
-        Raises:
-            UserError: it was; the message has the first option that differs.
-        """
+        """Refuse a run that was begun with other options, by the first; one that failed with them is made again."""
         old, new = self.state.get("words"), self._words
         if old in (None, new) or self.error is not None:
             return
@@ -189,8 +178,7 @@ class Worker:
         self, jobs: Sequence[Fit], at_once: int = 1, ended: Callable[[Fit, str | None], None] = lambda job, error: None
     ) -> None:
         self.jobs, self.at_once, self.ended = jobs, at_once, ended
-        self.began, self.stopped, self._patience = time.time(), False, 0.0
-        self._told = Lock()
+        self.began, self.stopped, self._patience, self._told = time.time(), False, 0.0, Lock()
 
     def work(self) -> None:
         """Make all jobs that are not done, and at the end wait for those that other workers make."""
@@ -230,7 +218,9 @@ class Worker:
         job.clear()
         job.record(status="unfinished")
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        process, told = start_process(job.words, job.log, handle, self._environment()), False
+        share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.at_once))} if self.at_once > 1 else {}
+        environment, told = {"TERM": "dumb", **share, **os.environ}, False  # several at once share the cores
+        process = start_process(job.words, job.log, handle, environment)
         while (code := process.poll()) is None:
             if self.stopped and time.time() > self._patience:
                 process.kill()
@@ -242,11 +232,6 @@ class Worker:
         if error is None:
             self._share(job)
         self._end(job, error, seconds=round(time.time() - begin, 1))
-
-    def _environment(self) -> dict[str, str]:
-        """Return the environment of a process; several at once share the cores."""
-        share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.at_once))} if self.at_once > 1 else {}
-        return {"TERM": "dumb", **share, **os.environ}
 
     def _end(self, job: Fit, error: str | None, **values: Any) -> None:
         """Record the end of a job, and tell it; a job that this worker has stopped is as it was."""

@@ -183,12 +183,15 @@ def test_why_a_run_failed_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("at_once", "given", "threads"), [(1, None, None), (2, None, "4"), (16, None, "1"), (2, "3", "3")]
 )
-def test_processes_at_once_share_the_cores(at_once, given, threads, monkeypatch):
+def test_processes_at_once_share_the_cores(at_once, given, threads, place, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS")
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert Worker([], at_once)._environment().get("OMP_NUM_THREADS") == threads
+    environments = []
+    monkeypatch.setattr(workers, "start_process", lambda *args: environments.append(args[3]) or pretend(*args))
+    Worker([job(place, "a", teacher=None)], at_once).work()
+    assert environments[0].get("OMP_NUM_THREADS") == threads
 
 
 def test_a_run_that_was_killed_in_an_earlier_version_is_unfinished(tmp_path):
