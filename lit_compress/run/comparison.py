@@ -26,11 +26,10 @@ SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
 )  # fmt: skip
 MOST_PIECES = 1000  # epochs into which the steps are divided
-_REMOVED = {
+_REMOVED = {  # keys of version 0.2
     "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
-    "each": "give every value a method of its own",
-    "epochs": "leave it out, updates and the data decide",
-}  # keys of version 0.2
+    "each": "give every value a method of its own", "epochs": "leave it out, updates and the data decide",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Entry:
     """A method of a comparison, with its options.
 
     Attributes:
-        label: the user's name for it.
         method: class; with ``config``, a recipe, it follows from that.
         train: False: nothing is trained after the teacher; the method's untrained result is measured.
         options: of ``fit``, by name.
@@ -60,11 +58,7 @@ class Entry:
     words: tuple[str, ...] = ()
 
     def shares(self) -> dict[str, int]:
-        """Return each stage's share of the training steps after the teacher.
-
-        Raises:
-            UserError: ``split`` names another stage, or shares that are no numbers.
-        """
+        """Return each stage's share of the training steps after the teacher; raises UserError for another ``split``."""
         where = f"config: methods.{self.label}.split"
         for stage, share in self.split.items():
             if stage not in self.stages:
@@ -103,11 +97,7 @@ class Comparison:
     teacher: Mapping[str, Any] | str = field(default_factory=dict)
 
     def entries(self) -> list[Entry]:
-        """Return the methods.
-
-        Raises:
-            UserError: a method has unknown keys.
-        """
+        """Return the methods; raises UserError for one with unknown keys."""
         return [_entry(str(label), values or {}) for label, values in self.methods.items()]
 
 
@@ -129,11 +119,7 @@ def _entry(label: str, values: Any) -> Entry:
 
 
 def read_comparison(values: dict[str, Any], path: str) -> Comparison:
-    """Return the comparison that the content of a YAML file describes.
-
-    Raises:
-        UserError: a key is unknown, missing, or has a value that cannot be used.
-    """
+    """Return the comparison that the content of a YAML file describes; raises UserError for the first bad key."""
     _check_keys(values, Comparison, f"'{path}'")
     for name in ("methods", "budgets"):
         if not values.get(name):
@@ -151,7 +137,6 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
 
 
 def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
-    """Refuse a key that is no attribute of ``kind``, or was one."""
     known = [f.name for f in fields(kind) if f.name not in ("label", "stages", "words")]
     for key in values:
         if key in _REMOVED:
@@ -219,7 +204,7 @@ def divide(updates: int, splits: Sequence[Mapping[str, int]], batches: int) -> t
         batches: of one epoch of the training data.
 
     Raises:
-        UserError: it cannot be done; the message has the nearest number that can.
+        UserError: it cannot be done; has the nearest number that can.
     """
     step = lcm(1, *(sum(split.values()) for split in splits if any(split.values())))
     for epochs in range(step, MOST_PIECES * step + 1, step):

@@ -217,17 +217,16 @@ def begin_work(option: str, folder: Path, settings: str) -> None:
         folder: of the work; it may have the curves of finished work.
         settings: hash of everything that the work depends on.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "settings.json"
-    others = {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK} if folder.exists() else None
-    if others and not path.is_file():
+    if not {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK}:
+        remove(folder / CURVES)
+    elif not path.is_file():
         raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
-    if others and read_json(option, path, dict).get("hash") != settings:
+    elif read_json(option, path, dict).get("hash") != settings:
         raise UserError(
             f"{option}: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
         )
-    if not others:
-        remove(folder / CURVES)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(path, {"hash": settings})
 
 

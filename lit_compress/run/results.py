@@ -61,8 +61,7 @@ class RunResult:
     @property
     def seconds(self) -> float | None:
         """The wall time of all its stages; None if none is recorded."""
-        by_stage = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
-        return sum(by_stage) if by_stage else None
+        return sum(s.get("seconds") or 0 for s in self.stages) or None
 
     @property
     def steps(self) -> int | None:
@@ -251,8 +250,7 @@ def shared_gains(reports: Sequence[dict[str, Any]]) -> list[Gain | None]:
     Shapes count as equal if all numbers of parameters and the FLOPs are, on one task and processor. None for a model
     that was not timed in turns with its dense one. Reports of earlier versions have no verdict; they count as steady.
     """
-    by_shapes: dict[Any, list[Gain]] = {}
-    keys = []
+    by_shapes, keys = dict[Any, list[Gain]](), list[Any]()
     for place, report in enumerate(reports):
         compressed, timing = report["compressed"], report.get("timing") or {}
         key: Any = place
@@ -273,7 +271,7 @@ def shared_gains(reports: Sequence[dict[str, Any]]) -> list[Gain | None]:
 
 def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:
     """Return the mean of the known speed-ups, steady if all of them are; None if none is known."""
-    known = [gain for gain in gains if gain is not None]
+    known = [gain for gain in gains if gain]
     return Gain(mean(gain.times for gain in known), all(gain.steady for gain in known)) if known else None
 
 
@@ -292,13 +290,11 @@ def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | 
     latency is the mean of all dense models' over its speed-up, which models of equal shapes share.
     """
     dense = mean_costs([{cost: cost_of(report["dense"], cost) for cost in COSTS} for report in reports])
-    costs_by_net = []
-    for report, gain in zip(reports, shared_gains(reports), strict=True):
-        costs = {cost: cost_of(report["compressed"], cost) for cost in COSTS}
+    by_net = [{cost: cost_of(report["compressed"], cost) for cost in COSTS} for report in reports]
+    for costs, gain in zip(by_net, shared_gains(reports), strict=True):
         if gain and dense["latency"]:
             costs["latency"] = dense["latency"] / gain.times
-        costs_by_net.append(costs)
-    return costs_by_net, dense
+    return by_net, dense
 
 
 def mean_costs(entries: Sequence[dict[str, float | None]]) -> dict[str, float | None]:

@@ -80,7 +80,7 @@ class PlainFiles(TorchCheckpointIO):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint without running code from it; one with wrong checksums is refused."""
+    """Load a checkpoint, without running code from it; one with wrong checksums is refused."""
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of what it maps
             if (broken := archive.testzip()) is not None:
@@ -170,10 +170,7 @@ def processes(arguments: Mapping[str, Any]) -> int:
 
 
 def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:
-    """Refuse arguments with which a stage would train nothing, would not be validated at its end, or in half weights.
-
-    ``epochs`` has those of every stage by name.
-    """
+    """Refuse arguments by which a stage of so many ``epochs`` has no steps, no last validation, or 16-bit weights."""
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
             f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, which is too coarse; "

@@ -42,7 +42,6 @@ class Fit:
     """One ``fit`` of a comparison in ``out``, and its files.
 
     Attributes:
-        name: of its folder in ``runs`` or ``teachers``.
         words: of the command, after ``python -m lit_compress``.
         label: of the method, whose class is ``method``; "" for a teacher.
         budget: ``kind=value``.

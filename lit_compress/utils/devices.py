@@ -23,24 +23,17 @@ def use_device(name: str, option: str = "trainer.accelerator") -> None:
 
 
 def current_device() -> torch.device:
-    """Return the device that models and batches of this process belong on: the one asked for, else the accelerator.
-
-    Raises:
-        UserError: this machine has no device as :func:`use_device` was told.
-    """
+    """Return the device of models and batches: as :func:`use_device` was told; raises as :func:`find_device`."""
     return find_device(*_asked)
 
 
 def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
-    """Return the device of a name.
+    """Return the device of a name: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ...
 
-    Args:
-        name: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ...; ``gpu`` is the accelerator, ``auto`` the
-            accelerator or, without one, the CPU.
-        option: that it was given to.
+    ``gpu`` is the accelerator, ``auto`` the accelerator or, without one, the CPU.
 
     Raises:
-        UserError: this machine, or this build of PyTorch, has no such device.
+        UserError: this machine, or this build of PyTorch, has no such device; begins with ``option``.
     """
     accelerator, here = torch.accelerator.current_accelerator(check_available=True), "cpu"
     if name in ("cpu", "cpu:0") or (name == "auto" and accelerator is None):
@@ -57,10 +50,7 @@ def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
 
 
 def place_of_sums(device: torch.device | str) -> torch.device:
-    """Return the place of float64 sums of ``device``'s results: there, or on the CPU if it has no float64.
-
-    Apple's and some of Intel's devices have none.
-    """
+    """Return the place of float64 sums of ``device``'s results: there, or the CPU as Apple's have no float64."""
     try:
         return torch.empty(0, dtype=torch.float64, device=device).device
     except (TypeError, RuntimeError):
@@ -108,10 +98,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return how much memory of the accelerator ``device`` is free; inf for the CPU, or if PyTorch cannot tell.
-
-    It cannot on MPS, and on no device before PyTorch 2.10.
-    """
+    """Return how much memory of ``device`` is free; inf for the CPU, MPS, and before PyTorch 2.10."""
     free = _ask("get_memory_info", device)
     if free is None:
         return inf

@@ -27,7 +27,7 @@ def check_folder(option: str, path: Path, file: bool = False) -> None:
     """Refuse a folder that cannot be written, or a ``file``, before the work whose result it is for.
 
     Raises:
-        UserError: it is the other of both, lies under a file, or where nothing can be written; begins with ``option``.
+        UserError: it is the other of both, or nothing can be written there; begins with ``option``.
     """
     folder = path.parent if file else path
     mend = "is a folder; give a file" if file else "is a file; give a new or empty folder"
@@ -48,8 +48,8 @@ def check_folder(option: str, path: Path, file: bool = False) -> None:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
-    If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
-    (Linux), one of both is there at every moment. Leftovers of a killed process are replaced.
+    If the write is interrupted, an existing ``folder`` stays unchanged. Linux exchanges two names at once: one of both
+    is there at every moment.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.tmp")
@@ -71,12 +71,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders at once; False if the system or the file system cannot."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):  # not Linux, or an old one
-        return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+    rename, here, swap = getattr(ctypes.CDLL(None), "renameat2", None), -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
 def remove(path: Path) -> None:
@@ -166,12 +162,7 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
 
 
 def json_of(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON.
-    """
+    """Return the content of a JSON file; raises OSError if it cannot be read, ValueError if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -194,9 +185,7 @@ def read_yaml(option: str, path: Path) -> Any:
 def card_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a card of the hub, a README.md that begins with YAML; {} without any.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: they are not YAML.
+    Raises OSError if it cannot be read, ValueError if they are not YAML.
     """
     from huggingface_hub import metadata_load
 
@@ -207,7 +196,6 @@ def card_fields(path: Path) -> dict[str, Any]:
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
-
 _NO_ROOM = re.compile(r"No space left on device|Read-only file system|Disk quota exceeded|File too large")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -29,22 +30,19 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Shards:
-    """The ranks over which a tensor is sharded, by FSDP2's mesh; ``group`` is None if it is not.
+    """The ranks over which a tensor is sharded, by FSDP2's mesh.
 
-    ``place`` is (number of this rank's shard, number of shards).
+    Attributes:
+        group: of these ranks; None if the tensor is not sharded.
+        place: (number of this rank's shard, number of shards).
+        reduce: sums a tensor over these ranks, in place; None if the tensor is not sharded.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         mesh = getattr(tensor, "device_mesh", None)
         self.group: Any = None if mesh is None else mesh.get_group()
         self.place: tuple[int, int] = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
-
-    @property
-    def reduce(self) -> Callable[[Tensor], object] | None:
-        """A function that sums a tensor over these ranks, in place; None if the tensor is not sharded."""
-        if self.group is None:
-            return None
-        return lambda values: distributed.all_reduce(values, group=self.group)
+        self.reduce = None if mesh is None else partial(distributed.all_reduce, group=self.group)
 
 
 def several() -> bool:
@@ -74,11 +72,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """Return on every rank the result of ``make``, which is called on rank 0 only.
-
-    Raises:
-        UserError: on every rank, if ``make`` raises it.
-    """
+    """Return on every rank the result of ``make``, which rank 0 alone calls; all raise its UserError."""
     if not several():
         return make()
     sent: list[Any] = [None, None]
@@ -95,10 +89,7 @@ def from_first(make: Callable[[], T]) -> T:
 
 @torch.no_grad()
 def send_from_first(net: nn.Module, device: torch.device) -> None:
-    """Copy the model of rank 0, on the CPU and not wrapped, to all ranks: factors may differ between machines.
-
-    ``device`` is of the tensors that the process group sends.
-    """
+    """Copy the model of rank 0, on the CPU and not wrapped, to all ranks; the process group sends from ``device``."""
     for tensor in (*net.parameters(), *net.buffers()):
         sent = tensor.to(device, copy=True, memory_format=torch.contiguous_format)
         distributed.broadcast(sent, 0)

@@ -143,7 +143,7 @@ class Speedup:
         return self.verdict in ("faster", "slower")
 
     def __str__(self) -> str:
-        """Return the text for users, which names a number only if the spread carries it.
+        """Return the text for users, with a number if the spread carries it.
 
         >>> print(Speedup(2.11, 1.94, 2.3), Speedup(1.02, 0.97, 1.1), Speedup(2.0, 1.1, 3.9), sep="; ")
         2.11x (1.94-2.30); within the noise; too noisy
