@@ -41,9 +41,6 @@ def check_memory(work: str, size: float, less: str, device: torch.device = CPU) 
         size: bytes that it needs.
         less: the options that need less.
         device: of the work.
-
-    Raises:
-        UserError: see above.
     """
     free = free_memory() if device.type == "cpu" else free_bytes(device)
     if free is None or size <= WARN * free:
@@ -83,7 +80,7 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
 def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> None:
     """Check the memory of ``factorize``, which may train afterwards (``distils``); raises as :func:`check_memory`."""
     dense, data = job.dense, job.data
-    forwards = [_forward(dense, data.val_dataloader())]
+    forwards = [forward_bytes(dense, *loader.largest, "none") or 0 for loader in data.val_dataloader()]
     _, length = data.train_dataloader().largest
     texts = max(1, TOKENS // length)
     if stage.compression.moments == "kfac":
@@ -99,13 +96,9 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
 def check_evaluation(net: Model, loaders: Sequence[ResumableLoader]) -> None:
     """Check the memory of an evaluation of ``net`` on the batches of ``loaders``; raises as :func:`check_memory`."""
     device = current_device()
-    size = _forward(net, loaders) + (0 if device.type == "cpu" else _bytes(net))
+    forward = max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
+    size = forward + (0 if device.type == "cpu" else _bytes(net))
     check_memory("the evaluation", size, "--data.eval_batch_size 1, or a few more, needs less", device)
-
-
-def _forward(net: Model, loaders: Sequence[ResumableLoader]) -> int:
-    """Return the bytes of a forward of the largest batch of some loaders."""
-    return max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
 
 
 def _bytes(net: Model) -> int:

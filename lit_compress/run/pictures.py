@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ COLOURS = (
 
 
 def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return ``color`` and ``marker`` of every label for matplotlib, in the order of ``labels``; 48 are different."""
+    """Return ``color`` and ``marker`` of every label for matplotlib; 48 are different."""
     return {
         label: {"color": COLOURS[n % 12], "marker": "os^D"[(n + n // 12) % 4]}
         for n, label in enumerate(dict.fromkeys(labels))
@@ -68,7 +69,11 @@ def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figur
     """Draw the grid of a :func:`site_table`: the colour is the density, the text the rank of the factors if any."""
     from matplotlib.figure import Figure
 
-    places = [_place(row) for row in layers]
+    places = list[tuple[str, str]]()
+    for row in layers:
+        stack = "".join(re.findall(r"(encoder|decoder)\.(?:layers|block)\.", row["name"])[:1])
+        cross = " cross" * bool(re.search("encoder_attn|EncDecAttention|crossattention", row["name"]))
+        places.append((f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"))
     names, roles = (list(dict.fromkeys(name)) for name in zip(*places, strict=True))
     grid = torch.full((len(names), len(roles)), torch.nan)
     figure = Figure(figsize=(1.4 + 0.7 * len(roles), 0.8 + 0.3 * len(names)), layout="constrained")
@@ -84,14 +89,6 @@ def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figur
     axes.set_yticklabels(map(_plain, names))
     figure.colorbar(image, label="density")
     return figure
-
-
-def _place(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the layer and the role of a matrix; a decoder's attention over the encoder's states has own roles."""
-    name = row["name"]
-    stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
-    cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
-    return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
 
 
 PANELS = {"bytes": ("MB on disk", 1e-6), "latency": ("CPU latency of one text, ms", 1.0)}  # cost -> label, its unit
@@ -121,12 +118,10 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
     near = near if near and dense["mean"] > 0 else list(groups)
     far = [group for group in groups if group not in near]
     for axes, (cost, (label, unit)) in zip(panels, PANELS.items(), strict=True):
-        places = [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]
-        whole = dense["costs"].get(cost)
-        if places:
+        if places := [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]:
             _panel(axes, places, mode, {g["label"]: styles[g["label"]] for _, g in places})
         axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
-        if whole:
+        if whole := dense["costs"].get(cost):
             axes.plot(whole * unit, dense["mean"], "*", color="0.15", markersize=11, label="dense")
         axes.set(xlabel=label)
         axes.grid(alpha=0.3)

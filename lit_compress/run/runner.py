@@ -26,7 +26,6 @@ from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
-from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
@@ -95,7 +94,7 @@ def run_stage(make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previ
     """
     job, stage = make()
     method, data = job.method, job.data
-    checkpoint, mark = _find_checkpoint(run, method, stage)
+    checkpoint, mark = _newest(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
     check_unchanged(run, data, mark)
     step = mark.get("step")
     known = (mark, *run.finished().values())
@@ -176,14 +175,6 @@ def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callback
     })  # fmt: skip
 
 
-def _find_checkpoint(run: Run, method: Method, stage: Stage) -> tuple[Path | None, dict[str, Any]]:
-    """Return the checkpoint from which ``stage`` continues, with its mark and its ``step``; None to start it."""
-    path, saved = _newest(run.stage(stage.name) / "last.ckpt")
-    if saved is None:
-        return None, {}
-    return path, _mark_of(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
-
-
 def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
     """Return the mark that ``Method.on_save_checkpoint`` of this method and stage added to a checkpoint."""
     mark = checkpoint.get("lit_compress")
@@ -196,21 +187,22 @@ def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, A
     return mark
 
 
-def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
-    """Return the newest checkpoint of a stage that can be read, with its content; None without one."""
+def _newest(last: Path, method: str, stage: str) -> tuple[Path | None, dict[str, Any]]:
+    """Return the newest checkpoint of a stage that can be read, with its mark and its ``step``; None to start it."""
     before = last.with_name("previous.ckpt")
-    if not last.is_file():  # killed between the renames of the two
-        return before, read_checkpoint(before) if before.is_file() else None
+    path = last if last.is_file() else before  # killed between the renames of the two
+    if not path.is_file():
+        return None, {}
     try:
-        return last, read_checkpoint(last)
+        saved = read_checkpoint(path)
     except UserError:
-        if not before.is_file():
+        if path == before or not before.is_file():
             raise
-        checkpoint = read_checkpoint(before)
+        path, saved = before, read_checkpoint(before)
         rank_zero_warn(
-            f"ckpt_path: '{last}' is damaged; the run continues from the one before, step {checkpoint['global_step']}"
+            f"ckpt_path: '{last}' is damaged; the run continues from the one before, step {saved['global_step']}"
         )
-        return before, checkpoint
+    return path, _mark_of(saved, method, stage) | {"step": saved["global_step"]}
 
 
 @rank_zero_only

@@ -80,7 +80,8 @@ def test_ctrl_c_in_every_stage_changes_nothing(short_run, tmp_path, capsys, monk
 def two(tmp_path):
     """Two checkpoints of a stage, the second of step 2."""
     for step, name in ((1, "previous.ckpt"), (2, "last.ckpt")):
-        torch.save({"global_step": step, "weights": torch.rand(1000)}, tmp_path / name)
+        mark = {"method": "SVD", "stage": "dense"}
+        torch.save({"global_step": step, "weights": torch.rand(1000), "lit_compress": mark}, tmp_path / name)
     return tmp_path / "last.ckpt"
 
 
@@ -97,20 +98,20 @@ def with_a_hole(content):
 def test_a_torn_checkpoint_gives_way_to_the_one_before(two, tear):
     two.write_bytes(tear(two.read_bytes()))
     with pytest.warns(UserWarning, match=r"last.ckpt' is damaged; the run continues from the one before, step 1"):
-        path, saved = _newest(two)
-    assert path.name == "previous.ckpt" and saved["global_step"] == 1
+        path, mark = _newest(two, "SVD", "dense")
+    assert path.name == "previous.ckpt" and mark["step"] == 1
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(two):
     two.unlink()
-    assert _newest(two)[1]["global_step"] == 1
+    assert _newest(two, "SVD", "dense")[1]["step"] == 1
 
 
 def test_two_torn_checkpoints_are_one_line(two):
     for path in (two, two.with_name("previous.ckpt")):
         path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(UserError, match=r"previous\.ckpt' is not a readable checkpoint"):
-        _newest(two)
+        _newest(two, "SVD", "dense")
 
 
 def _hold(folder, ready, done):
