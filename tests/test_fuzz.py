@@ -142,7 +142,7 @@ def answers(run) -> dict[str, object]:
     record = Run(run)
     read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts()]}
     read["density"] = record.density("params=5M")
-    read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run)[0]]
+    read["results"] = [[one.report, one.steps, one.seconds, one.budget] for one in read_results(run)[0]]
     read["export"] = read_report(run / "export")
     read["details"] = read_record(run / DETAILS)
     for name in record.finished():

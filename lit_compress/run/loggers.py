@@ -63,7 +63,7 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
     }
     # the tab HPARAMS sorts and plots numbers
     values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
-    loggers = [Curves(run, "report")] if given in (None, True, False) else given
+    loggers = Curves(run, "report") if given in (None, True, False) else given
     for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(values, results, steps)

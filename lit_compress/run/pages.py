@@ -31,16 +31,7 @@ from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.pictures import as_svg, pareto_figure, site_table, structure_figure
-from lit_compress.run.results import (
-    COSTS,
-    RunResult,
-    budget_order,
-    cost_of,
-    costs_of,
-    groups,
-    read_record,
-    read_results,
-)
+from lit_compress.run.results import RunResult, budget_order, costs_in, costs_of, groups, read_record, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_text
 
@@ -161,7 +152,7 @@ def _record(run: RunResult) -> dict[str, Any]:
         "seed": run.seed, "status": run.status, "error": run.error, "learning_rate": run.learning_rate,
         "task": report and report["task"], "metric_name": report and report["metric"]["name"], "metric": run.metric,
         "low95": ends[0], "high95": ends[1], "dense_metric": dense.get("metric"), "density": entry.get("density"),
-        **{cost: cost_of(entry, cost) for cost in COSTS}, "speedup": report and report["ratios"]["speedup"],
+        **costs_in(entry), "speedup": report and report["ratios"]["speedup"],
         "speedup_verdict": report and ((report.get("timing") or {}).get("speedup") or {}).get("verdict"),
         "steps": run.steps, "seconds": run.seconds, "peak_mib": run.peak_mib,
     }  # fmt: skip

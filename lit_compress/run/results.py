@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -36,10 +36,15 @@ COSTS = {
 
 @dataclass
 class RunResult:
-    """A run or an export on a page, with the records of its finished stages.
+    """A run or an export on a page.
 
     Its name is different for every run, its label, e.g. the method, is for tables. ``budget`` is e.g. ``density=0.25``,
     ``status`` is ``done``, ``failed``, ``missing`` or ``unfinished``, ``report`` is None unless it is done.
+
+    Attributes:
+        metric: dev metric of the compressed model.
+        steps, seconds: of all finished stages together; None without a record.
+        peak_mib: the largest memory of a stage, the GPU's if there is one; None in runs of earlier versions.
     """
 
     name: str
@@ -49,30 +54,16 @@ class RunResult:
     status: str
     folder: Path | None
     report: dict[str, Any] | None = None
-    stages: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
     learning_rate: float | None = None
 
-    @property
-    def metric(self) -> float | None:
-        """The dev metric of the compressed model."""
-        return self.report["compressed"]["metric"] if self.report else None
-
-    @property
-    def seconds(self) -> float | None:
-        """The wall time of all its stages; None if none is recorded."""
-        return sum(s.get("seconds") or 0 for s in self.stages) or None
-
-    @property
-    def steps(self) -> int | None:
-        """The optimizer steps of all its stages."""
-        return sum(s.get("steps") or 0 for s in self.stages) if self.stages else None
-
-    @property
-    def peak_mib(self) -> float | None:
-        """The largest memory of its stages, the GPU's if there is one; None in runs of earlier versions."""
-        by_stage = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
-        return max(by_stage, default=None)
+    def __post_init__(self) -> None:
+        stages = (self.folder and read_record(self.folder / "stages.json")) or []
+        self.metric: float | None = self.report["compressed"]["metric"] if self.report else None
+        self.steps = sum(stage.get("steps") or 0 for stage in stages) if stages else None
+        self.seconds = sum(stage.get("seconds") or 0 for stage in stages) or None
+        peaks = (stage.get("gpu_peak_mib") or stage["peak_mib"] for stage in stages if stage.get("peak_mib"))
+        self.peak_mib: float | None = max(peaks, default=None)
 
 
 def read_results(folder: Path, command: str = "report") -> tuple[list[RunResult], dict[str, Any]]:
@@ -133,13 +124,13 @@ def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
     runs = []
     for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
-        report, stages = (read_report(place), read_record(place / "stages.json")) if place else (None, None)
+        report = read_report(place) if place else None
         status = cell.get("status") or "missing"
         status = "missing" if status == "done" and report is None else status
         runs.append(RunResult(
             cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
             cell.get("seed"), status, place if place and place.is_dir() else None, report if status == "done" else None,
-            stages or [], cell.get("error"), cell.get("learning_rate"),
+            cell.get("error"), cell.get("learning_rate"),
         ))  # fmt: skip
     return runs, comparison
 
@@ -154,9 +145,8 @@ def _result(folder: Path, name: str) -> RunResult:
     if (kind := next((kind for kind in _BUDGETS if init.get(kind) is not None), None)) is not None:
         value = init[kind]
         budget = str(value) if kind == "budget" or isinstance(value, str | bool) else f"{kind}={_short(value)}"
-    stages = read_record(folder / "stages.json") or []
     return RunResult(
-        name, method, budget, config.get("seed_everything"), "done" if report else "unfinished", folder, report, stages
+        name, method, budget, config.get("seed_everything"), "done" if report else "unfinished", folder, report
     )
 
 
@@ -275,12 +265,13 @@ def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:
     return Gain(mean(gain.times for gain in known), all(gain.steady for gain in known)) if known else None
 
 
-def cost_of(entry: dict[str, Any], cost: str) -> float | None:
-    """Return a cost of a model from its entry in the report; None if it is not there."""
-    value: Any = entry
-    for key in COSTS[cost]:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int | float) else None
+def costs_in(entry: dict[str, Any]) -> dict[str, float | None]:
+    """Return every cost of a model from its entry in the report; None if it is not there."""
+    values = dict[str, Any].fromkeys(COSTS, entry)
+    for cost, keys in COSTS.items():
+        for key in keys:
+            values[cost] = values[cost].get(key) if isinstance(values[cost], dict) else None
+    return {cost: value if isinstance(value, int | float) else None for cost, value in values.items()}
 
 
 def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
@@ -289,8 +280,8 @@ def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | 
     A machine is not as fast at all times, but each report timed its model and its dense model in turns. So a model's
     latency is the mean of all dense models' over its speed-up, which models of equal shapes share.
     """
-    dense = mean_costs([{cost: cost_of(report["dense"], cost) for cost in COSTS} for report in reports])
-    by_net = [{cost: cost_of(report["compressed"], cost) for cost in COSTS} for report in reports]
+    dense = mean_costs([costs_in(report["dense"]) for report in reports])
+    by_net = [costs_in(report["compressed"]) for report in reports]
     for costs, gain in zip(by_net, shared_gains(reports), strict=True):
         if gain and dense["latency"]:
             costs["latency"] = dense["latency"] / gain.times
