@@ -267,7 +267,7 @@ def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:
 
 def costs_in(entry: dict[str, Any]) -> dict[str, float | None]:
     """Return every cost of a model from its entry in the report; None if it is not there."""
-    values = dict[str, Any].fromkeys(COSTS, entry)
+    values: dict[str, Any] = dict.fromkeys(COSTS, entry)
     for cost, keys in COSTS.items():
         for key in keys:
             values[cost] = values[cost].get(key) if isinstance(values[cost], dict) else None

@@ -47,7 +47,7 @@ def in_turns(
         variants: the functions.
         rounds: that count, after ``warm_up`` others, which fill caches.
         warm_up: see above.
-        seconds: no further round begins after these, but for the ``least``; warming up has as much for itself.
+        seconds: after these only the ``least`` rounds begin; warming up has as much time for itself.
         least: see above.
         clock: returns seconds.
         device: where the functions leave work; on CUDA its own events measure it, on others it is waited for.
