@@ -175,18 +175,14 @@ class EpochLines(Callback):
         """Print the epoch's final values; nothing for the validation before training."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        shown = [f"{short} {values[name]:.4f}" for name, short in _SHOWN.items() if name in values]
-        shown += [
-            f"{name.removeprefix('val/')} {value:.4f}"
-            for name, value in values.items()
-            if name.startswith("val") and name not in _SHOWN
-        ]
+        values = trainer.callback_metrics
+        names = _SHOWN | {name: name[4:] for name in values if name.startswith("val/") and name not in _SHOWN}
+        shown = ", ".join(f"{short} {float(values[n]):.4f}" for n, short in names.items() if short and n in values)
         place = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, step {trainer.global_step}"
-        tqdm.write(f"{self.title}: {place}: {', '.join(s for s in shown if not s.startswith('score '))}")
+        tqdm.write(f"{self.title}: {place}: {shown}")
 
 
-_SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density"}
+_SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density", "val/score": ""}
 
 
 class StageBar(TQDMProgressBar):

@@ -160,8 +160,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a list of numbers above 0, with a point, e.g. [1.0e-4]",
     ),
     **dict.fromkeys(
-        ("updates", "hold_out"),
-        (lambda value: type(value) is int and value >= 1, "a whole number from 1 on"),
+        ("updates", "hold_out"), (lambda value: type(value) is int and value >= 1, "a whole number from 1 on")
     ),
 }
 
@@ -311,7 +310,7 @@ class Plan:
         for job in self.jobs:
             if job.label:
                 cells.setdefault(job.cell, []).append(job)
-        done = next((job for jobs in cells.values() for job in jobs if job.done), None)
+        done = next((job for job in self.jobs if job.label and job.done), None)
         metric = (read_report(done.folder) or {})["metric"] if done else None
         gathered = {
             "format": FORMAT, "config": asdict(self.comparison), "task": self.task, "metric": metric,

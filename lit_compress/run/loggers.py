@@ -77,7 +77,6 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
 def where_curves_are(run: Run) -> str:
     """Return how the curves of a run are looked at, or the loggers that have them."""
     given = run.recorded().get("trainer", {}).get("logger")
-    if not isinstance(given, dict | list):
-        return f"tensorboard --logdir {run.folder}"
-    loggers = given if isinstance(given, list) else [given]
-    return ", ".join(logger["class_path"].rpartition(".")[2] for logger in loggers)
+    loggers = given if isinstance(given, list) else [given] if isinstance(given, dict) else []
+    names = ", ".join(logger["class_path"].rpartition(".")[2] for logger in loggers)
+    return names or f"tensorboard --logdir {run.folder}"
