@@ -195,8 +195,8 @@ def layer_distillation_loss(
         teacher: L_t + 1 of them.
         mask: [batch, length], not 0 at real tokens; the mean is over those. None: padding is compared too.
         relative: divide every term by the variance of the teacher's state, over all components at the compared
-            positions, so that the loss does not change when teacher and student are scaled alike; or by these L_t + 1,
-            of a larger batch of which this one is a part.
+            positions. So the loss does not change when teacher and student are scaled alike. Or these variances,
+            L_t + 1, of a larger batch with this one in it.
     """
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)

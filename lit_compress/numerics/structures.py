@@ -124,8 +124,8 @@ def removal_path(
 
     Args:
         weight: W [out, in].
-        inputs: A [in, in]. A float64 one on the CPU is overwritten, as are gradients: all that is done takes no memory
-            but its own, eight bytes times the square of the number of inputs.
+        inputs: A [in, in]. A float64 one on the CPU is overwritten, as are gradients. The work takes no memory but its
+            own, eight bytes times the square of the number of inputs.
         gradients: G [out, out]; None for the identity.
         groups: int [groups, size], disjoint.
         mean: m [in], for the covariance instead of A; the bias carries the mean.
