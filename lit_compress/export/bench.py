@@ -12,11 +12,12 @@ from functools import cached_property, partial
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
 from lit_compress.export.modelling import MODULE, is_own_code
@@ -27,17 +28,13 @@ from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, trusts_code
 from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, in_turns, pinned, speedup, spread, summary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 FILE = "bench.json"
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
@@ -77,7 +74,7 @@ class BenchedNet:
 
         self.label, self.folder, self.work, self._data = label, folder, work / label, data
         self.work.mkdir()
-        self.net: PreTrainedModel = _load(folder)
+        self.net: Model = _load(folder)
         self.tokenizer: Any = lambda text: dict[str, Any]()  # asks for no token types
         with suppress(OSError, ValueError):
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
@@ -135,7 +132,7 @@ class BenchedNet:
         return {"metric": scores[key], "interval": interval_of(scores, key)}
 
 
-def _load(folder: Path) -> PreTrainedModel:
+def _load(folder: Path) -> Model:
     import transformers
 
     if (folder / "structure.json").is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -15,17 +15,14 @@ from lit_compress.export.table import counted, markdown, speed_line
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.files import net_bytes, stored_dtype
 from lit_compress.models.own_code import read_settings
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import card_fields, write_json
 from lit_compress.utils.manifest import write_manifest
 from lit_compress.utils.tables import as_code, escaped
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.tasks.records import Task
 
 LEAST = "5.0"  # version of transformers that loads an export: earlier ones read other tokenizers, and wider attentions
 HERE = "."  # as the code of a card calls its folder
@@ -95,7 +92,7 @@ def _is_repository_name(name: str) -> bool:
     return True
 
 
-def write_report_and_card(folder: Path, report: dict[str, Any], task: Task, net: PreTrainedModel) -> None:
+def write_report_and_card(folder: Path, report: dict[str, Any], task: Task, net: Model) -> None:
     """Write ``report.json``, ``README.md`` and, as the last file, ``manifest.json`` into the folder of an export."""
     report["manifest"] = True
     write_json(folder / "report.json", report)

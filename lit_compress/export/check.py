@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from lit_compress.export.program import TOLERANCE
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.own_code import references
 from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import Model
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 RELOADED = 1e-5  # largest difference of logits in the other process, relative above 1
 ELEMENTS = 1 << 24  # most logits of a batch; a vocabulary of 262,144 leaves 16 tokens of each of four texts
@@ -39,7 +37,7 @@ with torch.inference_mode():
 """
 
 
-def check_export(net: PreTrainedModel, folder: Path, before: PreTrainedModel | None = None) -> float:
+def check_export(net: Model, folder: Path, before: Model | None = None) -> float:
     """Load ``folder`` in another process and return the largest difference of its logits from the logits of ``net``.
 
     All get a random batch with padding. The code in the folder runs, which is the package's, or was trusted before.

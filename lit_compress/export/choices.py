@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_compress.export.integers import INTEGERS, Integers
 from lit_compress.export.runtimes import Dtype, Format
 from lit_compress.export.vocabulary import check_table
+from lit_compress.models.sites import Model
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.removed import removed_value
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 Vocabulary = Literal["all", "data"]
 NEEDS: dict[Format, tuple[str, ...]] = {
@@ -63,7 +60,7 @@ class Choices:
         """Of the weights of the program."""
         return {"int8": 8, "int4": 4}.get(self.dtype, 32)
 
-    def check(self, net: PreTrainedModel | None = None) -> None:
+    def check(self, net: Model | None = None) -> None:
         """Refuse values that are not valid, choices that exclude each other, and those that ``net`` cannot have.
 
         Raises:

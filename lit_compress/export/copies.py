@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -18,6 +17,7 @@ from lit_compress.export import writer
 from lit_compress.export.card import HERE
 from lit_compress.export.modelling import MODULE, is_own_code, write_as
 from lit_compress.models.own_code import brings_code, file_of, forget_code
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
@@ -25,9 +25,6 @@ from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 PROGRAMS = (
     "model.onnx", "model.onnx.data", "model.pt2", "openvino_model.xml", "openvino_model.bin", "decode.*", "encode.*",
@@ -73,7 +70,7 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
     return files
 
 
-def copy_export(what: str, net: PreTrainedModel, folder: Path, to: Path) -> None:
+def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     """Copy the files of an export of ``net`` into another existing folder, with this version's code and a manifest.
 
     No code is from the copied folder, except a trusted model's own.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
@@ -26,10 +27,11 @@ from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import file_of, forget_code, trusts_code
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
 from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
 from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
@@ -38,10 +40,7 @@ from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.records import Task
+    from transformers import PreTrainedConfig
 
 
 def check_out(out: Path) -> None:
@@ -69,7 +68,7 @@ class Export:
         timed: times programs where the budget's speed-up is measured; None: they are written again.
     """
 
-    net: PreTrainedModel
+    net: Model
     before: dict[str, Measured]
     method: str
     data: DataModule
@@ -80,7 +79,7 @@ class Export:
     timed: Programs | None = None
 
     @property
-    def dense(self) -> PreTrainedModel:
+    def dense(self) -> Model:
         """The model before compression."""
         return next(iter(self.before.values())).net
 
@@ -173,9 +172,7 @@ def _measured(
     }
 
 
-def _finish(
-    report: dict[str, Any], source: Export, net: PreTrainedModel, folder: Path, choices: Choices
-) -> dict[str, Any]:
+def _finish(report: dict[str, Any], source: Export, net: Model, folder: Path, choices: Choices) -> dict[str, Any]:
     """Check the export against what was asked, and write and return its report."""
     choices.check_drop(report)
     budget, density = source.budget or (None, 1.0)
@@ -230,9 +227,7 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     return report
 
 
-def _write_programs(
-    report: dict[str, Any], net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices
-) -> None:
+def _write_programs(report: dict[str, Any], net: Model, data: DataModule, folder: Path, choices: Choices) -> None:
     """Write the program of an export that is asked for, if any; ``report`` gets ``program``."""
     if choices.format == "hf":
         return

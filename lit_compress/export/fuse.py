@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from lit_compress.export.vocabulary import cut_rows, shrink_table
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.cut import remove_constant_units
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import link, replace, with_same_parameters
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Share of a matrix's parameters, so of its FLOPs, above which factors and rows may be slower than the matrix.
 # One thread of an AMD EPYC, 384 x 384 to 3072 x 768 (benchmarks/pruning/speed.py): at 32 x 128 tokens 0.63 - 0.85 of
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 MERGE = 0.7
 
 
-def compact(net: PreTrainedModel) -> PreTrainedModel:
+def compact(net: Model) -> Model:
     """Return a copy of ``net`` that stores only the kept values, with the same outputs in evaluation mode.
 
     Units with constant outputs are removed, and every layer is the smallest one. Other parameters are shared.
@@ -47,7 +45,7 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     return link(small).eval()
 
 
-def merged(net: PreTrainedModel) -> dict[str, float]:
+def merged(net: Model) -> dict[str, float]:
     """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
     shares = {
         name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
@@ -57,13 +55,13 @@ def merged(net: PreTrainedModel) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share > MERGE}
 
 
-def fuse(net: PreTrainedModel) -> PreTrainedModel:
+def fuse(net: Model) -> Model:
     """Return a copy of ``net`` as it is exported for speed: :func:`compact`, the layers of :func:`merged` dense."""
     fused = compact(net)
     return store_dense(fused, merged(fused))
 
 
-def store_dense(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
+def store_dense(net: Model, names: Iterable[str]) -> Model:
     """Store the layers ``names`` of ``net`` as dense matrices, in place; return ``net``."""
     dense: dict[str, Any] = {name: net.get_submodule(name) for name in names}
     layers = {name: SizedLinear.from_tensors(layer.dense(), layer.bias) for name, layer in dense.items()}
@@ -72,7 +70,7 @@ def store_dense(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
     return net
 
 
-def cast(net: PreTrainedModel, dtype: Dtype) -> None:
+def cast(net: Model, dtype: Dtype) -> None:
     """Cast the floating-point weights of ``net``, which get new parameters, and name the dtype in its configuration.
 
     Raises:
@@ -102,9 +100,7 @@ def in_dtype(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-def outline_export(
-    net: PreTrainedModel, choices: Choices, tokens_left: int | None = None, merge: bool = False
-) -> PreTrainedModel:
+def outline_export(net: Model, choices: Choices, tokens_left: int | None = None, merge: bool = False) -> Model:
     """Return a copy of ``net``, without values, in the shapes and dtypes of the file that ``write_export`` writes.
 
     ``tokens_left`` is the number of rows that ``vocabulary data`` keeps; with ``merge``, it is :func:`fuse`'s copy.

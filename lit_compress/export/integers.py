@@ -23,20 +23,17 @@ from math import inf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of, same_order
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.layers import Int8Embedding
+from lit_compress.models.sites import Model
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
@@ -98,7 +95,7 @@ def quantize(
         _move(small, out)
 
 
-def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
+def best_weights(path: Path, net: Model, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
     """Give a program weights of 4 bits, in place, by the way of :data:`WAYS` that diverges least from it.
 
     The ways read :data:`READ` training texts, and are compared on :data:`HELD_OUT` others. The program ``path`` is an
@@ -129,7 +126,7 @@ def best_weights(path: Path, net: PreTrainedModel, data: DataModule, results: tu
 
 
 def quantize_program(
-    folder: Path, made: dict[str, Any], net: PreTrainedModel, data: DataModule, dtype: Integers
+    folder: Path, made: dict[str, Any], net: Model, data: DataModule, dtype: Integers
 ) -> dict[str, Any]:
     """Quantize the program in ``folder``, in place, and measure its dev metric.
 

@@ -23,7 +23,7 @@ from lit_compress.models.architectures import get_architecture
 from lit_compress.models.outline import ordinary_config
 from lit_compress.models.own_code import DENSE, MODULE, file_of
 from lit_compress.models.residual_stream import group_of, residual_stream
-from lit_compress.models.sites import head_width, size_at
+from lit_compress.models.sites import Model, head_width, size_at
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.tasks import task_type_of_net
@@ -31,7 +31,8 @@ from lit_compress.utils.devices import move
 from lit_compress.utils.files import json_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
+
 
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
 REFUSAL = "compressed: load this folder with trust_remote_code=True"
@@ -86,7 +87,7 @@ class Compressed{base}({base}):
 '''
 
 
-def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
+def ordinary_form(net: Model) -> Model | None:
     """Return the ordinary model with the sizes of the fused ``net``, without values; None if the library has none."""
     if file_of(net) or (config := ordinary_config(net)) is None:
         return None
@@ -97,7 +98,7 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
 
 
 @torch.no_grad()
-def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
+def ordinary_net(net: Model) -> Model | None:
     """Return the ordinary model that the fused ``net`` is; None for any other.
 
     In one no matrix was replaced, all layers have as many heads and neurons, or all blocks share one basis of narrow
@@ -120,7 +121,7 @@ def hand_over(module: nn.Module, ordinary: nn.Module) -> None:
 
 
 @torch.no_grad()
-def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
+def as_ordinary(net: Model) -> Model | None:
     """Return a fused Llama or Qwen3 as an ordinary one if all blocks share one basis; None for any other model.
 
     Its width is the number of directions, with zeros up to a multiple of the heads, which its configuration asks for;
@@ -154,14 +155,12 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     return ordinary.eval()
 
 
-def write_model(net: PreTrainedModel, folder: Path) -> None:
+def write_model(net: Model, folder: Path) -> None:
     """Write weights, config and modelling file of the fused ``net``, or of the :func:`ordinary_net` that it equals."""
     write_as(net, ordinary_net(net), folder, save_net)
 
 
-def write_as(
-    net: PreTrainedModel, ordinary: PreTrainedModel | None, folder: Path, save: Callable[[PreTrainedModel, Path], None]
-) -> None:
+def write_as(net: Model, ordinary: Model | None, folder: Path, save: Callable[[Model, Path], None]) -> None:
     """Do the work of :func:`write_model`, where the ordinary model is known; ``save`` writes a model's own files."""
     base = type(net).__name__
     if ordinary is not None:
@@ -183,7 +182,7 @@ def write_as(
     (folder / f"{MODULE}.py").write_text(code_of(base, kinds, file_of(net)))
 
 
-def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
+def _auto_map(net: Model, own: Mapping[str, str]) -> dict[str, str]:
     """Return the classes of an export; ``own``: the model's."""
     kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
     return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
@@ -200,7 +199,7 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
     )
 
 
-def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
+def is_own_code(net: Model, folder: Path) -> bool:
     """Return whether the code in ``folder``, if any, is byte by byte what :func:`write_model` writes for ``net``."""
     auto_map, code = json_of(folder / "config.json").get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None and not code.exists():

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from lit_compress.export.runtimes import FILES, RUNTIMES, ProgramFormat, Setting
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
-from lit_compress.tasks import task_type_of_net
+from lit_compress.models.sites import Model
+from lit_compress.tasks import TaskType, task_type_of_net
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from lit_compress.tasks import TaskType
 
 TOLERANCE = {"hf": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 OPSET = 18
@@ -42,7 +42,7 @@ Inputs = dict[str, Tensor]
 
 
 def write_program(
-    net: PreTrainedModel,
+    net: Model,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     form: ProgramFormat,
@@ -86,7 +86,7 @@ def write_program(
 class _Logits(nn.Module):
     """A model that returns a dict of tensors instead of an output class of transformers."""
 
-    def __init__(self, net: PreTrainedModel, kind: TaskType) -> None:
+    def __init__(self, net: Model, kind: TaskType) -> None:
         super().__init__()
         self.net, self.kind, self.results = net, kind, kind.results
 
@@ -105,7 +105,7 @@ class _Logits(nn.Module):
 
 
 def example_inputs(
-    net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
+    net: Model, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
 ) -> Inputs:
     """Return random inputs [batch, length]; ``padded``: the second half of the second text is padding."""
     inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length, padded)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,15 +18,12 @@ from lit_compress.evaluation.intervals import FRACTIONS, Interval, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
 from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import Model
+from lit_compress.tasks.records import Task
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, speedup, spread, summary
 from lit_compress.version import __version__
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.tasks.records import Task
 
 _PACKAGES = ("torch", "lightning", "transformers", "datasets", "torchmetrics")
 
@@ -75,7 +72,7 @@ class Measured:
         merged: the file has merged matrices; then all stored weights count in its density, zeros too.
     """
 
-    net: PreTrainedModel
+    net: Model
     bytes: int
     metric: float
     initial: float | None = None
@@ -84,7 +81,7 @@ class Measured:
     interval: Interval | None = None
 
     @classmethod
-    def by(cls, scores: Mapping[str, float], net: PreTrainedModel, size: int, task: Task) -> Measured:
+    def by(cls, scores: Mapping[str, float], net: Model, size: int, task: Task) -> Measured:
         """Return a model of so many bytes with the first metric of ``scores``, which ``evaluate`` returned."""
         key = f"val/{task.metrics[0]}"
         return cls(net, size, scores[key], interval=interval_of(scores, key))
@@ -103,12 +100,12 @@ class Measured:
         return {**scores, **numbers, "kept": kept, "stored": stored, "bytes": self.bytes}
 
 
-def reading_length(net: PreTrainedModel, task: Task) -> int:
+def reading_length(net: Model, task: Task) -> int:
     """Return the tokens at which ``net`` is measured: the task's, or fewer if it has fewer positions."""
     return min(task.length, usable_positions(net.config) or task.length)
 
 
-def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> dict[str, Any]:
+def add_latency(entries: list[dict[str, Any]], nets: list[Model], task: Task) -> dict[str, Any]:
     """Time the models in turns, with one thread, batch 1 and the task's length; add the times to their entries.
 
     Models without values are not timed: all times are None.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,17 +23,14 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.integers import SMOOTH, quantize
 from lit_compress.export.program import example_inputs, program_bytes, write_program
 from lit_compress.export.runtimes import RUNTIMES, Runner, Setting, placed, torch_runner
+from lit_compress.models.budget import Budget
 from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import with_random_values
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import in_turns, pinned, speedup, summary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.models.budget import Budget
 
 BATCHES = (1, 32)  # texts of which a speed-up is if the budget names no shape
 ORDER = ("openvino-int8", "onnx-int8", "openvino", "onnx", "eager")  # the fastest first
@@ -73,7 +70,7 @@ class Place:
         return f"{name}, {' and '.join(f'{batch} x {length}' for batch, length in self.shapes)} tokens"
 
 
-def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: int, texts: bool = True) -> Place:
+def find_place(budget: Budget, choices: Choices, net: Model, length: int, texts: bool = True) -> Place:
     """Return where the speed-up of a budget is measured: the runtime that it names, or the fastest of those installed.
 
     A format or a dtype that the choices name must be of the runtime. Of the dense ``net`` only shapes are read.
@@ -112,7 +109,7 @@ def _refused(budget: Budget, why: str) -> UserError:
     return UserError(f"model.budget: '{budget.asked}' {why}")
 
 
-def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
+def _choices_for(name: str, budget: Budget, choices: Choices, net: Model, texts: bool) -> Choices:
     """Return the choices with the format and the dtype of the program that a runtime runs."""
     if name not in RUNTIMES:
         raise _refused(budget, f"has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
@@ -137,7 +134,7 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: PreTrainedMod
 class Programs:
     """Programs of models in the runtime of a place, timed in turns with that of ``dense``, with or without values."""
 
-    def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place) -> None:
+    def __init__(self, dense: Model, tokenizer: Any, place: Place) -> None:
         self.place, self._tokenizer = place, tokenizer
         net, dtype = with_random_values(dense), "float32" if place.device == "cpu" else "bfloat16"
         self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
@@ -145,14 +142,14 @@ class Programs:
         self._inputs = [placed(inputs, place.device) for inputs in examples]
         self._dense = self._runner(net)
 
-    def gains(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+    def gains(self, net: Model) -> list[dict[str, Any]]:
         """Return the speed-ups of a model's program, as the shapes of :meth:`speed_of`, in few rounds.
 
         ``net`` is as exported, with or without values.
         """
         return self._gains_of(self._runner(with_random_values(net)), SECONDS / 4, FEW)
 
-    def speed_of(self, net: PreTrainedModel, program: Path | None) -> dict[str, Any]:
+    def speed_of(self, net: Model, program: Path | None) -> dict[str, Any]:
         """Time an export in turns with the dense model: the ``program`` in its folder, if its runtime reads one.
 
         Returns:
@@ -187,7 +184,7 @@ class Programs:
                 })  # fmt: skip
         return entries
 
-    def _runner(self, net: PreTrainedModel) -> Runner:
+    def _runner(self, net: Model) -> Runner:
         """Write the program of a model with values, and load it."""
         choices = self.place.choices
         if choices.format == "hf":
@@ -198,7 +195,7 @@ class Programs:
             return RUNTIMES[self.place.runtime].load(program, self._setting)
 
 
-def _write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: Choices) -> Path:
+def _write_shapes(net: Model, tokenizer: Any, folder: Path, choices: Choices) -> Path:
     """Write the program of a model with any values into ``folder``; return its file."""
     path = folder / write_program(net, tokenizer, folder, choices.format)["file"]  # type: ignore[arg-type]
     if integers := choices.integers:
@@ -208,7 +205,7 @@ def _write_shapes(net: PreTrainedModel, tokenizer: Any, folder: Path, choices: C
     return path
 
 
-def bytes_of_shapes(net: PreTrainedModel, tokenizer: Any, choices: Choices) -> int:
+def bytes_of_shapes(net: Model, tokenizer: Any, choices: Choices) -> int:
     """Return the size of the program of ``net``, as exported, without values.
 
     Raises:

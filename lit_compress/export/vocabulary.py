@@ -25,19 +25,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.data.facts import changed_inputs, pieces_missed, token_counts
 from lit_compress.layers import Int8Embedding, SizedEmbedding
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import replace, with_same_parameters
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-    from lit_compress.data.datamodule import DataModule
 
 _OPTION = "export: --vocabulary data"
 MISSED = 0.1  # share of training texts that are left out in the count, and are spelled otherwise, at most
@@ -50,12 +51,12 @@ _DERIVED = ("vocab.txt", "vocab.json", "merges.txt")  # the same as tokenizer.js
 Json = dict[str, Any]
 
 
-def tokens_kept(net: PreTrainedModel, data: DataModule) -> int:
+def tokens_kept(net: Model, data: DataModule) -> int:
     """Return how many tokens :func:`cut_vocabulary` keeps; of ``net`` only the configuration is read."""
     return len(cut_tokenizer(data.tokenizer, _used(net, data))[1])
 
 
-def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
+def _used(net: Model, data: DataModule) -> set[int]:
     """Return the tokens of the training texts, and the first ones, the frequent ones, as many as other texts need.
 
     Of a tenth of the training texts at most :data:`MISSED` have a piece that is in neither, without this tenth.
@@ -68,7 +69,7 @@ def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
     return used | {number for number, name in enumerate(names) if name and not _UNUSED.fullmatch(name)}
 
 
-def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
+def cut_vocabulary(net: Model, data: DataModule) -> tuple[Model, DataModule, dict[str, Any]]:
     """Return ``net`` and ``data`` with a smaller tokenizer, and the report's entry on it.
 
     Returns:
@@ -197,7 +198,7 @@ def _spelling(pieces: Iterable[str], letters: Callable[[str], list[str]]) -> set
     return single | {piece for piece, own in parts.items() if not single.issuperset(own)}
 
 
-def special_ids(net: PreTrainedModel) -> set[int]:
+def special_ids(net: Model) -> set[int]:
     """Return the ids of tokens that the configurations of ``net`` name."""
     named = [value for config in _configurations(net) for value in _named(config).values()]
     ids = {number for value in named for number in (value if isinstance(value, list) else [value])}
@@ -205,7 +206,7 @@ def special_ids(net: PreTrainedModel) -> set[int]:
 
 
 @torch.no_grad()
-def keep_tokens(net: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
+def keep_tokens(net: Model, kept: Sequence[int]) -> Model:
     """Return a copy of ``net`` that has only the tokens ``kept``, all :func:`special_ids` among them, in this order.
 
     Raises:
@@ -238,7 +239,7 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
+def cut_rows(small: Model, kept: Sequence[int]) -> None:
     """Cut the table of ``small``, and its output layer over the vocabulary, to the rows ``kept``, in place."""
     rows, new = torch.tensor(kept), {old: number for number, old in enumerate(kept)}
     tables = [small.get_input_embeddings(), *filter(None, [small.get_output_embeddings()])]
@@ -260,7 +261,7 @@ def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
     small.config.vocab_size = len(kept)
 
 
-def _configurations(net: PreTrainedModel) -> list[Any]:
+def _configurations(net: Model) -> list[Any]:
     return [net.config, *([net.generation_config] if net.can_generate() and net.generation_config else [])]
 
 
@@ -270,12 +271,12 @@ def _named(config: Any) -> dict[str, int | list[int]]:
     return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
 
 
-def table_bytes(net: PreTrainedModel) -> int:
+def table_bytes(net: Model) -> int:
     """Return the size of the table of token embeddings of ``net``."""
     return sum(p.nbytes for p in net.get_input_embeddings().parameters())
 
 
-def check_table(net: PreTrainedModel) -> str:
+def check_table(net: Model) -> str:
     """Return the name of the table of token embeddings, which can be made smaller.
 
     Raises:
@@ -292,7 +293,7 @@ def check_table(net: PreTrainedModel) -> str:
 
 
 @torch.no_grad()
-def shrink_table(net: PreTrainedModel) -> Tensor:
+def shrink_table(net: Model) -> Tensor:
     """Replace the table of token embeddings by rows of 8-bit integers, in place; return its error / its norm.
 
     Raises:

@@ -12,7 +12,7 @@ import inspect
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,13 @@ from torch import Tensor, nn
 from lit_compress.export import writer
 from lit_compress.export.program import TOLERANCE, Inputs, write_graph
 from lit_compress.models.accounting import random_inputs
+from lit_compress.models.sites import Model
 from lit_compress.utils.files import write_json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text before them
 
 
-def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> dict[str, Any] | None:
+def write_writing(net: Model, folder: Path, texts: list[Inputs]) -> dict[str, Any] | None:
     """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, compared with ``net`` on ``texts``.
 
     Returns:
@@ -68,7 +66,7 @@ def write_writing(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> di
     return {"files": files, "bytes": size, "tokens": tokens, "difference": difference}
 
 
-def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], list[str]]]:
+def _parts(net: Model) -> dict[str, tuple[nn.Module, dict[str, Any], list[str]]]:
     """Return the programs by name: the module, example inputs, names of the outputs."""
     inputs = random_inputs(net, 3, 9)
     inputs["attention_mask"][1, 5:] = 0
@@ -91,7 +89,7 @@ def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], l
 class _Encode(nn.Module):
     """From a text to its keys and values in every block of the decoder."""
 
-    def __init__(self, net: PreTrainedModel) -> None:
+    def __init__(self, net: Model) -> None:
         super().__init__()
         self.net = net
 
@@ -106,7 +104,7 @@ class _Encode(nn.Module):
 class _Decode(nn.Module):
     """From tokens, and keys and values of those before them, to the logits of the next and all keys and values."""
 
-    def __init__(self, net: PreTrainedModel) -> None:
+    def __init__(self, net: Model) -> None:
         super().__init__()
         self.net, self.takes = net, inspect.signature(net.forward).parameters
 
@@ -144,7 +142,7 @@ def _tensors(cache: Any) -> list[Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
-def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:
+def _facts(net: Model, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:
     """Return the settings of ``write.py``."""
     chosen, reads = net.generation_config, net.config.is_encoder_decoder
     ends, pad = chosen.eos_token_id, chosen.pad_token_id
@@ -157,7 +155,7 @@ def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -
     }  # fmt: skip
 
 
-def _compare(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> tuple[int, float]:
+def _compare(net: Model, folder: Path, texts: list[Inputs]) -> tuple[int, float]:
     """Return how many tokens the programs write, and how far the model's logit of one is below its largest, at most."""
     write, off, count, reads = writer.Writer(folder), [torch.zeros(1)], 0, net.config.is_encoder_decoder
     for inputs in texts:

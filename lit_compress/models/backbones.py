@@ -23,7 +23,7 @@ from lit_compress.models.checks import (
 from lit_compress.models.files import check_form
 from lit_compress.models.own_code import check_code, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
-from lit_compress.models.sites import set_pattern
+from lit_compress.models.sites import Model, set_pattern
 from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
@@ -31,7 +31,8 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub import is_name, model_snapshot
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
 
 EMBEDDED = "embedded"
 DEFAULT = "google-bert/bert-base-uncased"  # on the hub
@@ -167,7 +168,7 @@ def _auto_class(kind: TaskType) -> Any:
 
 def load_net(
     name: str, task: Task, sites: str | None = None, option: str = "model.backbone", trained: bool = False
-) -> PreTrainedModel:
+) -> Model:
     """Load a model with the head of ``task`` in float32, whatever dtype it is stored in; arguments as above.
 
     A head that the checkpoint lacks, or that has another size, is initialised randomly, and named. Unused tensors that
@@ -200,7 +201,7 @@ def load_net(
     return as_linears(net)
 
 
-def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
+def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> Model:
     """Load the model that ``option`` names with its head, which was trained on ``task``; see :func:`load_net`."""
     return load_net(name, task, sites, option, trained=True)
 
@@ -238,7 +239,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
         return is_finetuned(what, _read_config(what, folder), task)
 
 
-def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
+def empty_net(config: PreTrainedConfig) -> Model:
     """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
 

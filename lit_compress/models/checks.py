@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_compress.models.own_code import is_exported, read_settings
-from lit_compress.models.sites import gives_states
+from lit_compress.models.sites import Model, gives_states
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
+from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from lit_compress.tasks.records import Task
 
 _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and that models now make themselves
 
@@ -62,7 +62,7 @@ def refuse_compressed(what: str, folder: Path) -> None:
         raise UserError(f"{what} is compressed already; give the model it was made from")
 
 
-def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:
+def check_tensors(what: str, net: Model, info: dict[str, Any], new_head: bool) -> None:
     """Refuse a model if a tensor is missing, unexpected, of another shape, or not finite; name a new head.
 
     ``info`` is ``output_loading_info`` of ``from_pretrained``. With ``new_head`` a head that the file lacks, or has in
@@ -89,7 +89,7 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
         note(f"{what}: the head is new and not trained yet ({', '.join(sorted(drawn))})")
 
 
-def _in_head(net: PreTrainedModel, name: str) -> bool:
+def _in_head(net: Model, name: str) -> bool:
     """Return whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
     prefix, parts = net.base_model_prefix, name.split(".")
     if gives_states(net):  # a file may have the head of another model
@@ -103,7 +103,7 @@ def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def check_finite(what: str, net: PreTrainedModel) -> None:
+def check_finite(what: str, net: Model) -> None:
     """Refuse a model with infinite weights, or weights that are no numbers, and name the first."""
     for name, value in net.named_parameters():
         if value.is_floating_point() and not all_finite(value):

@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.calibration.statistics import TOKENS
+from lit_compress.models.sites import Model
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
@@ -25,9 +26,6 @@ from lit_compress.stages.base import Training, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 DISTIL = "distil"
 LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
@@ -91,7 +89,7 @@ class Distilling:
         self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
-    def fit(self, dense: PreTrainedModel, model: Path) -> None:
+    def fit(self, dense: Model, model: Path) -> None:
         """Run or continue the stage, as :func:`run_stage`; ``dense`` is the teacher of the compressed ``model``."""
         self.run.dense = dense
         run_stage(self.made, self.run, "", model)
