@@ -145,8 +145,7 @@ class DataSettings(LightningDataModule):
         for name, value in sizes.items():
             if value is not None and value < smallest.get(name, 1):
                 raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest.get(name, 1)}")
-        self.task = task
-        self.backbone = backbone
+        self.task, self.backbone = task, backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.train_examples, self.validation_examples = train_examples, validation_examples
