@@ -5,8 +5,10 @@ import json
 
 import pytest
 from mistakes import fit
+from tiny import make_net
 
 from benchmarks.analysis.measure import main
+from benchmarks.analysis.widths import width_table
 from lit_compress.__main__ import main as run_command
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
@@ -80,3 +82,11 @@ def test_mistakes_are_told(run, tiny_data, tmp_path, capsys):
             main(words)
         assert stop.value.code == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("family", "task", "cross"), [("bert", "sst2", False), ("bart", "xsum", True)])
+def test_a_dense_model_has_all_its_widths(family, task, cross):
+    rows = width_table(make_net(family, task))
+    kinds = ("attention", "ffn", "cross") if cross else ("attention", "ffn")
+    assert {f"hidden_{kind}" for kind in kinds} <= {*rows[-1]} and ("qk_cross" in rows[-1]) == cross
+    assert all(value == 1 for row in rows for name, value in row.items() if name != "layer")

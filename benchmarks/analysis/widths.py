@@ -35,16 +35,16 @@ def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
     stream, d, dense = residual_stream(net, group_of(net)), net.config.hidden_size, dense_layers(net)
     rows: dict[str, dict[str, Any]] = {}
     for sublayer in stream.sublayers:
-        row = rows.setdefault(sublayer.host, {"layer": len(rows)})
+        row = rows.setdefault(sublayer.block, {"layer": len(rows)})
         site = net.get_submodule(stream.sites[sublayer.writes].norms[0])
-        row[f"hidden_{sublayer.kind}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
+        row[f"hidden_{sublayer.type}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
         if sublayer.kind == "ffn":
-            down = sublayer.linears["down"]
+            down = sublayer.sites["down"]
             row["ffn"] = size_at(net, down)[1] / dense[down].in_features
             continue
-        end, heads = "_cross" if sublayer.kind == "cross" else "", net.config.num_attention_heads
+        end, heads = "_cross" if sublayer.type == "cross" else "", net.config.num_attention_heads
         for column, role in (("qk", "q"), ("vo", "v")):
-            name = next(name for own, name in sublayer.linears.items() if role in parts_of(own))
+            name = next(name for own, name in sublayer.sites.items() if role in parts_of(own))
             layer = net.get_submodule(name)
             left = getattr(layer, "heads", 0) if getattr(layer, "side", "") else heads
             row[f"heads{end}"] = left / heads

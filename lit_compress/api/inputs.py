@@ -98,7 +98,8 @@ def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Pa
     # called as the last part of where it came from, or as its class
     name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
     name = re.sub(r"[^\w.-]", "-", name) or type(model).__name__
-    return build_once((temporary or cache_folder() / f"brought-{_model_key(model, tokenizer)}") / name, fill)
+    place = temporary / "model" if temporary else cache_folder() / f"brought-{_model_key(model, tokenizer)}"
+    return build_once(place / name, fill)
 
 
 def named(model: Any, tokenizer: Any) -> str | None:

@@ -37,8 +37,8 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, read_json, remove
-from lit_compress.utils.memory import return_freed_memory, trim
+from lit_compress.utils.files import atomic_folder, check_folder, read_json, remove
+from lit_compress.utils.memory import freed_memory_returned, return_freed_memory, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
@@ -116,6 +116,8 @@ def run_factorize(
         job = settle_budget(cli)
         return factorize_by_block(place, job, one_shot_stage(job.method), cli.dump(), recovery)
     run = None if recovery.distil is None else Run(place.with_name(f"{place.name}.distil"))
+    if run is not None:
+        check_folder("out", run.folder)
     job, chosen, timed = _sized(cli, job, run)
     return _factorized(place, job, run, cli.dump(), recovery, chosen, timed)
 
@@ -243,7 +245,8 @@ def compress_and_refine(
     stage.check(dense)
     stage.check_data(dense, data)
     compression.folder = Path(method.backbone).expanduser()
-    net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
+    with freed_memory_returned():  # not while blocks are trained
+        net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
     facts = {"dense": scores, "calibration": compression.record(data, loss), "refined": None, "distilled": None}
     trim()
     if refine is None:

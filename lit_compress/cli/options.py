@@ -92,8 +92,12 @@ def _whole_first(hint: Any) -> Any:
 
     Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
     """
-    kinds = sorted(get_args(hint), key=lambda kind: kind is float)
-    return reduce(or_, kinds) if get_origin(hint) is Union and {int, float} <= set(kinds) else hint
+    kinds = [*get_args(hint)]
+    if get_origin(hint) is not Union or not {int, float} <= {*kinds}:
+        return hint
+    kinds.remove(int)
+    kinds.insert(kinds.index(float), int)
+    return reduce(or_, kinds)
 
 
 def method_class(name: str | None) -> type[Method] | None:

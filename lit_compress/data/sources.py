@@ -8,16 +8,16 @@ They are read in chunks and written to the cache folder, so that memory does not
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
-from lit_compress.data.readers import READERS, SUFFIXES, Place, Rows, from_table, suffix_of
+from lit_compress.data.readers import READERS, SUFFIXES, Place, Rows, check_names, from_table, suffix_of
 from lit_compress.models.embedded import load_texts
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
@@ -36,6 +36,7 @@ DEV = dict.fromkeys(("dev", "valid", "val", "eval"), "validation")  # other name
 PARTS_ONLY = ("valid", "val", "eval")  # a single file of this name is none
 
 Sources = dict[str, Source]  # by split
+T = TypeVar("T")
 
 
 def is_one_table(place: Path) -> bool:
@@ -75,9 +76,12 @@ def load_split_files(
             loaded[split] = checked(task, sources[split], labelled, split in optional)
         elif split not in task.validation[1:]:
             where = f"data.task: '{task.name}'" if place.path is None else place.where
-            there = [*sources] or sorted(path.name for path in place.folder.iterdir())
-            near = nearest(f"{split}.csv", there) if there else "the folder is empty"
-            raise UserError(f"{where} has no split '{split}'; {near}")
+            if sources:
+                raise UserError(f"{where} has no split '{split}'; {nearest(split, sources)}")
+            there = ", ".join(sorted(path.name for path in place.folder.iterdir())[:10])
+            raise UserError(
+                f"{where} has no split '{split}', e.g. {split}.csv; {f'it holds {there}' if there else 'it is empty'}"
+            )
     return loaded
 
 
@@ -173,13 +177,18 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
         stem = path.name[: -len(suffix)]
         if (part := re.fullmatch(r"(.+?)-\d+-of-\d+", stem)) or (path.parent != folder and "=" not in parent):
             split = part[1] if part else stem if parent == "data" else parent.removeprefix("partial-")
-            found.setdefault(suffix, {}).setdefault(_named(task, split), []).append(path)
-        elif stem not in PARTS_ONLY and (name := _named(task, stem)) in ("train", "test", *task.validation):
+            found.setdefault(suffix, {}).setdefault(split, []).append(path)
+        elif (
+            path.parent == folder
+            and stem not in PARTS_ONLY
+            and (name := _named(task, stem)) in ("train", "test", *task.validation)
+        ):
             if name in plain:
                 both = f"{plain[name][0].name} and {path.name}"
                 raise UserError(f"data.path: '{folder}' holds {both}, both could be '{name}'; leave one")
             plain[name] = [path]
-    return plain, next((found[suffix] for suffix in READERS if suffix in found), {})
+    parts = next((found[suffix] for suffix in READERS if suffix in found), {})
+    return plain, _as_named(task, f"data.path: '{folder}'", parts)
 
 
 def _saved(task: Task, folder: Path) -> Sources:
@@ -200,6 +209,9 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
 
     def read() -> Rows:
         parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, place) for file in files]
+        for file, part in zip(files, parts, strict=True):
+            if part.names is not None:
+                check_names(task, f"data.path: '{file}'", part.names)
         return replace(parts[0], rows=chain.from_iterable(part.rows for part in parts))
 
     return Source(where, key, read)
@@ -222,8 +234,20 @@ def _loaded(task: Task, where: str, load: Callable[[], Any]) -> Sources:
     for split, rows in loaded.items() if isinstance(loaded, dict) else [("train", loaded)]:
         table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
         key = partial(content_key, rows)
-        sources[_named(task, str(split))] = Source(f"{where} split '{split}'", key, partial(from_table, task, table))
-    return sources
+        sources[str(split)] = Source(f"{where} split '{split}'", key, partial(from_table, task, table))
+    return _as_named(task, where, sources)
+
+
+def _as_named(task: Task, where: str, splits: Mapping[str, T]) -> dict[str, T]:
+    """Return splits by the task's names, of which the exact one wins; a UserError if two others could be one."""
+    named = dict[str, str]()
+    for split in splits:
+        if split != (name := _named(task, split)) and name in splits:
+            continue
+        if name in named:
+            raise UserError(f"{where} holds '{named[name]}' and '{split}', both could be '{name}'; leave one")
+        named[name] = split
+    return {name: splits[split] for name, split in named.items()}
 
 
 def _named(task: Task, split: str) -> str:

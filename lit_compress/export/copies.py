@@ -61,9 +61,11 @@ def export_files(what: str, folder: Path) -> dict[str, Path]:
             raise UserError(
                 f"{what}: '{name}' is a link to '{end}'; only links to files in the folder are copied; remove it"
             )
+        if path.is_dir():
+            continue
         if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in known):
             files[name] = path
-        elif not path.is_dir():
+        else:
             others.append(name)
     if others:
         note(f"{what}: files that no export has are left out: {', '.join(others[:5])}")

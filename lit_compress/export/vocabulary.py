@@ -46,7 +46,6 @@ TOLERANCE = 1e-5  # largest difference of logits with fewer tokens, relative abo
 _BIAS = "final_logits_bias"  # BART's, a buffer next to the output layer
 _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")  # places that BERT and others leave free
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_DERIVED = ("vocab.txt", "vocab.json", "merges.txt")  # the same as tokenizer.json, in older formats
 
 Json = dict[str, Any]
 

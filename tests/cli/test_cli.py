@@ -136,10 +136,10 @@ def test_a_python_without_the_packages_is_one_line(args):
 @pytest.mark.parametrize(("given", "kind"), [("1", int), ("50", int), ("1.0", float), ("0.5", float), ("1e-1", float)])
 def test_a_whole_number_is_no_fraction(given, kind):
     """`--trainer.limit_train_batches 1` was 1.0, all batches, where a library had made this type before Lightning."""
-
-    parser = ArgumentParser()
-    parser.add_argument("--most", type=_whole_first(Union[float, int, None]))  # noqa: UP007  as libraries write it
-    assert type(parser.parse_args([f"--most={given}"]).most) is kind
+    for hint in (Union[float, int, None], Union[int, float, str, None]):  # noqa: UP007  as libraries write them
+        parser = ArgumentParser()
+        parser.add_argument("--most", type=_whole_first(hint))
+        assert type(parser.parse_args([f"--most={given}"]).most) is kind
 
 
 def test_a_limit_of_batches_counts_the_steps_of_a_plan(short_run, capsys):

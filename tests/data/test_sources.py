@@ -68,6 +68,23 @@ def test_second_validation_split_may_be_missing(tmp_path):
     assert list(sizes(MNLI, tmp_path)) == ["train", "validation_matched", "validation_mismatched"]
 
 
+def test_of_two_dev_splits_the_one_with_the_exact_name_is_read(tmp_path):
+    """In parts: never both together."""
+    write(tmp_path, {f"data/{name}-00000-of-00001.jsonl": sst2(*labels) for name, labels in
+                     {"train": (0, 1), "validation": (1,), "dev": (0, 1)}.items()})  # fmt: skip
+    assert sizes(SST2, tmp_path) == {"train": 2, "validation": 1}
+    (tmp_path / "data/validation-00000-of-00001.jsonl").rename(tmp_path / "data/eval-00000-of-00001.jsonl")
+    with pytest.raises(UserError, match="holds 'dev' and 'eval', both could be 'validation'; leave one"):
+        sizes(SST2, tmp_path)
+
+
+def test_every_part_of_a_split_has_its_columns_once(tmp_path):
+    parts = {"00000": "sentence,label\na,1\n", "00001": "sentence,label,label\na,1,0\n"}
+    write(tmp_path, {f"train-{number}-of-00002.csv": text.encode() for number, text in parts.items()})
+    with pytest.raises(UserError, match=r"train-00001-of-00002\.csv' has the column 'label' twice"):
+        load(SST2, tmp_path, ["train"])
+
+
 @pytest.mark.parametrize("name", ["mine.csv", "mine.CSV", "mine.json"])
 def test_a_single_file_of_a_shipped_task(tmp_path, name):
     """It is split for fit, read whole for predict, and for validate and test if that is said."""
@@ -92,10 +109,11 @@ def test_a_single_file_of_a_task_with_two_validation_splits(tmp_path):
 
 
 WRONG = {
-    "another name": ({"trian.csv": b""}, "has no split 'train'; did you mean 'trian.csv'"),
-    "nothing": ({}, "has no split 'train'; the folder is empty"),
+    "another name": ({"trian.csv": b""}, "has no split 'train', e.g. train.csv; it holds trian.csv"),
+    "nothing": ({}, "has no split 'train', e.g. train.csv; it is empty"),
     "two files": ({"train.csv": sst2(1), "train.tsv": sst2(1)}, "train.csv and train.tsv, both could be 'train'"),
     "a dev split of another name": ({"train.jsonl": sst2(1), "eval.jsonl": sst2(1)}, "has no split 'validation'"),
+    "part of a data set": ({"lang=en/train.jsonl": sst2(1)}, "has no split 'train', .* it holds lang=en"),
     "no dev split": ({"train.jsonl": sst2(1)}, "has no split 'validation'; valid: train"),
 }  # fmt: skip
 

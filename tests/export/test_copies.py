@@ -168,6 +168,11 @@ def test_known_files_are_copied_and_others_are_named(files, capsys):
     assert f"note: export: 'here': files that no export has are left out: {left}" in capsys.readouterr().err
 
 
+def test_a_folder_called_like_a_program_is_left_out(files):
+    (files / "decode.parts").mkdir()
+    assert "decode.parts" not in export_files("here", files)
+
+
 def test_code_goes_with_a_model_that_had_code_of_its_own(files):
     (files / "modeling_own.py").write_text("own")
     assert "modeling_own.py" not in export_files("x", files)
