@@ -9,15 +9,24 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
+from helpers import Tokenizer, net_of
 from tiny import WORDS, write_model
 from transformers import AutoModelForCausalLM
 
+import lit_compress
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import choices, integers
+from lit_compress.export.fuse import compact, fuse
 from lit_compress.export.integers import best_weights, quantize, quantize_program, training_feeds
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
+from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import estimated_bytes
+from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import decompose
 from lit_compress.run.solve import GRAPH
 from lit_compress.utils.errors import UserError
 
@@ -131,3 +140,88 @@ def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path)
     data = DataModule("sst2", str(tiny_backbone), str(tmp_path))
     with pytest.raises(UserError, match=r"^export: --dtype int8 reads training texts: "):
         training_feeds(data, "export: --dtype int8")
+
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def stacked_and_rows(net):
+    """Query, key and value on one right factor; factors and rows elsewhere."""
+    shared = stacks(net)
+    ranks = {site.name: 12 for site in find_sites(net)}
+    first = {name: rank for name, rank in ranks.items() if name in shared}
+    inside = {name for names in shared.values() for name in names}
+    factorize(net, first, lambda _, weight, rank: decompose(weight, rank), stacks=shared)
+    rest = {name: rank for name, rank in ranks.items() if name not in inside}
+    factorize(net, rest, lambda _, weight, rank: decompose(weight, rank), LowRankSparseLinear)
+    for name in rest:
+        net.get_submodule(name).sparse.data[::2] = 0
+    return fuse(compact(net))
+
+
+def sizes_in_float(path):
+    """Return the bytes of every constant in float."""
+    if path.suffix == ".onnx":
+        constants = pytest.importorskip("onnx").load(path).graph.initializer
+        return [4 * int(np.prod(item.dims)) for item in constants if item.data_type == 1]
+    nodes = pytest.importorskip("openvino").Core().read_model(path).get_ops()
+    return [n.get_byte_size() for n in nodes if n.get_type_name() == "Constant" and n.get_element_type().is_real()]
+
+
+def feeds(batches=4, vocabulary=100):
+    generator = np.random.default_rng(1)
+    ids = [generator.integers(5, vocabulary, (8, length)) for length in (9, 20, 31, 40)[:batches]]
+    return [dict(zip(NAMES, (each, np.ones_like(each), each % 2), strict=True)) for each in ids]
+
+
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
+def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
+    """Alone, in a batch of 3, padded to 256; one of its tokens is unknown (1). No matrix stays in float."""
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "nncf"}[form])
+    settings = {"max_position_embeddings": 256, "vocab_size": 3000, "hidden_size": 96, "task": "conll2003"}
+    net = stacked_and_rows(net_of("bert", torch.float32, **settings)).eval()
+    made = write_program(net, Tokenizer("token_type_ids"), tmp_path, form)
+    path, before = tmp_path / made["file"], made["bytes"]
+    assert before == sum(file.stat().st_size for file in tmp_path.iterdir())
+    for place in (lit_compress, transformers):  # paths of where it was made
+        assert place.__file__.rpartition("/")[0].encode() not in path.read_bytes()
+    quantize(path, path, "int8", feeds(vocabulary=3000))
+    assert all(size <= 256 * 4 or size == 3000 * 4 for size in sizes_in_float(path))  # biases, scales of a table
+    assert program_bytes(path) < before / 2
+    assert abs(program_bytes(path) - estimated_bytes(net, 8, GRAPH[form])) < 0.25 * program_bytes(path)
+    program, text = Program(read_program(path, ("logits",)), net.config), [2, 1, 77, 2500, 9, 3]
+    answers = []
+    for rows, length in (([text], 6), ([text, [*range(30, 50)], [2, 5, 3]], 20), ([text], 256)):
+        ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+        given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+        both = (each(**given).logits[0, :6].detach().flatten() for each in (program, net))
+        answers.append(tuple(both))
+    for answer, exact in answers:
+        assert torch.cosine_similarity(answer, answers[0][0], dim=0) > 0.99999
+        assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
+
+
+def test_factors_whose_ranges_differ(tmp_path):
+    """Between two factors ranges may differ by 50 times, as after training; of two ways to smooth them the better is
+    taken, whichever is tried first."""
+    pytest.importorskip("nncf")
+    torch.manual_seed(0)
+    net = net_of("bert", torch.float32, num_hidden_layers=1).eval()
+    ranks = {name: min(layer.weight.shape) // 2 for name, layer in dense_layers(net).items()}
+    net = factorize(net, ranks, lambda _, weight, rank: decompose(weight, rank)).eval()
+    for layer in net.modules():
+        if isinstance(layer, LowRankLinear):
+            layer.right.data[::7] *= 50
+            layer.left.data[:, ::7] /= 50
+    made, given = write_program(net, Tokenizer("token_type_ids"), tmp_path, "openvino"), feeds(2)
+    inputs = {name: torch.from_numpy(value) for name, value in given[1].items()}
+    exact = net(**inputs).logits.detach()
+
+    def error(*smooth):
+        quantize(tmp_path / made["file"], tmp_path / "small.xml", "int8", given, smooth)
+        assert b"> <" not in b" ".join((tmp_path / "small.xml").read_bytes().split())  # no indentation
+        answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**inputs).logits
+        return float((answer - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
+
+    alone = sorted(error(share) for share in (0.95, 0.5))
+    assert error(0.95, 0.5) == alone[0] < alone[1] and alone[0] < 0.1, alone
