@@ -101,10 +101,12 @@ def strategy(name, **given):
 
 TRAINER = {
     "os.system": lambda touch: strategy("DDPStrategy", ddp_comm_hook=calls("os.system", command=touch)),
+    "getoutput": lambda touch: strategy("FSDPStrategy", auto_wrap_policy=calls("subprocess.getoutput", cmd=touch)),
     "hub": lambda touch: strategy(
         "DDPStrategy", ddp_comm_hook=calls("torch.hub.load", repo_or_dir="runs/stolen", model="SVD", source="local")
     ),
     "accelerator": lambda touch: {"accelerator": calls("os.system", command=touch)},
+    "precision": lambda touch: {"precision": calls("os.system", command=touch)},
     "words": lambda touch: {"strategy": "runs.stolen.payload.SVD", "plugins": "runs.stolen.payload.SVD"},
 }
 OPTIMIZER = {"retrain": {"optimizer": calls("torch.optim.SGD", lr=1e-3), "lr_scheduler": "runs.stolen.payload.SVD"}}

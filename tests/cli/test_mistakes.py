@@ -5,6 +5,7 @@ The line names the option as it was typed, and what is nearest to it among the o
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from inspect import signature
@@ -97,10 +98,17 @@ WRONG = [
     (*SVD, "--data.task", "sts2"),
     (*SVD, "--data.custom", "reviews"),
     (*SVD, "--trainer.precision", "8"),
+    (*SVD, "--config", "nowhere.yaml"),
+    (*SVD, "--model.backbone", "./nowhere"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "./nowhere"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "FILE"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--model.teacher", "./nowhere"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FILE"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FULL"),
     (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.train_examples", "1000"),
+    ("predict", "MODEL", "--data.task", "sst2", "--output", "EMPTY"),
     ("factorize", "MODEL", "OUT", "--data.task", "sst2", "--density", "x"),
+    ("factorize", "MODEL", "FULL", "--data.task", "sst2"),
     ("factorize", "./nowhere", "OUT", "--data.task", "sst2"),
     ("export", "EMPTY", "OUT"),
     ("export", "RUN", "OUT", "--embeddings", "rank"),
@@ -111,16 +119,20 @@ WRONG = [
 ]
 
 
+GIVEN_BEFORE = ("sweeep", "EMPTY", "./nowhere", "FULL")  # where options follow that are right
+
+
 @pytest.fixture
 def place(tmp_path, tiny_backbone, tiny_data, monkeypatch):
     """Folders and files by the names that stand for them."""
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "run"):
+    for name in ("empty", "full", "run"):
         (tmp_path / name).mkdir()
     (tmp_path / "run" / "config.yaml").write_text("{export: {}, model: {class_path: SVD, init_args: {density: 0.5}}}")
-    (tmp_path / "file.bin").write_bytes(b"\x00\xff not a table")
-    return {"EMPTY": "empty", "RUN": "run", "FILE": "file.bin", "TINY": str(tiny_backbone), "DATA": str(tiny_data),
-            "MODEL": str(tiny_backbone)}  # fmt: skip
+    for name in ("file.bin", "full/thesis.txt"):
+        (tmp_path / name).write_bytes(b"\x00\xff not a table")
+    return {"EMPTY": "empty", "FULL": "full", "RUN": "run", "FILE": "file.bin", "TINY": str(tiny_backbone),
+            "DATA": str(tiny_data), "MODEL": str(tiny_backbone)}  # fmt: skip
 
 
 @pytest.mark.parametrize("args", WRONG, ids=lambda args: " ".join(args))
@@ -128,8 +140,10 @@ def test_a_wrong_value_folder_or_file(args, capsys, place, tmp_path):
     """The line has what was given, and the option or the command that it was given to."""
     before = sorted(path.name for path in tmp_path.rglob("*"))
     line = fails(capsys, *(place.get(word, word) for word in args))
-    position = args.index(next((word for word in args if word in ("EMPTY", "./nowhere")), args[-1]))
-    assert place.get(args[position], args[position]).removeprefix("./") in line
+    position = args.index(next((word for word in args if word in GIVEN_BEFORE), args[-1]))
+    wrong = args[position]
+    said = place.get(wrong, wrong).removeprefix("./").removeprefix("--").removesuffix("=sst2")
+    assert said in line or args[position - 1] in ("--config", "--model.dense.epochs")
     if args[position - 1].startswith("--"):
         assert args[position - 1].lstrip("-") in line
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
@@ -197,3 +211,24 @@ def test_a_warning_is_one_line_without_a_line_of_the_source(command, monkeypatch
     )
     main([command, "RUN"])
     assert said == ["warning: mind the gap\n"]
+
+
+CONFIGS = {
+    "model.init_args.densiy": {"model": {"init_args": {"densiy": 0.5}}},
+    "model.init_args.retrain.epchs": {"model": {"init_args": {"retrain": {"epchs": 3}}}},
+    "model.init_arg": {"model": {"init_arg": {}}},
+    "model.density": {"model": {"density": 0.5}},
+    "data.pth": {"data": {"pth": "x"}},
+    "data.custom.txt": {"data": {"custom": {"txt": "x"}}},
+    "trainer.devics": {"trainer": {"devics": 1}},
+    "sed_everything": {"sed_everything": 1},
+}
+
+
+@pytest.mark.parametrize("key", CONFIGS)
+def test_a_misspelt_key_of_a_config(key, capsys, tmp_path):
+    config = CONFIGS[key]
+    config["model"] = {"class_path": "lit_compress.methods.SVD", **config.get("model", {})}
+    (tmp_path / "mine.yaml").write_text(json.dumps(config))
+    line = fails(capsys, "fit", "--config", tmp_path / "mine.yaml")
+    assert key.rpartition(".")[2] in line and "did you mean" in line
