@@ -10,6 +10,11 @@ pairs, and by retrieval: each of 500 questions of SQuAD's dev set looks for its 
 ``vectors`` is a run of ``fit`` after the factorization: one epoch, 320 steps, on 10,240 texts without any label, half
 of them sentences of STS-B, half questions and paragraphs of SQuAD; the dense model's vectors are what is learned.
 
+``wide`` is ``factorize --distil`` with 800 steps on 25,600 different texts: half of them pieces of articles (SQuAD's
+training split, XSum, CNN/DailyMail), a quarter questions of SQuAD, a quarter sentences of STS-B. It is scored on 2,000
+questions of SQuAD's dev set among 2,000 paragraphs, and on CNN/DailyMail's test articles by their highlights, with the
+dense model and the export before training next to it.
+
 Writes benchmarks/embedding/results/<cell>-<density>.json (the export's report.json, ``retrieval`` of export and model,
 for ``vectors`` also ``similarity``, the scores on STS-B); existing ones are kept, so the script can be stopped and
 started again.
@@ -18,6 +23,8 @@ started again.
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +33,34 @@ from benchmarks.second_order.run import shortened
 
 STUDY = "embedding"
 DENSITIES = (0.5, 0.25, 0.16, 0.10)
-CELLS = ("kfac", "none", "passages", "vectors")
+CELLS = ("kfac", "none", "passages", "vectors", "wide")
 QUESTIONS, CALIBRATED, TAUGHT = 500, 1024, 10_240
+MANY, STEPS, WIDE, WORDS = 2000, 800, 25_600, 100  # questions, steps, texts, words of a piece of an article
 
 
-def asked(options: Any) -> Path:
+def asked(options: Any, count: int = QUESTIONS) -> Path:
     """Return a folder with a question on each of the first paragraphs of SQuAD's dev set that differ."""
-    folder = options.work / "asked"
+    return _searched(options, f"asked{count}", lambda: pairs(options.data / "squad" / "validation.parquet", count))
+
+
+def highlights(options: Any) -> Path:
+    """Return a folder with CNN/DailyMail's test articles, each behind its highlights."""
+
+    def found() -> list[tuple[str, str]]:
+        import pyarrow.parquet as pq
+
+        rows = pq.read_table(options.data / "cnn_dailymail" / "test.parquet").to_pylist()
+        return [(row["highlights"], row["article"]) for row in rows]
+
+    return _searched(options, "highlights", found)
+
+
+def _searched(options: Any, name: str, found: Callable[[], list[tuple[str, str]]]) -> Path:
+    """Return a folder with queries and documents as its dev split."""
+    folder = options.work / name
     if not options.list and not (folder / "validation.jsonl").exists():
-        found = pairs(options.data / "squad" / "validation.parquet", QUESTIONS)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"query": question, "document": text}) + "\n" for question, text in found]
+        lines = [json.dumps({"query": query, "document": text}) + "\n" for query, text in found()]
         (folder / "validation.jsonl").write_text("".join(lines))
     return folder
 
@@ -83,6 +107,34 @@ def texts_alone(options: Any) -> Path:
     return folder
 
 
+def wide_texts(options: Any) -> Path:
+    """Return a file of WIDE texts, one a line, in an order drawn once; no title or article is of a test set."""
+    file = options.work / "wide.txt"
+    if options.list or file.exists():
+        return file
+
+    import pyarrow.parquet as pq
+
+    def column(name: str, *columns: str) -> list[str]:
+        table = pq.read_table(options.data / f"{name}.parquet", columns=[*columns])
+        return [" ".join(text.split()) for column in columns for text in table[column].to_pylist()]
+
+    articles = column("xsum/train", "document") + column("cnn_dailymail/validation", "article")
+    articles += column("xsum/test", "document")
+    words = [article.split() for article in articles]
+    pieces = [" ".join(some[i : i + WORDS]) for some in words for i in range(0, len(some) - WORDS // 2, WORDS)]
+    squad, drawn = ("squad/train", "squad/train_extra", "squad_v2/train"), random.Random(0)
+    texts = sorted({text for name in squad for text in column(name, "context")})
+    questions = [text for name in squad for text in column(name, "question")]
+    sentences = column("glue/stsb/train", "sentence1", "sentence2")
+    for part, count in ((pieces, WIDE // 2 - len(texts)), (questions, WIDE // 4), (sentences, WIDE // 4)):
+        texts += drawn.sample(sorted({*part}), count)
+    drawn.shuffle(texts)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{text}\n" for text in texts))
+    return file
+
+
 def train(options: Any, density: float) -> None:
     """Make a cell of ``vectors``."""
 
@@ -101,10 +153,37 @@ def train(options: Any, density: float) -> None:
     )  # fmt: skip
 
 
-def retrieval(options: Any, net: Path) -> dict[str, float]:
-    """Return the scores of a model on :func:`asked`."""
+def retrieval(options: Any, net: Path, folder: Path | None = None) -> dict[str, float]:
+    """Return the scores of a model on the queries and documents of a folder, by default :func:`asked`."""
     words = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.custom.text", "[query,document]"]
-    return common.metrics_on(net, asked(options), options.threads, *words, "--data.max_length", 256)
+    return common.metrics_on(net, folder or asked(options), options.threads, *words, "--data.max_length", 256)
+
+
+def teach_widely(options: Any, density: float) -> None:
+    """Make a cell of ``wide``; a training that was stopped continues."""
+    if not common.missing(options, f"wide-{density:g}"):
+        return
+    out, before = options.work / f"wide-{density:g}", options.work / f"before-{density:g}"
+    data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", texts_alone(options),
+            "--data.max_length", 256, "--density", density)  # fmt: skip
+    more = ("--distil", STEPS, "--distil_texts", wide_texts(options), "--trainer.precision", "bf16-mixed")
+    common.command(options, "factorize", options.backbone, before, *data)
+    common.command(options, "factorize", options.backbone, out, *data, *more)
+    if options.list:
+        return
+    nets = {"dense": options.backbone, "before": before, "compressed": out}
+    sets = {"squad": asked(options, MANY), "cnn": highlights(options)}
+    scored = {
+        name: {key: retrieval(options, net, folder) for key, folder in sets.items()} for name, net in nets.items()
+    }
+    stsb = ("--data.task", "stsb_embedding")
+    similarity = {
+        name: common.metrics_on(net, options.data / "glue" / "stsb", options.threads, *stsb)
+        for name, net in nets.items()
+    }
+    report = shortened(json.loads((out / "report.json").read_text()))
+    made = {"name": f"wide-{density:g}", "threads": options.threads, "records": [], "density": density}
+    common.write(options, f"wide-{density:g}", {**made, "searched": scored, "similar": similarity, **report})
 
 
 def main() -> None:
@@ -115,8 +194,8 @@ def main() -> None:
     texts = common.source("stsb_embedding", options.data / "glue" / "stsb")
     for cell in options.only:
         for density in options.densities:
-            if cell == "vectors":
-                train(options, density)
+            if cell in ("vectors", "wide"):
+                (train if cell == "vectors" else teach_widely)(options, density)
                 continue
             name = f"{cell}-{density:g}"
             if not common.missing(options, name):
