@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -130,17 +130,6 @@ def share_measurements(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------- all runs
 
 
-class Maker(workers.Worker):
-    """Makes the runs of one task, and keeps of a finished one its records, and its export if that is wanted."""
-
-    def _share(self, job: workers.Fit) -> None:
-        if job.label:
-            for net in job.folder.glob("*/net"):
-                shutil.rmtree(net)
-            if not job.name.startswith(EXPORTED):
-                shutil.rmtree(job.folder / "export")
-
-
 def planned(options: Any, task: str) -> Plan:
     """Return the plan of a task's comparison; tokenizes its data."""
     words: list[object] = [
@@ -196,19 +185,17 @@ def make(plans: dict[str, Plan], at_once: int, until: float) -> None:
     """Make all runs that are missing, ``at_once`` at a time, until a time; then end those that still run."""
     began = time.time()
 
-    def ended(task: str, job: workers.Fit, error: str | None) -> None:
+    def ended(job: workers.Fit, error: str | None) -> None:
+        if job.label and error is None:  # its records are kept, and its export if that is wanted
+            for net in job.folder.glob("*/net"):
+                shutil.rmtree(net)
+            if not job.name.startswith(EXPORTED):
+                shutil.rmtree(job.folder / "export")
         seconds = job.state.get("seconds")
-        print(f"{time.time() - began:4.0f} s: {task} {job.name}: {seconds} s, {error or 'done'}", flush=True)
+        print(f"{time.time() - began:4.0f} s: {job.out.name} {job.name}: {seconds} s, {error or 'done'}", flush=True)
 
-    makers = {task: Maker(plan.asked, at_once, partial(ended, task)) for task, plan in plans.items()}
-    with ThreadPoolExecutor(at_once) as pool:
-        made = [pool.submit(makers[task].make, job) for task, job in queue(plans) if time.time() < until]
-        try:
-            wait(made, timeout=until - time.time())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for maker in makers.values():
-                maker.stop(patience=0.0)  # nothing of it is needed
+    vars(workers)["GRACE"] = 0.0  # nothing is needed of a run that is stopped
+    workers.Worker([job for _, job in queue(plans)], at_once, ended).work(until)
 
 
 # ------------------------------------------------------------------------------------------- results
@@ -308,11 +295,11 @@ def main() -> None:
     for each in made:
         each.check()
     print(f"{time.time() - started:.0f} s: {sum(len(each.asked) for each in made)} runs are planned", flush=True)
-    with workers.stopped_by_sigterm():
-        try:
-            make(plans, options.workers, started + 60 * options.minutes - RESERVE)
-        except (KeyboardInterrupt, SystemExit):
-            print("stopped; what is done is collected", flush=True)
+    signal.signal(signal.SIGTERM, workers.stop)
+    try:
+        make(plans, options.workers, started + 60 * options.minutes - RESERVE)
+    except (KeyboardInterrupt, SystemExit):
+        print("stopped; what is done is collected", flush=True)
     results = [collected(task, plan, options.commit) for task, plan in plans.items()]
     for result in results:
         common.write(options, result["name"], result)

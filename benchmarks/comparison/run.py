@@ -75,7 +75,7 @@ def collect(options: Any, task: str, out: Path) -> None:
         folder = out / cell["run"]
         report = common.report_of(folder)
         held_out = report["records"][-1].get("held_out")
-        about = {key: cell[key] for key in ("label", "seed", "learning_rate", "seconds", "memory_mib")}
+        about = {key: cell[key] for key in ("label", "seed", "learning_rate", "seconds")}
         common.write(options, folder.name, {
             "name": folder.name, **about, "asked": cell["budget"], "threads": options.threads, **report,
             "held_out": held_out,

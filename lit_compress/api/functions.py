@@ -252,7 +252,7 @@ def compare(
             check_folder("out", out)
             out.mkdir(parents=True, exist_ok=True)
             content = yaml_text(json.loads(json.dumps(dict(config))))
-            write_text(out / "comparison.yaml", content)  # that the command that makes it again names
+            write_text(out / "comparison.yaml", content)
             config = out / "comparison.yaml"
         line = _line("compare", given | options)
         plan = plan_of(str(config), str(out) if out else None, line.own, dict(line.options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import signature
@@ -11,15 +11,15 @@ from typing import Any
 
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine, method_class
-from lit_compress.cli.recipes import COMPARISONS, merged_configs, resolve_config, shipped
-from lit_compress.cli.words import Line, take_apart
+from lit_compress.cli.recipes import COMPARISONS, resolve_config, shipped
+from lit_compress.cli.words import Line
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
 from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison, words_of
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
-from lit_compress.run.workers import COMMAND, Fit, Worker, stopped_by_sigterm
+from lit_compress.run.workers import Fit, Worker, stop
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
@@ -57,8 +57,8 @@ def compare(
         for job in (*plan.teachers, *plan.asked):
             print(job.command)
         return
-    with stopped_by_sigterm():
-        run_plan(plan, workers, index)
+    signal.signal(signal.SIGTERM, stop)
+    run_plan(plan, workers, index)
 
 
 def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
@@ -76,9 +76,6 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
     values = resolve_config(config, options.get("data.task"), COMPARISONS)
     place = Path(out or f"runs/{Path(config).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}
-    several = [(key, value if isinstance(value, list | tuple) else [value]) for key, value in own.items()]
-    words = [f"--config={config}", *([f"--out={out}"] if out else []),
-             *(f"--{key}={one}" for key, some in several for one in some), *words_of(options)]  # fmt: skip
     made = read_comparison({**values, **own, "methods": values.get("methods")}, config)
     for key in own.get("methods", ()):
         if key not in made.methods:
@@ -95,32 +92,26 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
         cli.backbone_as_teacher()
         made = replace(made, teacher=cli.config.model.init_args.teacher)
         note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it teaches all seeds directly")
-    entries = [_resolve(entry, task.name) for entry in made.entries()]
+    entries = [_resolve(entry) for entry in made.entries()]
     parts.data.setup("fit")
     parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
     epochs, length = 0, 1
     if trained := [entry.shares() for entry in entries if entry.train]:
         epochs, length = divide(made.updates, trained, parts.data.steps_per_epoch())
-    return Plan(
-        made, place, jobs_of(made, entries, place, epochs, length), task.name,
-        shlex.join([*COMMAND, "compare", *words]), frozenset(map(str, own.get("methods", made.methods))),
-    )  # fmt: skip
+    only = frozenset(map(str, own.get("methods", made.methods)))
+    return Plan(made, place, jobs_of(made, entries, place, epochs, length), task.name, only)
 
 
-def _resolve(entry: Entry, task: str) -> Entry:
-    """Return an entry with its class, its stages, and the words that choose it."""
-    words = [f"--config={entry.config}"] if entry.config else []
-    words += [f"--model={entry.method}"] if entry.method else []
-    named = merged_configs(take_apart("fit", [*words, f"--data.task={task}"]))["model"].get("class_path")
-    kind = method_class(named)
+def _resolve(entry: Entry) -> Entry:
+    """Return an entry with the stages of its class; a density or a budget takes the place of ``params``."""
+    kind = method_class(entry.method)
     if kind is None:
         hint = nearest(entry.method, (name for name in method_names if name != "Method"))
         raise UserError(f"config: methods.{entry.label}: unknown method '{entry.method}'; {hint}")
     own = signature(kind).parameters
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
-    if "params" in own:
-        words.append("--model.params=null")  # a density or a budget is in its place
-    return replace(entry, method=kind.__name__, stages=stages, words=tuple(words))
+    params = {"model.params": None} if "params" in own else {}
+    return replace(entry, stages=stages, options={**params, **entry.options})
 
 
 def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:

@@ -28,7 +28,8 @@ SHARED = (
 MOST_PIECES = 1000  # epochs into which the steps are divided
 _REMOVED = {  # keys of version 0.2
     "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
-    "each": "give every value a method of its own", "epochs": "leave it out, updates and the data decide",
+    "config": "give the recipe's options in options", "each": "give every value a method of its own",
+    "epochs": "leave it out, updates and the data decide",
 }  # fmt: skip
 
 
@@ -37,25 +38,23 @@ class Entry:
     """A method of a comparison, with its options.
 
     Attributes:
-        method: class; with ``config``, a recipe, it follows from that.
+        method: class, or its import path; None: the label up to a comma.
         train: False: nothing is trained after the teacher; the method's untrained result is measured.
         options: of ``fit``, by name.
         split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         budgets: of its runs, in place of the comparison's.
-        stages: after the teacher; this and ``words``, which choose the method, are the command line's.
+        stages: after the teacher, which the class has.
     """
 
     label: str
-    method: str | None = None
-    config: str | None = None
+    method: str
     train: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     split: Mapping[str, int] = field(default_factory=dict)
     without: str | Sequence[str] = ()
     budgets: Sequence[Any] = ()
     stages: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
 
     def shares(self) -> dict[str, int]:
         """Return each stage's share of the training steps after the teacher; raises UserError for another ``split``."""
@@ -106,7 +105,7 @@ def _entry(label: str, values: Any) -> Entry:
     if not isinstance(values, dict):
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
     _check_keys(values, Entry, f"methods.{label}")
-    entry = Entry(label, **{"method": None if "config" in values else label.partition(",")[0].strip(), **values})
+    entry = Entry(label, **{"method": label.partition(",")[0].strip(), **values})
     if not isinstance(entry.budgets, list | tuple):
         raise UserError(f"config: methods.{label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
     for name in entry.options:
@@ -137,7 +136,7 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
 
 
 def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
-    known = [f.name for f in fields(kind) if f.name not in ("label", "stages", "words")]
+    known = [f.name for f in fields(kind) if f.name not in ("label", "stages")]
     for key in values:
         if key in _REMOVED:
             raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {_REMOVED[key]}")
@@ -252,14 +251,14 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
             if rate is not None:
                 schedule |= {f"model.{name}.learning_rate": rate for name, share in shares.items() if share}
             words = [
-                *entry.words, *words_of({**common, **taught, **entry.options}),
+                f"--model={entry.method}", *words_of({**common, **taught, **entry.options}),
                 f"--model.density={value}" if kind == "density" else f"--model.budget={budget}", *words_of(schedule),
                 f"--model.teacher={teacher.folder / 'dense' / 'net' if teacher else made.teacher}",
                 f"--trainer.limit_train_batches={length}",
             ]  # fmt: skip
             jobs.append(job(
                 cell if rate is None else f"{cell}-rate={rate:g}", words, seed, label=entry.label, budget=budget,
-                method=str(entry.method), cell=cell, rate=rate, teacher=teacher,
+                method=entry.method.rpartition(".")[2], cell=cell, rate=rate, teacher=teacher,
             ))  # fmt: skip
     return jobs
 
@@ -268,15 +267,13 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
 class Plan:
     """A comparison that was checked, and all runs in its folder, the teachers' first.
 
-    ``command`` makes all of this again. ``only`` are the labels of the methods whose runs are made; results are
-    gathered for all.
+    ``only`` are the labels of the methods whose runs are made; results are gathered for all.
     """
 
     comparison: Comparison
     out: Path
     jobs: Sequence[Fit]
     task: str = ""
-    command: str = ""
     only: frozenset[str] = frozenset()
 
     @property
@@ -315,7 +312,6 @@ class Plan:
         gathered = {
             "format": FORMAT, "config": asdict(self.comparison), "task": self.task, "metric": metric,
             "fairness": self.fairness(), "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
-            "command": self.command,
         }  # fmt: skip
         write_json(self.out / COMPARISON, gathered)
         return gathered
@@ -336,18 +332,15 @@ def _cell(name: str, jobs: Sequence[Fit], metric: Any) -> dict[str, Any]:
         "name": name, "method": first.method, "label": first.label, "budget": first.budget, "seed": first.seed,
         "learning_rate": chosen["learning_rate"] if status == "done" else None,
         "tried": tried if first.rate is not None else [], "status": status, "error": error, "run": chosen["run"],
-        "seconds": sum(one["seconds"] or 0 for one in tried), "memory_mib": chosen["memory_mib"],
+        "seconds": sum(one["seconds"] or 0 for one in tried),
     }  # fmt: skip
 
 
 def _tried(job: Fit, metric: Any) -> dict[str, Any]:
     """Return the entry of a learning rate."""
-    held_out, memory = None, None
-    if job.done:
-        records = read_record(job.folder / "stages.json")
-        memory = max((record.get("peak_mib") or 0 for record in records), default=0) or None
-        held_out = (records[-1].get("held_out") or {}).get(f"val/{metric['name']}")
+    last = read_record(job.folder / "stages.json")[-1] if job.done else {}
     return {
-        "learning_rate": job.rate, "held_out": held_out, "run": job.folder.relative_to(job.out).as_posix(),
-        "status": job.status, "error": job.error, "seconds": job.state.get("seconds"), "memory_mib": memory,
+        "learning_rate": job.rate, "held_out": (last.get("held_out") or {}).get(f"val/{(metric or {}).get('name')}"),
+        "run": job.folder.relative_to(job.out).as_posix(), "status": job.status, "error": job.error,
+        "seconds": job.state.get("seconds"),
     }  # fmt: skip

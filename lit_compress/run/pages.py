@@ -1,4 +1,4 @@
-"""The page of a comparison, a run, or a folder of runs: one HTML file, ``results.csv`` and the picture as SVG.
+"""The page of a comparison, a run, or a folder of runs: one HTML file and ``results.csv``.
 
 A run keeps for it when it ends, so that a page of 200 runs takes seconds:
 
@@ -13,8 +13,6 @@ import csv
 import io
 import json
 import os
-import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -31,9 +29,9 @@ from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.pictures import as_svg, pareto_figure, site_table, structure_figure
-from lit_compress.run.results import RunResult, budget_order, costs_in, costs_of, groups, read_record, read_results
+from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_record, read_results
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, write_text
+from lit_compress.utils.files import atomic_folder, check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,30 +62,24 @@ def write(folder: Path, out: Path | None = None) -> Path:
             by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
     if len(by_task) == 1:  # what is not done is of the only task
         by_task = {key: list(runs) for key in by_task}
-    studies = [_study(*key, some, number) for number, (key, some) in enumerate(by_task.items())]
+    tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report)) or "nothing yet"
     environment = jinja2.Environment(  # every text from a file is escaped
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {
-        "number": lambda value, digits=4: "" if value is None else f"{value:,.{digits}f}", "cell": cell,
-    }  # fmt: skip
+    environment.filters |= {"number": _number, "cell": cell}
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        title=f"{len(runs)} runs on {tasks}" if len(runs) > 1 else f"{runs[0].label} on {tasks}, {runs[0].budget}",
+        about=about, studies=[_study(*key, some) for key, some in by_task.items()],
+        runs=[_shown(run, out, len(runs) <= SOME) for run in runs],
+    )  # fmt: skip
     with atomic_folder(out) as temporary:
-        for study in studies:
-            done = [group for group in study["groups"] if group["n"]]
-            figure = pareto_figure(done, study["dense"], study["title"], study["mode"])
-            write_text(temporary / study["file"], as_svg(figure))
-            study["picture"] = _image(figure)
-        shown = [_shown(run, out, len(runs) <= SOME) for run in runs]
-        tasks = ", ".join(dict.fromkeys(run.report["task"] for run in runs if run.report))
-        title = f"{len(runs)} runs on {tasks or 'nothing yet'}"
-        if len(runs) == 1:
-            title = f"{runs[0].label} on {tasks}, {runs[0].budget}" if tasks else f"{runs[0].label}, {runs[0].status}"
-        page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-            title=title, about=about, studies=studies, runs=shown, origins=_origins(runs)
-        )
         for name, text in (("index.html", page), ("results.csv", table(runs))):
             (temporary / name).write_text(text, encoding="utf-8", errors="replace")  # a file may hold half a character
     return out / "index.html"
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def _image(figure: Figure) -> str:
@@ -95,7 +87,7 @@ def _image(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
 
 
-def cell(group: dict[str, Any] | None, density: bool = True) -> str:
+def cell(group: dict[str, Any] | None) -> str:
     """Return mean, spread and number of runs of a group, and whether it is missing, at chance or of another density."""
     if group is None or group["mean"] is None:
         return "-" if group is None else ", ".join(dict.fromkeys(run.status for run in group["runs"]))
@@ -103,31 +95,24 @@ def cell(group: dict[str, Any] | None, density: bool = True) -> str:
     if group["wanted"] > 1:
         text += f" ({group['n']})" if group["wanted"] == group["n"] else f" ({group['n']} of {group['wanted']})"
     text += ", at chance" if group["chance"] else ""
-    return text if group["stored"] is None or not density else f"{text}, density {group['stored']:.3f}"
+    return text if group["stored"] is None else f"{text}, density {group['stored']:.3f}"
 
 
-def _study(task: str, metric: str, runs: list[RunResult], number: int) -> dict[str, Any]:
-    """Return the content of tables and picture for a task and metric."""
+def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
+    """Return the content of the table and the picture for a task and metric."""
     reports = [run.report for run in runs if run.report]
     first, mode = reports[0], reports[0]["metric"].get("mode", "max")
-    dense = mean(report["dense"]["metric"] for report in reports)
     ends = [report["dense"]["interval"] for report in reports if report["dense"].get("interval")]
+    dense = {"mean": mean(report["dense"]["metric"] for report in reports), "costs": costs_of(reports)[1]}
     grouped = groups(runs)
-    budgets = sorted({group["budget"] for group in grouped}, key=budget_order)
-    for budget in budgets:
-        here = [group for group in grouped if group["budget"] == budget]
-        best = (max if mode == "max" else min)((g["mean"] for g in here if g["mean"] is not None), default=None)
-        for group in here:
-            group["best"] = len(here) > 1 and group["mean"] is not None and group["mean"] == best
+    for group in grouped:
+        here = [other["mean"] for other in grouped if other["budget"] == group["budget"] and other["n"]]
+        group["best"] = len(here) > 1 and group["mean"] == (max if mode == "max" else min)(here)
+    figure = pareto_figure([group for group in grouped if group["n"]], dense, f"dev {metric}", mode)
     return {
-        "task": task, "metric": metric, "title": f"dev {metric}", "mode": mode, "groups": grouped, "budgets": budgets,
-        "labels": list(dict.fromkeys(group["label"] for group in grouped)),
-        "cells": {(group["label"], group["budget"]): group for group in grouped},
+        "task": task, "metric": metric, "mode": mode, "groups": grouped, "dense": dense, "picture": _image(figure),
         "rows": counted(first) if "rows" in first["metric"] else "",
         "error": mean(map(standard_error, ends)) if ends else None,
-        "dense": {"mean": dense, "costs": costs_of(reports)[1]},
-        "rough": any(group["gain"] and not group["gain"].steady for group in grouped),
-        "file": re.sub(r"\W+", "_", f"pareto-{task}-{metric}") + ".svg" if number else "pareto.svg",
     }  # fmt: skip
 
 
@@ -158,24 +143,14 @@ def _record(run: RunResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _origins(runs: Sequence[RunResult]) -> Counter[str]:
-    """Return every version and machine in words, with the number of its runs."""
-    counts = Counter[str]()
-    for report in (run.report for run in runs if run.report):
-        known = {**(report.get("hardware") or {}), **(report.get("versions") or {}), "commit": report.get("commit")}
-        counts[", ".join(f"{key.replace('_', ' ')} {value}" for key, value in known.items() if value is not None)] += 1
-    return counts
-
-
 def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
     """Return the content of a run on the page; layers only for ``some``."""
     report, folder = run.report, run.folder
     layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
-    ends = report["compressed"].get("interval") if report else None
     places = (folder / "export", folder) if folder else ()
     links = {place: quote(os.path.relpath(place, out)) + "/" for place in places}
     return {
-        "run": run, "error": standard_error(ends) if ends else None, "place": folder and links[folder],
+        "run": run, "place": folder and links[folder],
         "ship": next((link for place, link in links.items() if (place / "structure.json").is_file()), None),
         "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],

@@ -27,11 +27,7 @@ _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that
 # options that make no label: where things are, what a budget has become, the seed
 _OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibration_seed"}
 
-# name of the cost -> where it is in a model's entry of the report
-COSTS = {
-    "parameters": ("params", "non_embedding"), "flops": ("flops",), "bytes": ("bytes",),
-    "latency": ("latency_ms", "median"),
-}  # fmt: skip
+COSTS = ("parameters", "flops", "bytes", "latency")
 
 
 @dataclass
@@ -267,11 +263,8 @@ def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:
 
 def costs_in(entry: dict[str, Any]) -> dict[str, float | None]:
     """Return every cost of a model from its entry in the report; None if it is not there."""
-    values: dict[str, Any] = dict.fromkeys(COSTS, entry)
-    for cost, keys in COSTS.items():
-        for key in keys:
-            values[cost] = values[cost].get(key) if isinstance(values[cost], dict) else None
-    return {cost: value if isinstance(value, int | float) else None for cost, value in values.items()}
+    params, latency = (entry.get("params") or {}).get("non_embedding"), (entry.get("latency_ms") or {}).get("median")
+    return dict(zip(COSTS, (params, entry.get("flops"), entry.get("bytes"), latency), strict=True))
 
 
 def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:

@@ -2,7 +2,7 @@
 
 OUT/compare.json      the results so far: cells and chosen learning rates
 OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense model
-OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``
+OUT/state/<run>.json  the words of its command; how it ended: ``error``, ``seconds``
 OUT/logs/<run>.log    its output
 OUT/locks/<run>       locked while a process makes it, also if its worker is killed
 """
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from threading import Lock
 from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
@@ -107,55 +105,35 @@ class Fit:
     @property
     def status(self) -> str:
         """``done``, ``failed``, ``unfinished``, of a run that runs or was stopped, or ``missing``."""
-        status = self.state.get("status", "missing")
-        lost = {"done": "missing", "running": "unfinished"}  # as version 0.2 called it
-        return "done" if self.done else lost.get(status, status)
+        if self.done:
+            return "done"
+        return "failed" if self.error else "unfinished" if self.state else "missing"
 
-    @contextmanager
-    def lock(self) -> Iterator[int | None]:
-        """Hold the lock of the job, and yield its descriptor; None if another process has it."""
+    def lock(self) -> tuple[FileLock, int] | None:
+        """Take the lock of the job, and return it with its descriptor; None if another process has it."""
         folder, handles = self.out / "locks", list[int]()
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            held = FileLock(folder / self.name, timeout=0, mode=0o664, on_acquired=handles.append).acquire()
-        except Timeout:
-            yield None
-            return
-        with held:
-            yield handles[0]
+        lock = FileLock(folder / self.name, timeout=0, mode=0o664, on_acquired=handles.append)
+        with suppress(Timeout):
+            lock.acquire()
+        return (lock, handles[0]) if handles else None
 
     def check_same(self) -> None:
-        """Refuse a run that was begun with other options, by the first; one that failed with them is made again."""
-        old, new = self.state.get("words"), self._words
-        if old in (None, new) or self.error is not None:
-            return
-        was, now = ([w for w in some if w not in other][:1] for some, other in ((old, new), (new, old)))
-        raise UserError(
-            f"out: '{self.out}' has '{self.name}' with other options: {' '.join(was) or 'none'}, now "
-            f"{' '.join(now) or 'none'}; give another --out, or remove {self.folder}"
-        )
-
-    def clear(self) -> None:
-        """Remove a folder that was killed before it was a run, which ``fit`` refuses, or failed with other options."""
-        begun = (self.folder / "config.yaml").is_file() and self.state.get("words") in (None, self._words)
-        if self.folder.is_dir() and not begun:
-            shutil.rmtree(self.folder)
+        """Refuse a run that was begun with other options, by the first; ``fit`` refuses one that failed with them."""
+        old, new = self.state.get("words", self._words), self._words
+        was, now = sorted({*old} - {*new}), sorted({*new} - {*old})
+        if (was or now) and self.error is None:
+            raise UserError(
+                f"out: '{self.out}' has '{self.name}' with other options: {was[0] if was else 'none'}, now "
+                f"{now[0] if now else 'none'}; give another --out, or remove {self.folder}"
+            )
 
 
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as an exception does, with one line and exit code 143; then it is as it was before."""
-
-    def stop(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
-        print("stopped by SIGTERM; the same command continues", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def stop(*_: object) -> NoReturn:
+    """End the process as an exception does, with one line: what SIGTERM does to a comparison."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
+    print("stopped by SIGTERM; the same command continues", file=sys.stderr)
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -176,78 +154,73 @@ class Worker:
     def __init__(
         self, jobs: Sequence[Fit], at_once: int = 1, ended: Callable[[Fit, str | None], None] = lambda job, error: None
     ) -> None:
-        self.jobs, self.at_once, self.ended = jobs, at_once, ended
-        self.began, self.stopped, self._patience, self._told = time.time(), False, 0.0, Lock()
+        teachers = dict.fromkeys(job.teacher for job in jobs if job.teacher and not job.done)
+        self.waiting = [job for job in (*teachers, *jobs) if job]
+        self.at_once, self.ended, self.began = at_once, ended, time.time()
+        self._running = dict[Fit, tuple[subprocess.Popen[bytes], FileLock, float]]()
 
-    def work(self) -> None:
-        """Make all jobs that are not done, and at the end wait for those that other workers make."""
-        teachers = dict.fromkeys(job.teacher for job in self.jobs if job.teacher and not job.done)
-        with ThreadPoolExecutor(self.at_once) as pool:
-            try:
-                for jobs, wait in (([*teachers, *self.jobs], False), (self.jobs, True)):
-                    for made in [pool.submit(self.make, job, wait) for job in jobs if job]:
-                        made.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.stop()
-
-    def make(self, job: Fit, wait: bool = True) -> None:
-        """Make a job, and the teacher that it needs; ``wait`` if another worker makes it."""
-        if job.teacher and not job.teacher.done and not self._is_over(job):
-            self.make(job.teacher)
-            if not job.teacher.done:
-                return self._end(job, f"its teacher {job.teacher.name} failed: {job.teacher.error}")
-        while not self._is_over(job):
-            with job.lock() as handle:
-                if handle is not None and not self._is_over(job):  # by another worker, a moment ago
-                    return self._run(job, handle)
-            if not wait:
-                return None
-            time.sleep(POLL)
+    def work(self, until: float = inf) -> None:
+        """Make all jobs that are not done, and wait for those that other workers make, ``until`` a time."""
+        try:
+            while (self.waiting or self._running) and time.time() < until:
+                for job in [*self._running]:
+                    self._look(job)
+                self.waiting = [job for job in self.waiting if not self._begin(job)]
+                time.sleep(POLL)
+        finally:  # the same command continues runs that are stopped
+            for process, *_ in self._running.values():
+                process.terminate()
+            end = time.time() + GRACE
+            for process, lock, _ in self._running.values():
+                try:
+                    process.wait(max(0.0, end - time.time()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                lock.release()
 
     def _is_over(self, job: Fit) -> bool:
-        """Return whether a job needs no run: it is done, failed since this worker began, or the worker was stopped."""
-        state = job.state
-        failed = state.get("status") == "failed" and state.get("ended", 0) >= self.began
-        return self.stopped or failed or job.done
+        """Return whether a job needs no run: it is done, or failed since this worker began."""
+        return job.done or job.state.get("ended", 0) >= self.began
 
-    def _run(self, job: Fit, handle: int) -> None:
-        """Run the process of a job, and record its end."""
-        begin = time.time()
-        job.clear()
-        job.record(status="unfinished")
+    def _begin(self, job: Fit) -> bool:
+        """Start a job if it is its turn; return whether it need not wait any more."""
+        if len(self._running) >= self.at_once:
+            return False
+        if self._is_over(job):
+            return True
+        if job.teacher and not job.teacher.done:
+            if failed := self._is_over(job.teacher):
+                self._end(job, f"its teacher {job.teacher.name} failed: {job.teacher.error}")
+            return failed
+        if not (held := job.lock()):
+            return False
+        lock, handle = held
+        if self._is_over(job):  # by another worker, a moment ago
+            lock.release()
+            return True
+        job.record()
         job.log.parent.mkdir(parents=True, exist_ok=True)
         share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.at_once))} if self.at_once > 1 else {}
-        environment, told = {"TERM": "dumb", **share, **os.environ}, False  # several at once share the cores
-        process = start_process(job.words, job.log, handle, environment)
-        while (code := process.poll()) is None:
-            if self.stopped and time.time() > self._patience:
-                process.kill()
-            elif self.stopped and not told:  # a second time would break off its end
-                process.terminate()
-            told = self.stopped
-            time.sleep(POLL)
+        environment = {"TERM": "dumb", **share, **os.environ}  # several at once share the cores
+        self._running[job] = start_process(job.words, job.log, handle, environment), lock, time.time()
+        return True
+
+    def _look(self, job: Fit) -> None:
+        """Record the end of a job if its process has ended."""
+        process, lock, begin = self._running[job]
+        if (code := process.poll()) is None:
+            return
         error = None if code == 0 and job.done else last_line(job.log, code)
-        if error is None:
-            self._share(job)
+        if job.teacher:  # hundreds of copies of it would fill the disk
+            link_if_equal(*(one.folder / "dense" / "net" / "model.safetensors" for one in (job, job.teacher)))
         self._end(job, error, seconds=round(time.time() - begin, 1))
+        del self._running[job]
+        lock.release()
 
     def _end(self, job: Fit, error: str | None, **values: Any) -> None:
-        """Record the end of a job, and tell it; a job that this worker has stopped is as it was."""
-        with self._told:
-            if not self.stopped:
-                said = {"status": "failed", "error": error} if error else {"status": "done"}
-                job.record(**said, **values, ended=time.time())
-                self.ended(job, error)
-
-    def _share(self, job: Fit) -> None:
-        """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
-        if job.teacher:
-            link_if_equal(*(one.folder / "dense" / "net" / "model.safetensors" for one in (job, job.teacher)))
-
-    def stop(self, patience: float = GRACE) -> None:
-        """Let processes that still run end, after ``patience`` seconds hard; the same command continues their runs."""
-        self.stopped, self._patience = True, time.time() + patience
+        """Record the end of a job, and tell it."""
+        job.record(error=error, **values, ended=time.time())
+        self.ended(job, error)
 
 
 def last_line(log: Path, code: int) -> str:

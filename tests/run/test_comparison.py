@@ -28,7 +28,7 @@ STAGES = {"LPAF": ("prune", "retrain"), "SVD": ("retrain",), "SP3": ("prune",)}
 def plan(**changes):
     """Return the runs without their teachers."""
     made = read_comparison(BASE | changes, "c.yaml")
-    methods = [replace(e, stages=STAGES[e.method], words=(f"--model={e.method}",)) for e in made.entries()]
+    methods = [replace(e, stages=STAGES[e.method]) for e in made.entries()]
     splits = [entry.shares() for entry in methods]
     return [job for job in jobs_of(made, methods, OUT, *divide(made.updates, splits, 5)) if job.label]
 
