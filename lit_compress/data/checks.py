@@ -59,22 +59,13 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     answered = task.spans.null_threshold is None  # True: rows without an answer are refused
     key = short_hash(
         FORMAT, source.key(), task.kind, task.text, task.label_columns or task.label, task.labels, task.numbered,
-        answered, labelled,
+        answered, labelled, optional,
     )  # fmt: skip
-    folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled))
+    folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled, optional))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
     if source.part is not None:
         whole, rows = len(rows), _part(rows, source, lists_in(task, rows))
         note(f"{source.where}: {len(rows)} of {whole} rows are its {source.split} split")
-    if labelled and not optional and task.label and task.label not in rows.column_names:
-        names = json.loads((folder / "facts.json").read_text())["names"]
-        missing = f"no labels (all are {UNLABELLED})"
-        if absent := _absent(task, names):
-            missing = f"no column '{absent[0]}' ({nearest(absent[0], names)})"
-        raise UserError(
-            f"{source.where} has {missing}; only predict, and factorize with drawn or exact labels, read rows without "
-            "labels"
-        )
     return rows
 
 
@@ -103,8 +94,8 @@ def _part(rows: Dataset, source: Source, lists: Sequence[str] | None) -> Dataset
     return rows.select(sorted(order[first:last]))
 
 
-def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
-    """Check a split row by row and write it in chunks: ``rows.arrow``, and ``facts.json``, the names of its columns."""
+def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: Path) -> None:
+    """Check a split row by row and write it in chunks as ``rows.arrow``; the arguments are those of :func:`checked`."""
     import pyarrow as pa
 
     kind, table = task_type(task), source.read()
@@ -143,7 +134,13 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
         rows = chain([(number, row)], rows)
         while chunk := list(islice(rows, CHUNK)):
             stream.write_table(pa.Table.from_pylist([made(*numbered) for numbered in chunk], schema=schema))
-    (folder / "facts.json").write_text(json.dumps({"names": list(names)}))
+    if labelled and not (optional or given) and task.label:
+        missing = [f"no column '{name}' ({nearest(name, names)})" for name in _absent(task, names)]
+        missing.append(f"no labels (all are {UNLABELLED})")
+        raise UserError(
+            f"{source.where} has {missing[0]}; only predict, and factorize with drawn or exact labels, read rows "
+            "without labels"
+        )
 
 
 def _arrow(stored: Any) -> pa.DataType:

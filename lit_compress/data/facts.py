@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from lit_compress.data.batching import VALIDATION_SEED, drawn_order
 from lit_compress.data.readers import CHUNK
 from lit_compress.tasks import task_type
-from lit_compress.tasks.base import IGNORED
 from lit_compress.tasks.records import Task
 
 if TYPE_CHECKING:
@@ -38,22 +37,18 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
     trained: set[int] = set()
     found = []
     for name, (rows, encoded, available) in splits.items():
-        texts: set[int] = set()
-        empty = repeated = in_train = 0
-        parts = () if task_type(task).one_text else rows.select_columns(list(task.text)).iter(batch_size=CHUNK)
-        for row in chain.from_iterable(zip(*(part[name] for name in task.text), strict=True) for part in parts):
-            row = tuple(tuple(text) if isinstance(text, list) else text for text in row)  # words
-            empty += not all(text if isinstance(text, tuple) else text.strip() for text in row)
-            key = hash(row)
-            repeated += key in texts
-            in_train += key in trained
-            texts.add(key)
-        trained, columns = trained or texts, encoded.with_format("numpy")
+        empty, keys, columns = 0, list[int](), encoded.with_format("numpy")
+        for row in () if task_type(task).one_text else _values(rows, task.text):
+            row = tuple(map(str, row))  # of words
+            empty += not all(map(str.strip, row))
+            keys.append(hash(row))
         found.append({
             "split": name, "rows": len(rows), "available": available, "inputs": len(encoded),
             "longest": int(columns["length"][:].max()), "cut": int(columns["truncated"][:].sum()), "empty": empty,
-            "repeated": repeated, "in_train": in_train, "classes": class_counts(task, rows),
+            "repeated": len(keys) - len(set(keys)), "in_train": sum(key in trained for key in keys),
+            "classes": class_counts(task, rows),
         })  # fmt: skip
+        trained = trained or set(keys)
     return {"max_length": max_length, "splits": found}
 
 
@@ -61,11 +56,8 @@ def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:
     """Return ``name`` and ``count`` of every class of ``task``, in its order; [] where it has no classes."""
     if not task.labels or task.label not in rows.column_names:
         return []
-    counts: Counter[int] = Counter()
-    for part in rows.select_columns([task.label]).iter(batch_size=CHUNK):
-        for label in part[task.label]:
-            counts.update(label if isinstance(label, list) else [label])
-    counts.pop(IGNORED, None)
+    labels = (label if isinstance(label, list) else [label] for (label,) in _values(rows, [task.label]))
+    counts = Counter(chain.from_iterable(labels))
     return [{"name": name, "count": counts[number]} for number, name in enumerate(task.labels)]
 
 
@@ -101,12 +93,15 @@ def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: flo
 def changed_inputs(before: Dataset, after: Dataset, old: Sequence[int]) -> int:
     """Return how many encoded examples are other pieces in ``after``, whose id ``i`` is ``old[i]`` in ``before``."""
     names, columns = np.asarray(old), _columns(before)
-    before, after = (some.select_columns(columns) for some in (before, after))
-    changed = abs(len(before) - len(after))
-    for first, second in zip(before.iter(CHUNK), after.iter(CHUNK), strict=False):
-        pairs = zip(*(zip(*(part[name] for name in columns), strict=True) for part in (first, second)), strict=False)
-        changed += sum(list(ids) != [names[text].tolist() for text in texts] for ids, texts in pairs)
-    return changed
+    pairs = zip(_values(before, columns), _values(after, columns), strict=False)
+    changed = sum(list(ids) != [names[text].tolist() for text in texts] for ids, texts in pairs)
+    return changed + abs(len(before) - len(after))
+
+
+def _values(rows: Dataset, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of columns row by row; some rows are in memory at a time."""
+    for part in rows.select_columns(list(names)).iter(CHUNK):
+        yield from zip(*(part[name] for name in names), strict=True)
 
 
 def _columns(encoded: Dataset, written: bool = False) -> list[str]:

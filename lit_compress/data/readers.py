@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,9 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK = 10_000  # rows that are Python objects at one time
-UNPACKED, TIMES = 2**28, 200  # bytes that any file may unpack to, and times of its size; text shrinks 3 to 20 times
+UNPACKED, TIMES = 2**28, 200  # bytes that any parquet file may unpack to, and times of its size; text shrinks 20 times
 START = 2**16  # bytes that show an encoding
-SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
 
@@ -43,7 +40,7 @@ class Place:
     # datasets wrote; or a single file; None: the hub, or the package
     path: str | None = None
     encoding: str | None = None  # of text files; None: UTF-8
-    separator: str | None = None  # between the fields of text files; None: the usual one, or the header's
+    separator: str | None = None  # between the fields of text files; None: a comma, in .tsv a tab
     seed: int = 0  # decides the splits if all rows are in one table
     whole: bool = False  # every split is all rows of one table
     revision: str | None = None  # of the task's data set on the hub; None: the newest
@@ -165,18 +162,17 @@ def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def check_unpacked(where: str, file: Path, size: int) -> None:
-    """Refuse a packed file that unpacks to ``size`` bytes or more, if text does not shrink so far."""
+    """Refuse a parquet file that unpacks to ``size`` bytes or more, if text does not shrink so far."""
     most = max(UNPACKED, TIMES * file.stat().st_size)
     if size > most:
         most_of = f"{most:,} bytes, {TIMES} times its size"
-        raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as an unpacked .jsonl")
+        raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as .jsonl")
 
 
 @contextmanager
 def _text(where: str, file: Path, place: Place, newline: str = "") -> Iterator[IO[str]]:
-    """Open a text file, unpacked; what it is not is one line."""
-    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
-    with _told(where, place), opened(file, "rt", encoding=place.codec, newline=newline) as stream:
+    """Open a text file; what it is not is one line."""
+    with _told(where, place), file.open(encoding=place.codec, newline=newline) as stream:
         yield stream
 
 
@@ -196,7 +192,7 @@ def _told(where: str, place: Place) -> Iterator[None]:
         raise UserError(
             f"{where}: {reason.strip()}; --data.separator names another sign between fields; .csv alone has quotes"
         ) from error
-    except (ArrowException, OSError, EOFError, zlib.error) as error:
+    except (ArrowException, OSError) as error:
         raise UserError(f"{where} cannot be read: {str(error)[:160]}") from error
 
 
@@ -207,20 +203,14 @@ def _other_encoding(where: str, place: Place, found: str) -> UserError:
 
 
 def _first_line(where: str, file: Path, place: Place) -> str:
-    """Return the first line of a file that is not empty, and not packed more than text can be."""
-    if file.suffix.lower() == ".gz":
-        with _told(where, place), gzip.open(file) as stream:
-            size = 0
-            while part := stream.read(2**20):
-                check_unpacked(where, file, size := size + len(part))
+    """Return the first line of a file that is not empty, and has the encoding by its start."""
     with _text(where, file, place) as lines:
         first = lines.readline(2**20)
     if not first:
         raise UserError(f"{where} is empty (0 bytes)")
     if "\0" in first:
         raise _other_encoding(where, place, "it has NUL")
-    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
-    with opened(file, "rb") as stream:
+    with file.open("rb") as stream:
         if place.encoding and _is_utf8(stream.read(START), place.encoding):
             raise UserError(f"{where} is UTF-8, not {place.encoding}; leave --data.encoding out (null)")
     return first
@@ -239,20 +229,16 @@ def _is_utf8(start: bytes, encoding: str) -> bool:
 def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
     """Return the rows of a table of text, whose fields stay text; one without a value is None.
 
-    The sign between fields is the usual one of the suffix if the header has it, else the header's most frequent. In
-    tables with tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
+    In .tsv, GLUE's files among them, quotes are ordinary characters.
     """
     import pandas as pd
     from pandas.errors import EmptyDataError
 
-    first, usual = _first_line(where, file, place), "\t" if suffix_of(file).startswith(".tsv") else ","
-    most = max(SEPARATORS, key=first.count)
-    excel = re.fullmatch(r'"?sep=(.)"?\s*', first)  # a line for Excel alone
-    found = excel[1] if excel else most if most in first and usual not in first else usual
-    plain = (usual if place.separator else found) == "\t"
+    _first_line(where, file, place)
+    tabs = file.suffix.lower() == ".tsv"
     options: dict[str, Any] = dict(
-        sep=place.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK, engine="c",
-        skiprows=int(bool(excel)), encoding=place.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+        sep=place.separator or ("\t" if tabs else ","), header=None, dtype=object, na_filter=False, chunksize=CHUNK,
+        engine="c", encoding=place.codec, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
     )  # fmt: skip
 
     def fields() -> Iterator[tuple[str, ...]]:
@@ -284,18 +270,17 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
-    """Return one row per line, or the rows of a file that is one value: a list, or an object that holds one."""
+    """Return one row per line, or the rows of a file that is one list."""
     _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:
-        values: Iterable[Any] = ()
         with _text(where, file, place) as stream:
             lines = filter(str.strip, stream)
-            first, second = next(lines, "").strip(), next(lines, "")
-            if second and first[0] == "{" and first[-1] == "}":
-                values = (_parsed(where, row, line) for row, line in enumerate(chain([first, second], lines), start=1))
-            elif first:
-                values = _rows_in(task, where, _parsed(where, 1, f"{first}\n{second}{stream.read()}"))
+            if (first := next(lines, "")).lstrip().startswith("["):
+                values: Iterable[Any] = _parsed(where, 1, first + "".join(lines))
+            else:
+                every = chain(filter(None, [first]), lines)
+                values = (_parsed(where, row, line) for row, line in enumerate(every, start=1))
             for number, value in enumerate(values, start=1):
                 if not isinstance(value, dict):
                     kind = type(value).__name__
@@ -315,16 +300,6 @@ def _parsed(where: str, row: int, text: str) -> Any:
         raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
 
 
-def _rows_in(task: Task, where: str, value: Any) -> list[Any]:
-    """Return the rows of a JSON file's only value: a list, the list in an object, or one row."""
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else [value]
-    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], dict)]
-    if len(lists) != 1 or value.keys() & {*task.text}:
-        return [value]
-    return list(task_type(task).nested_rows(task, where, lists[0]))
-
-
 READERS: dict[str, Reader] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_json,
@@ -333,11 +308,3 @@ READERS: dict[str, Reader] = {
     ".tsv": _read_separated,
     ".txt": _read_text,
 }
-SUFFIXES = f"{', '.join(READERS)} (text files also as .gz)"
-READERS |= {f"{suffix}.gz": reader for suffix, reader in READERS.items() if suffix != ".parquet"}
-
-
-def suffix_of(file: Path) -> str:
-    """Return the end of a file's name by which ``READERS`` has its reader, or its suffix if none does."""
-    both = "".join(file.suffixes[-2:]).lower()
-    return both if both in READERS else file.suffix.lower()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
-from lit_compress.data.readers import READERS, SUFFIXES, Place, Rows, check_names, from_table, suffix_of
+from lit_compress.data.readers import READERS, Place, Rows, check_names, from_table
 from lit_compress.models.embedded import load_texts
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
@@ -105,8 +105,8 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
             for split, rows in load_texts(task).items()
         }
     if path.is_file():
-        if (suffix := suffix_of(path)) not in READERS:
-            raise UserError(f"{place.where} is no {SUFFIXES}; {nearest(suffix, READERS)}")
+        if (suffix := path.suffix.lower()) not in READERS:
+            raise UserError(f"{place.where} is no {', '.join(READERS)}; {nearest(suffix, READERS)}; unpack archives")
         sources = {"train": _files(task, [path], place)}
     elif _is_saved(path):
         sources = _saved(task, path)
@@ -138,7 +138,7 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
         UserError: there is no such data set, it has several configurations, or a revision of local data is given.
     """
     hub = TASKS[task].hub if task in TASKS else None
-    if path is not None and "/" in path and is_name(path) and suffix_of(Path(path)) not in READERS:
+    if path is not None and "/" in path and is_name(path) and Path(path).suffix.lower() not in READERS:
         return dataset_snapshot("data.path", path, revision, configuration or (hub and hub[1]))
     if path is None and hub is not None:
         return dataset_snapshot("data.task", hub[0], revision, hub[1])
@@ -171,7 +171,7 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
     plain: dict[str, list[Path]] = {}
     found: dict[str, dict[str, list[Path]]] = {}  # by format, by split
     for path in (path for depth in ("*", "*/*", "*/*/*") if not plain for path in sorted(folder.glob(depth))):
-        suffix, parent = suffix_of(path), path.parent.name
+        suffix, parent = path.suffix.lower(), path.parent.name
         if suffix not in READERS or not path.is_file():
             continue
         stem = path.name[: -len(suffix)]
@@ -205,10 +205,10 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
     _refuse_pointers(files)
 
     def key() -> str:
-        return short_hash(place.encoding, place.separator, *((suffix_of(file), file_hash(file)) for file in files))
+        return short_hash(place.encoding, place.separator, *((file.suffix.lower(), file_hash(file)) for file in files))
 
     def read() -> Rows:
-        parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, place) for file in files]
+        parts = [READERS[file.suffix.lower()](task, f"data.path: '{file}'", file, place) for file in files]
         for file, part in zip(files, parts, strict=True):
             if part.names is not None:
                 check_names(task, f"data.path: '{file}'", part.names)

@@ -56,6 +56,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
     check_folder("--out", out)
     if out.is_dir() and any(out.iterdir()) and not (out / "index.html").is_file():
         raise UserError(f"--out: '{out}' holds something that is not a report; give a new or empty folder")
+    for run in runs if not about and len(runs) > 1 else ():
+        run.label = run.name  # its options are its own
     by_task: dict[tuple[str, str], list[RunResult]] = {}
     for run in runs if len(runs) > 1 else ():
         if run.report:

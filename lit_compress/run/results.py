@@ -17,15 +17,12 @@ from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.export.table import rough
 from lit_compress.models.budget import parse_budget
-from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, read_yaml
 from lit_compress.utils.manifest import check_manifest
 
 COMPARISON = "compare.json"  # the results of a comparison, in its folder
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
-# options that make no label: where things are, what a budget has become, the seed
-_OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibration_seed"}
 
 COSTS = ("parameters", "flops", "bytes", "latency")
 
@@ -78,7 +75,6 @@ def read_results(folder: Path, command: str = "report") -> tuple[list[RunResult]
     if not places:
         raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
     runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
-    _name_labels(runs)
     return sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)), {}
 
 
@@ -144,21 +140,6 @@ def _result(folder: Path, name: str) -> RunResult:
     return RunResult(
         name, method, budget, config.get("seed_everything"), "done" if report else "unfinished", folder, report
     )
-
-
-def _name_labels(runs: Sequence[RunResult]) -> None:
-    """Add to the labels of runs of one method the options in which they differ."""
-    by_method: dict[str, dict[str, dict[str, Any]]] = {}  # method -> name of a run -> its options
-    for run in runs:
-        if run.report:
-            init = flatten(run.report["config"]["model"].get("init_args") or {})
-            options = {name: value for name, value in init.items() if name.rpartition(".")[2] not in _OWN}
-            by_method.setdefault(run.label, {})[run.name] = options
-    for run in runs:
-        others = by_method.get(run.label, {})
-        for name, value in others.get(run.name, {}).items():
-            if len({str(options.get(name)) for options in others.values()}) > 1:
-                run.label += f", {name} {_short(value)}"
 
 
 def _short(value: Any) -> str:

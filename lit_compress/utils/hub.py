@@ -20,7 +20,7 @@ from lit_compress.utils.files import card_fields
 
 Kind = Literal["model", "dataset"]
 WHAT: dict[Kind, str] = {"model": "model", "dataset": "data set"}
-TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
+TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 # class of an error of huggingface_hub -> what to do
 _ADVICE = {

@@ -131,7 +131,7 @@ def test_a_folder_without_its_files_is_one_line(tmp_path, case):
     [
         ("none", "no such folder or file; give a folder"),
         ("new.xlsx", "is no .parquet, .jsonl"),
-        ("new.csv.zip", "is no .parquet, .jsonl"),
+        ("new.csv.gz", "is no .parquet, .jsonl.* unpack archives"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_one_line(tmp_path, name, words):

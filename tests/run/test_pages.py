@@ -196,22 +196,18 @@ def test_one_run_of_an_earlier_version(tmp_path):
     assert pages.write(run).read_bytes() == before
 
 
-def test_labels_of_a_folder_of_runs_are_told_apart(tmp_path, no_pictures):
-    """By the options in which runs of a method differ; a run that is not finished is shown, what is none is not."""
-    for name, power in (("a", 0.5), ("b", 1.0)):
-        made = report(0.8, 0.25)
-        made["config"]["model"]["init_args"]["retrain"]["power"] = power
+def test_runs_of_a_folder_are_told_apart(tmp_path, no_pictures):
+    """By their names; a run that is not finished is shown, what is none is not."""
+    for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "report.json").write_text(json.dumps(made))
+        (tmp_path / name / "report.json").write_text(json.dumps(report(0.8, 0.25)))
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "config.yaml").write_text("model: {class_path: x.SVD, init_args: {density: 0.1}}")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("{}")
     page = pages.write(tmp_path)
     runs = [*csv.DictReader((page.parent / "results.csv").open())]
-    assert [(run["label"], run["status"]) for run in runs] == [
-        ("LPAF, retrain.power 0.5", "done"), ("LPAF, retrain.power 1", "done"), ("SVD", "unfinished"),
-    ]  # fmt: skip
+    assert [(run["label"], run["status"]) for run in runs] == [("a", "done"), ("b", "done"), ("c", "unfinished")]
 
 
 def test_mistakes_are_one_line(tmp_path):
