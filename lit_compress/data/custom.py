@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from lit_compress.data.checks import Source, no_rows
 from lit_compress.data.readers import Place
@@ -13,11 +11,9 @@ from lit_compress.data.sources import sources_at
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.classification import fraction_line, label_name, whole_number
 from lit_compress.tasks.records import Custom, Task
-from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
-FORMAT = 3  # raise it when labels are read in another way, so that old caches are not read
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -76,19 +72,9 @@ def custom_task(settings: Custom, place: Place) -> Task:
 
 
 def _find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
-    """Return the labels of the training rows, and whether their numbers are known, from the cache."""
+    """Return the labels of the training rows, and whether their numbers are known.
 
-    def fill(folder: Path) -> None:
-        (folder / "labels.json").write_text(json.dumps(_read_labels(task, source)), encoding="utf-8")
-
-    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label)
-    file = build_once(cache_folder() / f"labels-{key}", fill) / "labels.json"
-    labels, numbered = json.loads(file.read_text(encoding="utf-8"))
-    return tuple(labels), numbered
-
-
-def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
-    """Return the names that a ``ClassLabel`` column brings, with its numbers, else all values of the rows, sorted.
+    These are the names that a ``ClassLabel`` column brings, with its numbers, else all values of the rows, sorted.
 
     Raises:
         UserError: a label is null, labels are of several types, or there are too many or too few.
@@ -99,7 +85,7 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
     if table.names is not None and task.label not in table.names:
         raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}{columns}")
     if table.classes:
-        return table.classes, True
+        return tuple(table.classes), True
     sign = meant.sign_in(row.get(task.label) for row in source.read().rows)
     values: dict[str, int] = {}
     first: type | None = None
@@ -123,9 +109,9 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
     if len(values) < 2:
         raise UserError(f"{source.where}: all labels are '{', '.join(values)}'; give two or more")
     if not all(_NUMBER.fullmatch(name) for name in values):
-        return sorted(values), False
+        return tuple(sorted(values)), False
     numbers = {whole_number(name): at for name, at in values.items()}  # 3 for 3.0
     for name, at in numbers.items():
         if not name.removeprefix("-").isdecimal():
             raise UserError(fraction_line(f"{source.where} row {at}", name))
-    return sorted(numbers, key=int), False
+    return tuple(sorted(numbers, key=int)), False

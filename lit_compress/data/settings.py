@@ -42,17 +42,11 @@ def pooling_of(task: Task, backbone: str, teacher: str | None = None) -> Pooling
         UserError: the folder makes vectors in a way that no export can keep.
     """
 
-    def read(name: str, option: str) -> Pooling | None:
-        asks = is_name(name) and name != DEFAULT  # the default backbone says nothing of pooling
-        return read_pooling(Path(resolve(name, task) if asks else name).expanduser(), option)
-
-    own = read(backbone, "model.backbone")
-    if teacher is None or teacher == backbone:
-        return own or Pooling()
-    theirs = read(teacher, "model.teacher")
-    if own and theirs and replace(own, dense=()) != replace(theirs, dense=()):
-        note(f"vectors are made as model.teacher '{teacher}' makes them, not as model.backbone '{backbone}' does")
-    return theirs or own or Pooling()
+    for name, option in ((teacher, "model.teacher"), (backbone, "model.backbone")):
+        asks = name is not None and is_name(name) and name != DEFAULT  # the default backbone says nothing of pooling
+        if name and (found := read_pooling(Path(resolve(name, task) if asks else name).expanduser(), option)):
+            return found
+    return Pooling()
 
 
 class DataSettings(LightningDataModule):

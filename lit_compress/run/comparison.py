@@ -20,7 +20,6 @@ from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
 
-FORMAT = 1  # of compare.json
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
@@ -310,7 +309,7 @@ class Plan:
         done = next((job for job in self.jobs if job.label and job.done), None)
         metric = (read_report(done.folder) or {})["metric"] if done else None
         gathered = {
-            "format": FORMAT, "config": asdict(self.comparison), "task": self.task, "metric": metric,
+            "config": asdict(self.comparison), "task": self.task, "metric": metric,
             "fairness": self.fairness(), "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
         }  # fmt: skip
         write_json(self.out / COMPARISON, gathered)

@@ -9,8 +9,6 @@ RUN/answers.jsonl  the first rows of the dev set with the answers of the dense a
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -120,13 +118,10 @@ def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
 
 def table(runs: Sequence[RunResult]) -> str:
     """Return a line per run as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
-    file = io.StringIO()
-    lines = [_record(run) for run in runs]
-    writer = csv.DictWriter(file, lines[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@" and v else v for k, v in line.items()})
-    return file.getvalue()
+    import pandas as pd
+
+    frame = pd.DataFrame([_record(run) for run in runs], dtype=object)
+    return frame.map(lambda v: f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v).to_csv(index=False)
 
 
 def _record(run: RunResult) -> dict[str, Any]:

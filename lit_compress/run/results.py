@@ -5,7 +5,6 @@ Also their costs and speed-ups, and the Pareto front.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from typing import Any
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.export.table import rough
-from lit_compress.models.budget import parse_budget
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, read_yaml
 from lit_compress.utils.manifest import check_manifest
 
 COMPARISON = "compare.json"  # the results of a comparison, in its folder
-_BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
 
 COSTS = ("parameters", "flops", "bytes", "latency")
 
@@ -74,8 +71,7 @@ def read_results(folder: Path, command: str = "report") -> tuple[list[RunResult]
     places = list(_runs(folder, 3))
     if not places:
         raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
-    runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
-    return sorted(runs, key=lambda run: (run.label, budget_order(run.budget), run.seed or 0, run.name)), {}
+    return [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places], {}
 
 
 def _runs(folder: Path, depth: int) -> Iterable[Path]:
@@ -117,12 +113,11 @@ def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
     for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
         report = read_report(place) if place else None
-        status = cell.get("status") or "missing"
-        status = "missing" if status == "done" and report is None else status
+        status = "missing" if cell["status"] == "done" and report is None else cell["status"]
         runs.append(RunResult(
-            cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
-            cell.get("seed"), status, place if place and place.is_dir() else None, report if status == "done" else None,
-            cell.get("error"), cell.get("learning_rate"),
+            cell["name"], cell["label"], cell["budget"], cell["seed"], status,
+            place if place and place.is_dir() else None, report if status == "done" else None, cell["error"],
+            cell["learning_rate"],
         ))  # fmt: skip
     return runs, comparison
 
@@ -132,33 +127,11 @@ def _result(folder: Path, name: str) -> RunResult:
     config = (report or {}).get("config") or read_record(folder / "config.yaml") or {}
     model = config.get("model") or {}
     method = (report or {}).get("method") or str(model.get("class_path", "")).rpartition(".")[2] or "?"
-    budget = f"density={report['compressed']['density']:.2g}" if report else ""
     init = model.get("init_args") or {}
-    if (kind := next((kind for kind in _BUDGETS if init.get(kind) is not None), None)) is not None:
-        value = init[kind]
-        budget = str(value) if kind == "budget" or isinstance(value, str | bool) else f"{kind}={_short(value)}"
-    return RunResult(
-        name, method, budget, config.get("seed_everything"), "done" if report else "unfinished", folder, report
-    )
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def budget_order(budget: str) -> tuple[Any, ...]:
-    """Return the key by which budgets are sorted: by name, from much to little, speed-ups from little to much.
-
-    >>> sorted(["density=0.1", "params=5M", "density=0.25", "params=800K"], key=budget_order)
-    ['density=0.25', 'density=0.1', 'params=5M', 'params=800K']
-    """
-    name, _, value = budget.rpartition("=")
-    try:
-        read = None if name.startswith("rank") else parse_budget(budget)
-        number = read.value if read else float(value)
-    except (UserError, ValueError):
-        number = math.inf
-    return name, number if name == "speedup" else -number, budget
+    density = init.get("density") or (report and f"{report['compressed']['density']:.2g}")
+    budget = str(init.get("budget") or (f"density={density}" if density else ""))
+    status = "done" if report else "unfinished"
+    return RunResult(name, method, budget, config.get("seed_everything"), status, folder, report)
 
 
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
@@ -172,7 +145,8 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     costs = dict(zip(reports, costs_of([*reports.values()])[0], strict=True))
     gains = dict(zip(reports, shared_gains([*reports.values()]), strict=True))
     by_key: dict[tuple[str, str], list[RunResult]] = {}
-    for run in sorted(runs, key=lambda run: (run.label, budget_order(run.budget))):
+    labels = list(dict.fromkeys(run.label for run in runs))
+    for run in sorted(runs, key=lambda run: labels.index(run.label)):
         by_key.setdefault((run.label, run.budget), []).append(run)
     grouped = []
     for (label, budget), some in by_key.items():
