@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
     Raises:
         UserError: the cache folder cannot be written.
     """
-    from datasets import load_from_disk
+    from datasets import Dataset, concatenate_datasets
 
     key = encoding_key(dataset, tokenizer, task, max_length)
 
@@ -98,23 +97,20 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         several = min(cores, len(dataset) // ROWS_PER_PROCESS)
-        pieces = folder / "pieces"
-        pieces.mkdir()
-        encoded = dataset.map(
+        dataset.map(
             tokenize,
             batched=True,
             with_indices=True,
             remove_columns=dataset.column_names,
-            cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
+            cache_file_name=str(folder / "tokens.arrow"),  # on disk, not in memory, however many rows there are
             load_from_cache_file=False,
             num_proc=several if several > 1 else None,
             new_fingerprint=key,
             desc=f"Tokenising {task.name}",
         )
-        encoded.save_to_disk(folder)
-        shutil.rmtree(pieces)
 
-    return load_from_disk(build_once(cache_folder() / f"encoded-{key}", fill))
+    files = sorted(build_once(cache_folder() / f"tokens-{key}", fill).glob("*.arrow"))  # of each process
+    return concatenate_datasets([Dataset.from_file(str(file)) for file in files])
 
 
 def add_targets(

@@ -20,18 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-COLOURS = (
-    "#0a5cad", "#c4500b", "#12805c", "#b0307a", "#8a6d00", "#6b40b5", "#2191b5", "#7a4a3a", "#57606a", "#6a9a1f",
-    "#e2718e", "#8fa7e0",
-)  # fmt: skip
-
-
 def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return ``color`` and ``marker`` of every label for matplotlib; 48 are different."""
-    return {
-        label: {"color": COLOURS[n % 12], "marker": "os^D"[(n + n // 12) % 4]}
-        for n, label in enumerate(dict.fromkeys(labels))
-    }
+    """Return ``color`` and ``marker`` of every label for matplotlib; 50 are different."""
+    names = dict.fromkeys(labels)
+    return {name: {"color": f"C{n % 10}", "marker": "os^Dv"[(n + n // 10) % 5]} for n, name in enumerate(names)}
 
 
 def _plain(text: str) -> str:

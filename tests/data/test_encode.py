@@ -46,8 +46,8 @@ def test_pairs_and_truncation(tokenizer):
 
 def test_the_second_time_is_read_from_disk(rows, tokenizer, backbone, tmp_path, monkeypatch):
     first = encode(rows, tokenizer, SST2, 32)
-    assert [entry.name for entry in (tmp_path / "cache").glob("encoded-*")] == [
-        f"encoded-{encoding_key(rows, tokenizer, SST2, 32)}"
+    assert [entry.name for entry in (tmp_path / "cache").glob("tokens-*")] == [
+        f"tokens-{encoding_key(rows, tokenizer, SST2, 32)}"
     ]
     monkeypatch.setattr(Dataset, "map", None)
     assert encode(rows, tokenizer, SST2, 32).to_dict() == first.to_dict()
