@@ -149,10 +149,9 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
             return page
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
-    found = {(group["label"], group["budget"]): group for group in groups(read_results(plan.out)[0])}
-    labels, budgets = dict.fromkeys(label for label, _ in found), dict.fromkeys(budget for _, budget in found)
-    body = [[label, *(pages.cell(found.get((label, budget))) for budget in budgets)] for label in labels]
-    show(["method", *budgets], body)
+    found = groups(read_results(plan.out)[0])
+    body = [[each["label"], each["budget"], pages.cell(each), pages.number(each["density"])] for each in found]
+    show(["method", "budget", name, "density"], body)
     for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")

@@ -66,7 +66,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     environment = jinja2.Environment(  # every text from a file is escaped
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "cell": cell}
+    environment.filters |= {"number": number, "cell": cell}
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=f"{len(runs)} runs on {tasks}" if len(runs) > 1 else f"{runs[0].label} on {tasks}, {runs[0].budget}",
         about=about, studies=[_study(*key, some) for key, some in by_task.items()],
@@ -78,7 +78,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
     return out / "index.html"
 
 
-def _number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number for tables; "" for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
@@ -87,15 +88,14 @@ def _image(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
 
 
-def cell(group: dict[str, Any] | None) -> str:
-    """Return mean, spread and number of runs of a group, and whether it is missing, at chance or of another density."""
-    if group is None or group["mean"] is None:
-        return "-" if group is None else ", ".join(dict.fromkeys(run.status for run in group["runs"]))
+def cell(group: dict[str, Any]) -> str:
+    """Return mean, spread and number of runs of a group, and whether it is missing or at chance."""
+    if group["mean"] is None:
+        return ", ".join(dict.fromkeys(run.status for run in group["runs"]))
     text = f"{group['mean']:.4f}" + (f" ± {group['spread']:.4f}" if group["spread"] is not None else "")
     if group["wanted"] > 1:
         text += f" ({group['n']})" if group["wanted"] == group["n"] else f" ({group['n']} of {group['wanted']})"
-    text += ", at chance" if group["chance"] else ""
-    return text if group["stored"] is None else f"{text}, density {group['stored']:.3f}"
+    return f"{text}, at chance" if group["chance"] else text
 
 
 def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:

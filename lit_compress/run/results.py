@@ -5,7 +5,6 @@ Also their costs and speed-ups, and the Pareto front.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +138,6 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
     ``bar`` is the spread, or of a single run the standard error.
     ``chance``: none is clearly better than a constant answer.
-    ``stored`` is the density if a density was asked for and the stored one is more than 1 % off, else None.
     """
     reports = {run.name: run.report for run in runs if run.report}
     costs = dict(zip(reports, costs_of([*reports.values()])[0], strict=True))
@@ -155,14 +153,11 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         values = [entry["metric"] for entry in entries]
         spread = stdev(values) if len(values) > 1 else None
         errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
-        density = mean(entry["density"] for entry in entries) if entries else None
-        asked = re.fullmatch(r"density=(\d*\.?\d+(?:e-?\d+)?)", budget)
-        off = asked and density is not None and abs(density - float(asked[1])) > 0.01 * float(asked[1])
         grouped.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some), "runs": some,
             "mean": mean(values) if values else None, "spread": spread,
             "bar": errors[0] if spread is None and errors else spread,
-            "density": density, "stored": density if off else None,
+            "density": mean(entry["density"] for entry in entries) if entries else None,
             "gain": mean_gain([gains[name] for name in done]), "costs": mean_costs([costs[name] for name in done]),
             "chance": bool(done) and all(near_chance(reports[name], "compressed") for name in done),
         })  # fmt: skip
