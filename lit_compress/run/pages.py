@@ -120,8 +120,11 @@ def table(runs: Sequence[RunResult]) -> str:
     """Return a line per run as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
     import pandas as pd
 
-    frame = pd.DataFrame([_record(run) for run in runs], dtype=object)
-    return frame.map(lambda v: f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v).to_csv(index=False)
+    lines = [
+        {k: f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for k, v in _record(run).items()}
+        for run in runs
+    ]
+    return str(pd.DataFrame(lines, dtype=object).to_csv(index=False))  # whole numbers stay whole next to missing ones
 
 
 def _record(run: RunResult) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
     found = read(page)
     assert HOSTILE in found.text
     assert all(word in found.text for word in ("1 failed", "1 missing", "1 unfinished", "5 done"))
+    steps = [row["steps"] for row in csv.DictReader((page.parent / "results.csv").open())]
+    assert set(steps) == {"", "1200"}
 
 
 def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pictures):
