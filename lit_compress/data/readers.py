@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CHUNK = 10_000  # rows that are Python objects at one time
 UNPACKED, TIMES = 2**28, 200  # bytes that any parquet file may unpack to, and times of its size; text shrinks 20 times
 START = 2**16  # bytes that show an encoding
+SEPARATORS = ";\t|,"
 
 Row = dict[str, Any]
 
@@ -40,7 +41,7 @@ class Place:
     # datasets wrote; or a single file; None: the hub, or the package
     path: str | None = None
     encoding: str | None = None  # of text files; None: UTF-8
-    separator: str | None = None  # between the fields of text files; None: a comma, in .tsv a tab
+    separator: str | None = None  # between the fields of text files; None: the usual one, or the header's
     seed: int = 0  # decides the splits if all rows are in one table
     whole: bool = False  # every split is all rows of one table
     revision: str | None = None  # of the task's data set on the hub; None: the newest
@@ -229,16 +230,19 @@ def _is_utf8(start: bytes, encoding: str) -> bool:
 def _read_separated(task: Task, where: str, file: Path, place: Place) -> Rows:
     """Return the rows of a table of text, whose fields stay text; one without a value is None.
 
-    In .tsv, GLUE's files among them, quotes are ordinary characters.
+    The sign between fields is the usual one of the suffix if the header has it, else the header's most frequent. In
+    tables with tabs, GLUE's among them, quotes are ordinary characters; not in a .csv whose sign is given.
     """
     import pandas as pd
     from pandas.errors import EmptyDataError
 
-    _first_line(where, file, place)
-    tabs = file.suffix.lower() == ".tsv"
+    first, usual = _first_line(where, file, place), "\t" if file.suffix.lower() == ".tsv" else ","
+    most = max(SEPARATORS, key=first.count)
+    found = most if most in first and usual not in first else usual
+    plain = (usual if place.separator else found) == "\t"
     options: dict[str, Any] = dict(
-        sep=place.separator or ("\t" if tabs else ","), header=None, dtype=object, na_filter=False, chunksize=CHUNK,
-        engine="c", encoding=place.codec, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
+        sep=place.separator or found, header=None, dtype=object, na_filter=False, chunksize=CHUNK, engine="c",
+        encoding=place.codec, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
     )  # fmt: skip
 
     def fields() -> Iterator[tuple[str, ...]]:
@@ -270,17 +274,18 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
-    """Return one row per line, or the rows of a file that is one list."""
+    """Return one row per line, or the rows of a file that is one value: a list, or an object that holds one."""
     _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:
+        values: Iterable[Any] = ()
         with _text(where, file, place) as stream:
             lines = filter(str.strip, stream)
-            if (first := next(lines, "")).lstrip().startswith("["):
-                values: Iterable[Any] = _parsed(where, 1, first + "".join(lines))
-            else:
-                every = chain(filter(None, [first]), lines)
-                values = (_parsed(where, row, line) for row, line in enumerate(every, start=1))
+            first, second = next(lines, "").strip(), next(lines, "")
+            if second and first[0] == "{" and first[-1] == "}":
+                values = (_parsed(where, row, line) for row, line in enumerate(chain([first, second], lines), start=1))
+            elif first:
+                values = _rows_in(task, where, _parsed(where, 1, f"{first}\n{second}{stream.read()}"))
             for number, value in enumerate(values, start=1):
                 if not isinstance(value, dict):
                     kind = type(value).__name__
@@ -298,6 +303,16 @@ def _parsed(where: str, row: int, text: str) -> Any:
         raise UserError(f"{where} row {row}: malformed JSON: {error.msg} ({place})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
+
+
+def _rows_in(task: Task, where: str, value: Any) -> list[Any]:
+    """Return the rows of a JSON file's only value: a list, the list in an object, or one row."""
+    if not isinstance(value, dict):
+        return value if isinstance(value, list) else [value]
+    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], dict)]
+    if len(lists) != 1 or value.keys() & {*task.text}:
+        return [value]
+    return list(task_type(task).nested_rows(task, where, lists[0]))
 
 
 READERS: dict[str, Reader] = {

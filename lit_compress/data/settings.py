@@ -74,7 +74,7 @@ class DataSettings(LightningDataModule):
         split_seed: decides how a single file is split; other than the seed, so that all seeds share one dev set.
         custom: type, columns and labels of task custom.
         encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
-        separator: sign between the fields of text files; without it a comma, in .tsv a tab.
+        separator: sign between the fields of text files; without it a comma, in .tsv a tab, or what the header has.
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
         null_threshold: by how much the score of "no answer" must exceed the best span's score to be given (span_qa);
             without it the task's; for custom every question has an answer.

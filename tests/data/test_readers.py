@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from contents import classes, jsonl, own, parquet, sst2
+from contents import classes, jsonl, own, parquet, qa, sst2
 
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files
@@ -15,6 +15,10 @@ OWN = Task("custom", "classification", ("text",), ("1", "3"), ("accuracy",), Non
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1334\n"
 TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
 TWICE = parquet(pa.table([["a"], [1], ["b"]], names=["sentence", "label", "sentence"]))
+
+
+SQUAD = {"context": "good film", "qas": [{"id": "a", "question": "was it?", "answers": [{"text": "film", "answer_start": 5}]},
+                                         {"id": "b", "question": "and?", "answers": [{"text": "good", "answer_start": 0}]}]}  # fmt: skip
 
 
 def read(task, folder, name, content, **form):
@@ -39,9 +43,6 @@ REFUSED = {
     "parquet called csv": ("sst2", "train.csv", TABLE, "no text in UTF-8"),
     "pointer": ("sst2", "train.csv", POINTER, "train.csv' is a Git LFS pointer, not the file itself; run git lfs pull"),
     "missing column": ("sst2", "train.csv", b"text,label\na,1\n", "has no column 'sentence'; valid: text, label"),
-    "a semicolon between fields": ("sst2", "train.csv", b"sentence;label\na;1\n", "has one column, 'sentence;label'; --data.separator"),
-    "objects in an object": ("sst2", "train.json", b'{"data": [{"sentence": "a"}]}', "row 1 has no 'sentence'; valid: data"),
-    "an object on several lines": ("sst2", "train.json", b'{\n"sentence": "a"}\n', "row 1: malformed JSON"),
     "another sign between fields": ("sst2", "train.csv", b"sentence~label\na~1\n", "has one column, 'sentence~label'; --data.separator"),
     "a column twice": ("sst2", "train.csv", b"sentence,label,label\na,1,1\n", "'label' twice; rename one"),
     "a column twice in a table": ("sst2", "train.parquet", TWICE, "has the column 'sentence' twice; rename one"),
@@ -56,6 +57,9 @@ REFUSED = {
     "5000 brackets": ("sst2", "train.jsonl", b"[" * 100_000, "row 1: malformed"),
     "a list of lists": ("sst2", "train.json", b'[["a", 1]]', "row 1: a JSON list; give one object per line, or a list of them"),
     "columns in JSON": ("sst2", "train.json", b'{"sentence": ["a", "b"], "label": [1, 0]}', "row 1: 'sentence' is ['a', 'b'] (list); give text"),
+    "objects on several lines": ("sst2", "train.json", b'{\n"sentence": "a"}\n{\n"sentence": "b"}\n', "malformed JSON: Extra data (line 3, column 1)"),
+    "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', "row 1 has no 'sentence'; valid: train, test"),
+    "SQuAD without a context": ("squad", "train.json", b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "not as SQuAD is nested (KeyError"),
 }  # fmt: skip
 
 
@@ -93,11 +97,17 @@ READ = {
     "blanks around a text": ("sst2", "train.csv", b"sentence,label\n good ,1\nbad,0\n", " good ", 2, ""),
     "line end in quotes": ("sst2", "train.csv", b'sentence,label\r\n"good\r\nfilm",1\r\n', "good\r\nfilm", 1, ""),
     "quotes in TSV are text": ("sst2", "train.tsv", b'sentence\tlabel\n"good" film\t1\n"bad\t0\n', '"good" film', 2, ""),
+    "quotes between tabs are text": ("sst2", "train.csv", b'sentence\tlabel\n"good\t1\nbad "film\t0\n', '"good', 2, ""),
     "a line of 1 MB": ("sst2", "train.csv", b"sentence,label\n" + b"good " * 200_000 + b",1\nbad,0\n", "good " * 200_000, 2, ""),
     "categories of pandas": ("sst2", "train.parquet", parquet(sentence=pa.array(["good", "bad"]).dictionary_encode(), label=[0, 1]), "good", 2, ""),
     "views of strings": ("sst2", "train.parquet", parquet(sentence=pa.array(["good", "bad"]).cast(pa.string_view()), label=[0, 1]), "good", 2, ""),
     "empty text": ("sst2", "train.jsonl", sst2(1) + sst2(0, text=" "), "good", 2, ""),
     "whole numbers stored as fractions": ("custom", "train.parquet", parquet(text=["good", "bad"] * 5, label=[1.0, 3.0] * 5), "good", 8, "8 of 10 rows are its train split"),
+    "a list in an object": ("sst2", "train.json", json.dumps({"version": "1", "data": LINES[:2], "tags": ["a"]}).encode(), LINES[0]["sentence"], 2, ""),
+    "one row": ("sst2", "train.json", json.dumps(LINES[0], indent=1).encode(), LINES[0]["sentence"], 1, ""),
+    "one row of words": ("conll2003", "train.json", b'{"tokens": ["a", "b"], "ner_tags": [0, 0]}', ["a", "b"], 1, ""),
+    "nested SQuAD": ("squad", "train.json", json.dumps({"data": [{"paragraphs": [SQUAD]}], "version": "1.1"}).encode(), "was it?", 2, ""),
+    "rows of questions in an object": ("squad", "train.json", b'{"data": [' + qa("film", 5).splitlines()[0] + b"]}", "was it?", 1, ""),
     "answer written as text": ("squad", "train.csv", b"question,context,answers\nwas it?,good film,film\n", "was it?", 1, ""),
     "names of a table's numbers": ("sst2", "train.parquet", classes(["positive", "negative"], 0, 1), "good", 2, ""),
 }  # fmt: skip
@@ -158,6 +168,12 @@ def test_texts_with_commas_are_texts(tmp_path):
     (tmp_path / "new.txt").write_text("good, the film\nbad, bad film\nwas it, bad\n[good] film\n")
     rows = load_split_files(OWN, Place(str(tmp_path / "new.txt")), ["all"], labelled=False)["all"]
     assert rows["text"][0] == "good, the film\n" and len(rows) == 4
+
+
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_a_header_says_the_sign_between_fields(tmp_path, sign):
+    content = f"\ufeffsentence{sign}label\na, b{sign}1\n".encode()
+    assert read("sst2", tmp_path, "train.csv", content)["sentence"][:] == ["a, b"]
 
 
 def test_a_table_that_unpacks_to_more_than_text_does_is_one_line(tmp_path, monkeypatch):
