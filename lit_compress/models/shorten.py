@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.sites import Model, blocks, module_at
+from lit_compress.models.sites import SITES, Model, blocks, module_at
 from lit_compress.models.surgery import replace
 from lit_compress.utils.errors import UserError
 
@@ -71,6 +71,7 @@ def shorten(net: Model, kept: Mapping[str, Sequence[int]]) -> None:
                 if hasattr(module, "layer_idx"):  # its place in the cache of a decoder
                     vars(module)["layer_idx"] = number
         replace(net, path, left)
+        vars(net).pop(SITES, None)
         above = {"", *(path[:i] for i, letter in enumerate(path) if letter == ".")}
         configs = [getattr(module, "config", None) for name, module in net.named_modules() if name in above]
         for config in {id(config): config for config in configs if config is not None}.values():

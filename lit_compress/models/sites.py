@@ -32,6 +32,7 @@ Part = TypeVar("Part", bound="SubLayer")
 # keys and values of a decoder's attention over the encoder's states
 _OF_ENCODER = re.compile(r"(?:encoder|cross)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
 _NUMBER = re.compile(r"\.(\d+)\.")
+SITES = "found_sites"  # attribute of a model that was searched
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,18 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
 def find_sites(net: PreTrainedModel) -> list[Site]:
     """Return every site of ``net`` in forward order, also where the Linear was replaced, without removed sub-layers.
 
+    They are searched once and kept with the model and its copies, as a site may be removed and never added.
+
     Raises:
         UserError: the architecture has no record, and no pattern names the sites.
     """
+    if SITES not in vars(net):
+        vars(net)[SITES] = search_sites(net)
+    return [site for site in vars(net)[SITES] if _is_there(net, site.name)]
+
+
+def search_sites(net: PreTrainedModel) -> list[Site]:
+    """Search the blocks for :func:`find_sites`."""
     if not (specs := get_architecture(net).sublayers):
         return _named_linears(net)
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
