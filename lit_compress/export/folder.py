@@ -66,6 +66,7 @@ class Export:
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it.
         timed: times programs where the budget's speed-up is measured; None: they are written again.
+        written: the model that was read from the export.
     """
 
     net: Model
@@ -77,6 +78,7 @@ class Export:
     more: dict[str, Any] = field(default_factory=dict)
     budget: tuple[Budget, float] | None = None
     timed: Programs | None = None
+    written: Model = field(init=False)
 
     @property
     def dense(self) -> Model:
@@ -114,7 +116,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         write_model(net, folder)
         write_tokenizer(data, folder, net.config)
         del net  # the export takes its place in memory
-        net = load_net(folder)
+        source.written = net = load_net(folder)
         trim()
         keeps_logits = not (vocabulary or embeddings or choices.half)
         for _ in track([0], "check the export in another process"):

@@ -25,6 +25,7 @@ from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import LayerShape
 from lit_compress.models.sites import Model, blocks
+from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
@@ -115,8 +116,6 @@ class Method(MicroBatches, Fields):
         self._teacher: tuple[Model, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.dev_loss = MeanMetric()
-        self.untrained = -inf
-        self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -170,16 +169,17 @@ class Method(MicroBatches, Fields):
 
     def prepare(
         self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], Model] | None = None,
-        mark: Mapping[str, Any] = MappingProxyType({}),
+        mark: Mapping[str, Any] = MappingProxyType({}), load: Callable[[Path], Model] = load_net,
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
         ``previous`` is the folder of the model to start from, None for the backbone. ``teacher`` returns the dense
         model; None: the stage learns from the task alone. ``mark`` is of the checkpoint that will be loaded, from
-        :meth:`on_save_checkpoint`.
+        :meth:`on_save_checkpoint`. ``load`` returns the model of a folder.
         """
-        self.stage, self._seed, self._previous = stage, seed, previous
+        self.stage, self._seed, self._previous, self._load = stage, seed, previous, load
         self._load_teacher, self._structure = teacher, mark.get("structure")
+        self.untrained, self.skips = -inf, False  # skips: this optimizer step; its gradients are gone, as not finite
         self.initial, stage.notes = mark.get("initial", {}), mark.get("notes", {})
 
     def configure_model(self) -> None:
@@ -189,7 +189,8 @@ class Method(MicroBatches, Fields):
         if self._previous is None:
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
-            net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
+            net = self.stage.build(self, self._previous, self._structure, self._load)
+            net = add_updates(net, self.stage.settings, self._seed)
             if self._load_teacher and self.stage.distil and self.distillation.on:
                 self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
         trim()  # what a calibration has left free is not used by the training
@@ -233,7 +234,7 @@ class Method(MicroBatches, Fields):
         for teacher in self._teacher:
             move(teacher, "cpu")
         del self.net, self.stage, self._load_teacher
-        self._teacher = ()
+        self._teacher, self.trainer = (), None
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return the stage's optimizer, and its schedule, which depends on the optimizer step only."""

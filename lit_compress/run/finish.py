@@ -21,7 +21,6 @@ from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
 from lit_compress.models.sites import Model
-from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.utils.errors import UserError
@@ -55,7 +54,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     dtype = getattr(torch, done["dense"].get("dtype", "float32"))  # of the teacher's own files
 
     def measured(name: str) -> Measured:
-        net, entry = run.dense if name == "dense" else load_net(run.net(name)), done[name]
+        net, entry = run.dense if name == "dense" else run.load(run.net(name)), done[name]
         size = entry.get("bytes") or file_bytes(copy.deepcopy(net).to(dtype))  # of a teacher that was given
         return Measured(net, size, entry["metric"][key], entry["initial"].get(key))
 
@@ -67,4 +66,6 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     config = run.config() | {"trust_remote_code": trusts_code()}
     source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)
-    return write_export(out, source, choices)
+    report = write_export(out, source, choices)
+    run.at_hand[out] = source.written
+    return report

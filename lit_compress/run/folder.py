@@ -24,6 +24,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
@@ -58,6 +60,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
+        self.at_hand = dict[Path, Model]()  # the model that this process wrote last, by its folder
 
     def stage(self, name: str) -> Path:
         """Return the folder of a stage."""
@@ -70,7 +73,22 @@ class Run:
     @cached_property
     def dense(self) -> Model:
         """The model of the dense stage, which nobody changes."""
-        return load_net(self.net("dense"))
+        return self.load(self.net("dense"))
+
+    def load(self, folder: Path) -> Model:
+        """Load the model of a finished stage, or return the one at hand, once."""
+        return self.at_hand.pop(folder, None) or load_net(folder)
+
+    def hand_on(self, name: str, net: Model, dense: Model) -> None:
+        """Keep the model of a stage that was just written, as it would be loaded; ``dense`` is the backbone."""
+        self.at_hand.clear()
+        if any(getattr(module, "gradient_checkpointing", False) for module in net.modules()):
+            return  # its blocks recompute their activations
+        trained = {key: value.requires_grad for key, value in dense.named_parameters()}
+        for key, value in net.named_parameters():  # products round by strides and places in memory
+            value.data = value.detach().clone(memory_format=torch.contiguous_format)
+            value.requires_grad_(trained.get(key, True))
+        self.at_hand[self.net(name)] = net
 
     @property
     def started(self) -> bool:

@@ -24,7 +24,6 @@ from lit_compress.evaluation.evaluate import answers
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.models.backbones import load_tokenizer
-from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
 from lit_compress.run.pictures import as_svg, pareto_figure, site_table, structure_figure
 from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_record, read_results
@@ -161,7 +160,7 @@ def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
 def keep_details(run: Run, data: DataModule) -> None:
     """Write the details of a run whose export is written: answers of two models, and layers."""
     export = run.folder / "export"
-    dense, small, own = run.dense, load_net(export), data
+    dense, small, own = run.dense, run.load(export), data
     if small.config.vocab_size != dense.config.vocab_size:
         own = data.read_by(load_tokenizer(str(export), data.record))
     lines = answers([(dense, data), (small, own)])

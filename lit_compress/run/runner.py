@@ -26,6 +26,7 @@ from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
+from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
@@ -54,7 +55,7 @@ def run_stages(job: Job, run: Run) -> Job:
     """Run every unfinished stage of the method from where it stopped; return the job as it was decided on the way.
 
     Args:
-        job: settled and checked; every stage gets a new method of it.
+        job: settled and checked.
         run: the run folder, with its config.
 
     Raises:
@@ -71,35 +72,36 @@ def run_stages(job: Job, run: Run) -> Job:
         if not decided and "dense" in run.finished():
             job, decided = decide(job, run), True
 
-        def make(name: str = name, job: Job = job) -> tuple[Job, Stage]:
-            made = job.at()
-            return made, next(s for s in made.method.stages() if s.name == name)
+        def make(method: Method, name: str = name) -> Stage:
+            return next(stage for stage in method.stages() if stage.name == name)
 
-        made, stage = make()
-        if stage.distil and made.method.distillation.on:
-            _check_teacher(made, run)
+        stage = make(job.method)
+        if stage.distil and job.method.distillation.on:
+            _check_teacher(job, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
-        run_stage(make, run, f"{number + 1}/{len(names)} ", previous)
+        run_stage(job, make, run, f"{number + 1}/{len(names)} ", previous)
     return job if decided else decide(job, run)
 
 
-def run_stage(make: Callable[[], tuple[Job, Stage]], run: Run, place: str, previous: Path | None) -> None:
+def run_stage(job: Job, make: Callable[[Method], Stage], run: Run, place: str, previous: Path | None) -> None:
     """Run or continue one stage, and write its best model and its record into the run; raises as :func:`run_stages`.
 
     Args:
-        make: returns the job with a new method, and the stage.
+        job: whose method and data are fitted.
+        make: returns the stage, new, of a method.
         run: the run folder; :attr:`Run.dense` is the teacher.
         place: of the stage in the run, before its name in lines.
         previous: folder of the model to start from; None for the backbone.
     """
-    job, stage = make()
-    method, data = job.method, job.data
+    method, data, stage = job.method, job.data, make(job.method)
     checkpoint, mark = _newest(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
     check_unchanged(run, data, mark)
     step = mark.get("step")
     known = (mark, *run.finished().values())
     use_threads(dense_site_params(job.dense), next((r["threads"] for r in known if r.get("threads")), None))
-    method.prepare(stage, job.seed, previous, lambda: run.dense, mark)
+    if previous is None:
+        run.at_hand.clear()
+    method.prepare(stage, job.seed, previous, lambda: run.dense, mark, run.load)
     start = time.time()
     if is_first_process():
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
@@ -207,7 +209,7 @@ def _newest(last: Path, method: str, stage: str) -> tuple[Path | None, dict[str,
 
 @rank_zero_only
 def _finish_stage(
-    make: Callable[[], tuple[Job, Stage]], job: Job, stage: Stage, run: Run, trainer: Trainer, split: list[int],
+    make: Callable[[Method], Stage], job: Job, stage: Stage, run: Run, trainer: Trainer, split: list[int],
     seconds: float,
 ) -> None:  # fmt: skip
     """Write the best model of a finished stage, files for the next stage, and the stage's record."""
@@ -217,9 +219,8 @@ def _finish_stage(
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     if method.device_mesh is not None:  # other processes have parts of the model: it is built again
-        previous = stage.previous
-        job, stage = make()
-        method = job.method
+        previous, method = stage.previous, job.at().method
+        stage = make(method)
         method.prepare(stage, job.seed, previous, None, mark)
         method.configure_model()
         stage.set_total_steps(mark["total_steps"])
@@ -229,6 +230,7 @@ def _finish_stage(
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
         write_net(small := compact(net), data, temporary)
+    run.hand_on(name, small, job.dense)
     best, offset = checkpoint["global_step"], sum(record["steps"] for record in run.finished().values())
     log_stage(trainer.loggers, small, name, offset + mark["total_steps"], mark["metrics"], offset + best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}

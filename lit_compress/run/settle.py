@@ -64,15 +64,13 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     data.devices = processes(trainer)
     data.prepare_data()
     check_sizes(method)
-    stages, limits = [], (trainer.get("limit_train_batches"), trainer.get("max_steps"))
+    sizes, stages, limits = outline(job), [], (trainer.get("limit_train_batches"), trainer.get("max_steps"))
     for stage in method.stages():
-        stage.check(net)
         stage.check_data(net, data)
         steps = count_steps(data.steps_per_epoch(), stage.settings.epochs, *limits)
         stage.set_total_steps(steps)
         stages.append(f"{stage.name} {stage.settings.epochs} epochs = {steps:,} steps")
-    sizes, facts = outline(job), data.facts()
-    show(*facts_table(data.record.name, facts))
+    show(*facts_table(data.record.name, facts := data.facts()))
     for line in facts_lines(facts):
         print(line)
     print(f"{type(method).__name__}: {', '.join(stages)}")

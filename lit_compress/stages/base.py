@@ -177,14 +177,15 @@ class Stage(nn.Module):
     def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse by a UserError settings that need more training examples than there are."""
 
-    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None) -> Model:
+    def build(
+        self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Callable[[Path], Model]
+    ) -> Model:
         """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
 
-        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
+        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again. ``load``
+        returns the model of a folder.
         """
-        from lit_compress.models.storage import load_net
-
-        net = load_net(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
+        net = load(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
         self.previous = previous
         return self.begin(net, method, structure)
 
