@@ -122,7 +122,8 @@ def _tree(module: str) -> tuple[ast.Module, dict[str, tuple[str, str]]] | None:
     if file is None:
         return None
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and not node.level)
+    nodes = [*tree.body, *(node for block in tree.body if isinstance(block, ast.If) for node in block.body)]
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level)
     return tree, {name.asname or name.name: (str(node.module), name.name) for node in imports for name in node.names}
 
 

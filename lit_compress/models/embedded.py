@@ -111,9 +111,9 @@ def _docstring_splits(cache: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of ``docstrings`` by split, from the cache if the same library was read before."""
     root = Path(sysconfig.get_path("stdlib"))
     area_of = {module: area for area, modules in AREAS.items() for module in modules.split()}
-    paths = [(file, file.relative_to(root).parts) for file in sorted(root.rglob("*.py"))]
-    found = [(parts[0].removesuffix(".py"), file) for file, parts in paths if not SKIPPED.intersection(parts)]
-    files = [(area_of[module], module, file) for module, file in found if module in area_of]
+    paths = sorted(path for name in area_of for path in (*root.glob(f"{name}.py"), *(root / name).rglob("*.py")))
+    named = [(file.relative_to(root).parts[0].removesuffix(".py"), file) for file in paths]
+    files = [(area_of[module], module, file) for module, file in named if not SKIPPED & {*file.relative_to(root).parts}]
     if not files:
         raise UserError(f"data.task: 'docstrings' found no sources of the standard library in '{root}'")
     sizes = [(str(file.relative_to(root)), file.stat().st_size) for _, _, file in files]
