@@ -27,7 +27,7 @@ from lit_compress.models.outline import LayerShape
 from lit_compress.models.sites import Model, blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
-from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
+from lit_compress.stages.base import Load, Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining, add_updates
@@ -169,13 +169,13 @@ class Method(MicroBatches, Fields):
 
     def prepare(
         self, stage: Stage, seed: int, previous: Path | None, teacher: Callable[[], Model] | None = None,
-        mark: Mapping[str, Any] = MappingProxyType({}), load: Callable[[Path], Model] = load_net,
+        mark: Mapping[str, Any] = MappingProxyType({}), load: Load = load_net,
     ) -> None:  # fmt: skip
         """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
         ``previous`` is the folder of the model to start from, None for the backbone. ``teacher`` returns the dense
         model; None: the stage learns from the task alone. ``mark`` is of the checkpoint that will be loaded, from
-        :meth:`on_save_checkpoint`. ``load`` returns the model of a folder.
+        :meth:`on_save_checkpoint`. ``load`` returns the model of ``previous``.
         """
         self.stage, self._seed, self._previous, self._load = stage, seed, previous, load
         self._load_teacher, self._structure = teacher, mark.get("structure")

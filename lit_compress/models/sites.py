@@ -170,7 +170,7 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
 def find_sites(net: PreTrainedModel) -> list[Site]:
     """Return every site of ``net`` in forward order, also where the Linear was replaced, without removed sub-layers.
 
-    They are searched once and kept with the model and its copies, as a site may be removed and never added.
+    They are searched once and kept with the model and its copies: a site may be removed, and none is ever added.
 
     Raises:
         UserError: the architecture has no record, and no pattern names the sites.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.calibration.statistics import TOKENS
-from lit_compress.methods import Method
 from lit_compress.models.sites import Model
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
@@ -93,9 +92,9 @@ class Distilling:
     def fit(self, dense: Model, model: Path) -> None:
         """Run or continue the stage, as :func:`run_stage`; ``dense`` is the teacher of the compressed ``model``."""
         self.run.dense = dense
-        run_stage(self.job, self.made, self.run, "", model)
+        run_stage(self.job, self.made(), self.run, "", model)
 
-    def made(self, method: Method) -> DistilStage:
+    def made(self) -> DistilStage:
         """Return the stage, new."""
         self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
         return DistilStage(DISTIL, self.training, Compression())

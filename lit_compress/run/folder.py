@@ -81,14 +81,12 @@ class Run:
 
     def hand_on(self, name: str, net: Model, dense: Model) -> None:
         """Keep the model of a stage that was just written, as it would be loaded; ``dense`` is the backbone."""
-        self.at_hand.clear()
-        if any(getattr(module, "gradient_checkpointing", False) for module in net.modules()):
-            return  # its blocks recompute their activations
+        recomputes = any(getattr(module, "gradient_checkpointing", False) for module in net.modules())
         trained = {key: value.requires_grad for key, value in dense.named_parameters()}
         for key, value in net.named_parameters():  # products round by strides and places in memory
             value.data = value.detach().clone(memory_format=torch.contiguous_format)
             value.requires_grad_(trained.get(key, True))
-        self.at_hand[self.net(name)] = net
+        self.at_hand = {} if recomputes else {self.net(name): net}
 
     @property
     def started(self) -> bool:

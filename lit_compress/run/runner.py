@@ -10,7 +10,6 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -26,7 +25,6 @@ from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import compact
-from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
@@ -62,45 +60,39 @@ def run_stages(job: Job, run: Run) -> Job:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
     job.data.devices = processes(job.trainer)
-    names, stages = ["dense"] if job.method.teacher else [], [stage.name for stage in job.method.stages()]
-    if names:
+    names = [stage.name for stage in job.method.stages()]
+    if job.method.teacher:
+        names.insert(0, "dense")
         of_first("dense", partial(_adopt_teacher, job, run), job.trainer)
-    names, decided = names + stages, False
     for number, name in enumerate(names):
-        if name in run.finished() or name not in stages:
+        if name in run.finished():
             continue
-        if not decided and "dense" in run.finished():
-            job, decided = decide(job, run), True
-
-        def make(method: Method, name: str = name) -> Stage:
-            return next(stage for stage in method.stages() if stage.name == name)
-
-        stage = make(job.method)
+        job = decide(job, run)
+        stage = next(stage for stage in job.method.stages() if stage.name == name)
         if stage.distil and job.method.distillation.on:
             _check_teacher(job, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
-        run_stage(job, make, run, f"{number + 1}/{len(names)} ", previous)
-    return job if decided else decide(job, run)
+        run_stage(job, stage, run, f"{number + 1}/{len(names)} ", previous)
+    return decide(job, run)
 
 
-def run_stage(job: Job, make: Callable[[Method], Stage], run: Run, place: str, previous: Path | None) -> None:
+def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | None) -> None:
     """Run or continue one stage, and write its best model and its record into the run; raises as :func:`run_stages`.
 
     Args:
         job: whose method and data are fitted.
-        make: returns the stage, new, of a method.
+        stage: new.
         run: the run folder; :attr:`Run.dense` is the teacher.
         place: of the stage in the run, before its name in lines.
         previous: folder of the model to start from; None for the backbone.
     """
-    method, data, stage = job.method, job.data, make(job.method)
+    method, data, spare = job.method, job.data, copy.deepcopy(stage)
     checkpoint, mark = _newest(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
     check_unchanged(run, data, mark)
     step = mark.get("step")
     known = (mark, *run.finished().values())
     use_threads(dense_site_params(job.dense), next((r["threads"] for r in known if r.get("threads")), None))
-    if previous is None:
-        run.at_hand.clear()
+    run.at_hand = run.at_hand if previous else {}
     method.prepare(stage, job.seed, previous, lambda: run.dense, mark, run.load)
     start = time.time()
     if is_first_process():
@@ -122,7 +114,7 @@ def run_stage(job: Job, make: Callable[[Method], Stage], run: Run, place: str, p
         raise
     forget(trainer, method)
     split, data.trainer = data.split, None  # type: ignore[assignment]
-    _finish_stage(make, job, stage, run, trainer, split, time.time() - start)
+    _finish_stage(spare, job, stage, run, trainer, split, time.time() - start)
     method.release()
     if several():  # wait for the other ranks
         torch.distributed.barrier()
@@ -209,18 +201,16 @@ def _newest(last: Path, method: str, stage: str) -> tuple[Path | None, dict[str,
 
 @rank_zero_only
 def _finish_stage(
-    make: Callable[[Method], Stage], job: Job, stage: Stage, run: Run, trainer: Trainer, split: list[int],
-    seconds: float,
-) -> None:  # fmt: skip
-    """Write the best model of a finished stage, files for the next stage, and the stage's record."""
+    spare: Stage, job: Job, stage: Stage, run: Run, trainer: Trainer, split: list[int], seconds: float
+) -> None:
+    """Write the best model of a finished stage, and its record; ``spare`` is the stage as it was before the fit."""
     method, data, name = job.method, job.data, stage.name
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
     mark = _mark_of(checkpoint, type(method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     if method.device_mesh is not None:  # other processes have parts of the model: it is built again
-        previous, method = stage.previous, job.at().method
-        stage = make(method)
+        previous, stage, method = stage.previous, spare, job.at().method
         method.prepare(stage, job.seed, previous, None, mark)
         method.configure_model()
         stage.set_total_steps(mark["total_steps"])

@@ -65,7 +65,7 @@ def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | N
 
 def decide(job: Job, run: Run) -> Job:
     """Choose the kind of removal of a run by trials on its dense model, as :func:`choose_removal`; a run keeps it."""
-    if not job.kinds:
+    if not job.kinds or "dense" not in run.finished():
         return job
     budget = job.method.budget
     asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
@@ -79,7 +79,7 @@ def decide(job: Job, run: Run) -> Job:
         return chosen
 
     chosen = of_first("removal", choose, job.trainer)
-    return job.at(chosen["density"], chosen["removes"])
+    return job.at(chosen["density"], chosen["removes"], kinds=())
 
 
 def _try(

@@ -27,6 +27,7 @@ from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import sum_over_ranks
 
+Load = Callable[[Path], Model]  # from the folder of a model
 Limits = dict[str, dict[str, Any]]  # option -> arguments of ``require``, of a class and those derived from it
 
 
@@ -177,13 +178,10 @@ class Stage(nn.Module):
     def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse by a UserError settings that need more training examples than there are."""
 
-    def build(
-        self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Callable[[Path], Model]
-    ) -> Model:
+    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Load) -> Model:
         """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
 
-        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again. ``load``
-        returns the model of a folder.
+        ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
         net = load(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
         self.previous = previous

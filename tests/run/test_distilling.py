@@ -73,7 +73,7 @@ def same(one, other, atol):
 def test_the_steps_are_those_of_a_loop(study):
     """Logits and hidden states of all tokens, no labels, no dropout; order, clipping and schedule are those of fit."""
     distilling, found = study.stage("usual"), study.usual
-    net, stage = load_net(study.folder / "net").eval(), distilling.made(distilling.job.method)
+    net, stage = load_net(study.folder / "net").eval(), distilling.made()
     stage.set_total_steps(STEPS)
     optimizer = build_optimizer(stage, net, "32-true")
     schedule = build_schedule(stage, optimizer)["scheduler"]
@@ -133,8 +133,7 @@ def test_a_stopped_stage_continues_bit_for_bit(study, monkeypatch):
 
 
 def test_fewer_blocks_learn_states_that_are_spread_evenly(study):
-    layers = study.stage("layers")
-    stage = layers.made(layers.job.method)
+    stage = study.stage("layers").made()
     states = [torch.full((1, 2, 3), float(i)) for i in range(5)]
     assert float(stage.layer_loss(states[::2], states, None, False)) == 0
 
