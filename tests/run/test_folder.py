@@ -6,9 +6,13 @@ import shutil
 from dataclasses import asdict
 
 import pytest
+import torch
+from tiny import make_net
 
 from lit_compress.export.choices import Choices
+from lit_compress.models.storage import save_net
 from lit_compress.run.folder import Run, checked_config
+from lit_compress.stages.recompute import recompute
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import link_if_equal
 
@@ -189,3 +193,19 @@ def test_a_class_is_left_out_or_refused(value):
     for group in ("data", "export"):
         with pytest.raises(UserError, match=rf"x: {group}\.labels.* is no plain value; a stored config cannot name"):
             checked_config("x", stored_config(**{group: {"labels": value}}))
+
+
+def test_the_model_at_hand_is_as_it_would_be_loaded_and_given_once(tmp_path):
+    run, net = Run(tmp_path), make_net()
+    run.net("dense").mkdir(parents=True)
+    save_net(net, run.net("dense"))
+    for weight in (net.get_parameter(f"bert.encoder.layer.{i}.output.dense.weight") for i in range(2)):
+        weight.data = weight.detach().t().contiguous().t()
+    run.hand_on("dense", net.requires_grad_(False), make_net())
+    found, loaded = run.load(run.net("dense")), run.load(run.net("dense"))
+    assert found is net and loaded is not net
+    for (name, value), (_, other) in zip(found.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(value, other) and value.stride() == other.stride() and value.requires_grad, name
+    recompute(net)
+    run.hand_on("dense", net, make_net())
+    assert not run.at_hand
