@@ -177,8 +177,9 @@ def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) 
     job.method.given["distillation"] = LOSSES
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
+        run.dense = dense
         distilling = Distilling(job.at(trainer=job.trainer | {"logger": False, **changed}), recovery, run)
-        distilling.fit(dense, model)
+        distilling.fit(model)
         return load_net(run.net(DISTIL)), distilling.told()
 
 

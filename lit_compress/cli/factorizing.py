@@ -6,19 +6,19 @@ import copy
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
-from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget
+from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget, settled
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.folder import check_out, write_export
-from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.models.backbones import load_config, load_finetuned
 from lit_compress.models.storage import load_net, save_net
@@ -29,7 +29,7 @@ from lit_compress.run.folder import CURVES, Run, begin_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
-from lit_compress.run.trials import choose_removal
+from lit_compress.run.trials import decide
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.refinement import check_refinement, refine_net
@@ -115,11 +115,20 @@ def run_factorize(
             raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
         job = settle_budget(cli)
         return factorize_by_block(place, job, one_shot_stage(job.method), cli.dump(), recovery)
-    run = None if recovery.distil is None else Run(place.with_name(f"{place.name}.distil"))
-    if run is not None:
-        check_folder("out", run.folder)
-    job, chosen, timed = _sized(cli, job, run)
-    return _factorized(place, job, run, cli.dump(), recovery, chosen, timed)
+    with ExitStack() as work:
+        folder = place.with_name(f"{place.name}.distil")
+        if recovery.distil is None:
+            folder = Path(work.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            check_folder("out", folder)
+        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run))
+        report = _factorized(place, job, run, cli.dump(), recovery, work)
+    if recovery.distil is not None and report is not None:
+        for path in [path for path in folder.iterdir() if path.name != CURVES]:
+            remove(path)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return report
 
 
 def only_with_distil(option: str) -> bool:
@@ -151,87 +160,66 @@ def one_shot_stage(method: Method) -> CompressedStage:
     return stage
 
 
-def _sized(cli: CommandLine, job: Job, run: Run | None) -> tuple[Job, dict[str, Any], Programs | None]:
-    """Settle the size of the export and the kind of removal; the first process decides, or finished work has.
-
-    Returns the job, the decision (``density``, ``removes``, the field ``tried``), and the programs that were timed.
-    """
-    budget, decided = job.method.budget, list[tuple[Job, Programs | None]]()
-    later = job.method.kinds and budget is not None and budget.kind == "speedup"
-
-    def decide() -> dict[str, Any]:
-        if run is not None and (done := run.finished().get(COMPRESSED)) is not None:
-            return dict(done["chosen"])
-        sized, timed = settle_budget(cli, known=not later), None
-        chosen = {"density": sized.method.given["density"] if budget else None, "removes": None, "tried": None}
-        if sized.kinds:
-            chosen, timed = choose_removal(load_model(job.method.backbone, job.method), sized)
-        decided.append((sized.at(chosen["density"], chosen["removes"]), timed))
-        return chosen
-
-    chosen = decide() if run is None else of_first("size", decide, job.trainer)
-    if decided:
-        return decided[0][0], chosen, decided[0][1]
-    job = settle_budget(cli, known=False, density=chosen["density"])
-    return job.at(chosen["density"], chosen["removes"]), chosen, None
-
-
 def _factorized(
-    out: Path, job: Job, run: Run | None, config: dict[str, Any], recovery: Recovery, chosen: dict[str, Any],
-    timed: Programs | None,
-) -> dict[str, Any] | None:  # fmt: skip
-    """Compress the method's backbone in one shot, train it in ``run`` if there is one, export it to ``out``.
+    out: Path, job: Job, run: Run, config: dict[str, Any], recovery: Recovery, work: ExitStack
+) -> dict[str, Any] | None:
+    """Compress the method's backbone in one shot, train it in ``run`` if that is asked for, export it to ``out``.
 
-    Returns the report; None on all processes but the first.
+    Returns the report; None on all processes but the first. ``work`` keeps the folder of the run.
     """
-    method, data = job.method, job.data
+    method, data, distils = job.method, job.data, recovery.distil is not None
     stage = one_shot_stage(method)
-    learns = run is not None and recovery.texts is None and method.distillation.label_weight > 0
-    data.reads_labels = stage.compression.reads_labels(method.kind) or learns
+    compression = stage.compression
+    learns = distils and recovery.texts is None and method.distillation.label_weight > 0
+    data.reads_labels = compression.reads_labels(method.kind) or learns
     load_config(method.backbone, method.task, "model", trained=True)  # refuses a model of another task
-    check_factorize(job, stage, run is not None)
-    return_freed_memory()
-    dense = load_model(method.backbone, method)
-    job.choices.check(dense)
+    check_factorize(job, stage, distils)
+    job.choices.check(job.dense)
     if recovery.refine is not None:
-        check_refinement(dense, stage.compression.dense_states, type(method).__name__)
-    with ExitStack() as work:
-        if run is None:
-            net, facts = compress_and_refine(stage, method, dense, data, recovery.refine)
-        else:
-            distilling = Distilling(job, recovery, run)
+        check_refinement(job.dense, compression.dense_states, type(method).__name__)
+    distilling = Distilling(job, recovery, run) if distils else None
 
-            def keep() -> None:
-                settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
-                begin_work("--distil", run.folder, settings)
-                work.enter_context(run.claim())
-                if COMPRESSED in run.finished():
-                    return
-                small, facts = compress_and_refine(stage, method, dense, data, recovery.refine)
-                with atomic_folder(run.net(COMPRESSED)) as temporary:
-                    write_net(small, data, temporary)
-                run.finish({"name": COMPRESSED, "steps": 0, "facts": facts, "chosen": chosen})
+    def begin() -> None:
+        if distilling is not None:
+            settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
+            begin_work("--distil", run.folder, settings)
+            work.enter_context(run.claim())
 
-            of_first(COMPRESSED, keep, job.trainer)
-            distilling.fit(dense, run.net(COMPRESSED))
-            if not is_first_process():
-                return None
-            net, facts = load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
-            facts |= {"distilled": distilling.told()}
-        return_freed_memory()  # again: a training keeps it, as a call to the system for every tensor would take time
-        trim()
-        if calibration := facts["calibration"]:
-            calibration["measured_loss"] = divergence(net, dense, data)
-        trim()
-        scores, tried = facts.pop("dense"), {"tried": chosen["tried"]} if chosen["tried"] else {}
-        report = write_export(out, one_shot(job, net, dense, scores, config, facts | tried, timed), job.choices)
-    if run is not None:
-        for path in run.folder.iterdir():
-            if path.name != CURVES:
-                remove(path)
-        if not any(run.folder.iterdir()):
-            run.folder.rmdir()
-    return report
+    of_first("begin", begin, job.trainer)
+    return_freed_memory()
+    run.dense = dense = load_model(method.backbone, method)
+    job, timed = decide(job, run)
+
+    def compressed() -> tuple[PreTrainedModel, dict[str, Any]]:
+        return compress_and_refine(one_shot_stage(job.method), job.method, dense, data, recovery.refine)
+
+    def keep() -> None:
+        if COMPRESSED in run.finished():
+            return
+        small, facts = compressed()
+        with atomic_folder(run.net(COMPRESSED)) as temporary:
+            write_net(small, data, temporary)
+        asked = method.budget
+        run.begin(config, budget={"asked": asked.asked, "density": job.method.density} if asked else None)
+        run.finish({"name": COMPRESSED, "steps": 0, "facts": facts})
+
+    if distilling is None:
+        net, facts = compressed()
+    else:
+        of_first(COMPRESSED, keep, job.trainer)
+        distilling.fit(run.net(COMPRESSED))
+        if not is_first_process():
+            return None
+        net, facts = load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
+        facts |= {"distilled": distilling.told()}
+    return_freed_memory()  # again: a training keeps it, as a call to the system for every tensor would take time
+    trim()
+    if calibration := facts["calibration"]:
+        calibration["measured_loss"] = divergence(net, dense, data)
+    trim()
+    scores, tried = facts.pop("dense"), (run.removal() or {}).get("tried")
+    more = facts | ({"tried": tried} if tried else {})
+    return write_export(out, one_shot(job, net, dense, scores, config, more, timed), job.choices)
 
 
 def compress_and_refine(

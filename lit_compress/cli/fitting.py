@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +57,31 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
         UserError: an option, the data, the backbone or the run folder cannot be used.
     """
     cli = CommandLine(line)
-    run, made = run_of(cli), list[Job]()
+    run = run_of(cli)
     with ExitStack() as claim:
-        told = of_first("run", lambda: _prepare(cli, run, claim, made), cli.build().trainer)
-        if not made:  # another process: commits of names, the teacher and the density are the first one's
-            _as_stored(cli, told["config"])
-            made.append(settle_budget(cli, run, density=told["density"]))
+        job = settled(cli, run, partial(_prepare, cli, run, claim))
         with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            job = run_stages(made[0], run)
+            job = run_stages(job, run)
         return run, _report(run, job)
+
+
+def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job]) -> Job:
+    """Return on every process the job that ``prepare`` settles, which the first one alone calls.
+
+    Commits of names, the teacher and the density of the other processes are the first one's.
+    """
+    made = list[Job]()
+
+    def settle() -> dict[str, Any]:
+        made.append(prepare())
+        budgeted = made[0].method.budget is not None
+        return {"config": cli.dump(), "density": made[0].method.given["density"] if budgeted else None}
+
+    told = of_first("run", settle, cli.build().trainer)
+    if made:
+        return made[0]
+    _as_stored(cli, told["config"])
+    return settle_budget(cli, run, told["density"])
 
 
 @contextmanager
@@ -83,11 +100,8 @@ def run_of(cli: CommandLine) -> Run:
     return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
 
 
-def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> dict[str, Any]:
-    """Settle everything about a run and begin it, or check that it may be continued; return its decisions.
-
-    ``claim`` keeps the folder, ``made`` gets the job.
-    """
+def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> Job:
+    """Settle everything about a run and begin it, or check that it may be continued; ``claim`` keeps the folder."""
     started = run.started
     job = cli.ready(run.config() if started else None)
     choose_teacher(cli, run, job.data.record)
@@ -108,19 +122,18 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack, made: list[Job]) -> d
         check_fit(job)
         claim.enter_context(run.claim())
         run.begin(config, facts, {"asked": asked.asked, "density": job.method.density} if asked else None)
-    made.append(job)
-    return {"config": config, "density": job.method.given["density"] if asked else None}
+    return job
 
 
-def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, density: float | None = None) -> Job:
+def settle_budget(cli: CommandLine, run: Run | None = None, density: float | None = None) -> Job:
     """Return the job at the density that meets the budget, if there is one; a run that is continued keeps its own.
 
-    The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured.
+    The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured. If
+    ``factorize`` tries kinds of removal for a speed-up, the trials on its model find the density.
 
     Args:
         cli: makes the job.
         run: that may be continued; None for a command that makes none.
-        known: False: the density is found later, on the fine-tuned model.
         density: that the first process found; None: it is not known.
     """
     run = run if run is not None and run.started else None
@@ -148,7 +161,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True, 
         job = job.at(choices=place.choices)
     if density is None and run is not None:
         density = run.density(budget.asked)
-    if density is None and known:
+    if density is None and not (budget.kind == "speedup" and job.kinds and cli.line.command == "factorize"):
         density = solve(job)
     return job.at(density)
 

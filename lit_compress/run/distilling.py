@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_compress.calibration.statistics import TOKENS
-from lit_compress.models.sites import Model
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.run.runner import run_stage
 from lit_compress.run.trainer import check_trainer, processes
-from lit_compress.stages.base import Training, count_steps
+from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError
@@ -54,13 +53,6 @@ class Recovery:
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
 
 
-class DistilStage(CompressedStage):
-    """Trains a model that was compressed before, without dropout."""
-
-    drops_out = False
-    rate_option = "--distil_rate"
-
-
 class Distilling:
     """The stage ``distil`` of a run. Texts of a language model are in micro-batches of at most 512 tokens.
 
@@ -89,15 +81,16 @@ class Distilling:
         self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
-    def fit(self, dense: Model, model: Path) -> None:
-        """Run or continue the stage, as :func:`run_stage`; ``dense`` is the teacher of the compressed ``model``."""
-        self.run.dense = dense
+    def fit(self, model: Path) -> None:
+        """Run or continue the stage of the compressed ``model``, as :func:`run_stage`; the run has the teacher."""
         run_stage(self.job, self.made(), self.run, "", model)
 
-    def made(self) -> DistilStage:
-        """Return the stage, new."""
+    def made(self) -> Stage:
+        """Return the stage, new, which drops nothing out."""
         self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
-        return DistilStage(DISTIL, self.training, Compression())
+        stage = CompressedStage(DISTIL, self.training, Compression())
+        stage.drops_out, stage.rate_option = False, "--distil_rate"
+        return stage
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry on the finished stage."""

@@ -31,7 +31,7 @@ from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import alone
 
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
-ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
+LARGE = 0.9  # density at which every kind of removal is possible that is possible at all
 
 
 def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | None]:
@@ -63,23 +63,28 @@ def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | N
     return {"density": best["density"], "removes": best["removes"], "tried": tried}, timed
 
 
-def decide(job: Job, run: Run) -> Job:
-    """Choose the kind of removal of a run by trials on its dense model, as :func:`choose_removal`; a run keeps it."""
-    if not job.kinds or "dense" not in run.finished():
-        return job
-    budget = job.method.budget
+def decide(job: Job, run: Run) -> tuple[Job, Programs | None]:
+    """Choose the kind of removal by trials on the dense model of a run, as :func:`choose_removal`; the run keeps it.
+
+    Returns:
+        The job with its kind and its density; the programs that were timed for a speed-up, if they were now.
+    """
+    if not job.kinds:
+        return job, None
+    budget, timed = job.method.budget, list[Programs | None]()
     asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
 
     def choose() -> dict[str, Any]:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            chosen = {"asked": asked, **choose_removal(run.dense, job)[0]}
-        run.keep("removal.json", chosen)
+            chosen, programs = choose_removal(run.dense, job)
+        timed.append(programs)
+        run.keep("removal.json", {"asked": asked, **chosen})
         return chosen
 
     chosen = of_first("removal", choose, job.trainer)
-    return job.at(chosen["density"], chosen["removes"], kinds=())
+    return job.at(chosen["density"], chosen["removes"], kinds=()), timed[0] if timed else None
 
 
 def _try(
@@ -91,10 +96,10 @@ def _try(
     method, data, device = job.method, job.data, current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
-        measured = measure(dense, _possible(job, dense).compression, method.task, data, device)
+        measured = measure(dense, _stage(job.at(LARGE), dense).compression, method.task, data, device)
 
         def left(density: float) -> Model:
-            shapes = _stage(job, dense, density).outline(copy.deepcopy(job.dense), measured)
+            shapes = _stage(job.at(density), dense).outline(copy.deepcopy(job.dense), measured)
             return outline_export(shapes, job.choices, job.tokens, merge=True)
 
         fast, gains = search_speed(job, left, timed, first)
@@ -106,7 +111,7 @@ def _try(
         density = min(gains) if fast is None else fast
         if method.rule is not None and method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
-    stage = _stage(job, dense, density)
+    stage = _stage(job.at(density), dense)
     net, _ = compress(dense, stage.compression, method.task, data, device, keep=True, measured=measured)
     texts = stage.other_texts(data, min(ROWS, max(32, POSITIONS // data.max_length)))
     made = {"density": density, "divergence": divergence(net, dense, data, texts), "speed": gains.get(density)}
@@ -115,10 +120,10 @@ def _try(
 
 def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
     """Return the first of some kinds of removal that the shapes of the dense model allow; raise UserError for none."""
-    errors = list[UserError]()
+    errors, net, density = list[UserError](), job.dense, LARGE if job.method.budget else None
     for removes in kinds:
         try:
-            _possible(job.at(removes=removes), job.dense)
+            _stage(job.at(density, removes), net)
         except UserError as error:
             errors.append(error)
             continue
@@ -128,19 +133,9 @@ def possible_kind(job: Job, kinds: Sequence[Removes]) -> Removes:
     raise errors[0]
 
 
-def _possible(job: Job, net: Model) -> CompressedStage:
-    """Return the job's stage: at the density of the method, or under a budget at any that can be done."""
-    errors = list[UserError]()
-    for density in ANCHORS if job.method.budget else (None,):
-        try:
-            return _stage(job, net, density)
-        except UserError as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def _stage(job: Job, net: Model, density: float | None) -> CompressedStage:
-    (*_, stage) = job.at(density).method.stages()
+def _stage(job: Job, net: Model) -> CompressedStage:
+    """Return the last stage of a job; raise UserError if it cannot compress the dense ``net``."""
+    (*_, stage) = job.method.stages()
     assert isinstance(stage, CompressedStage)
     stage.compression.check(net)
     return stage

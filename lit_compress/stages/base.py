@@ -111,6 +111,7 @@ class Stage(nn.Module):
         density: fraction of the sites' weights that is to be left; None: it follows from a rule, or nothing is removed.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
+        rate_option: the option that sets the learning rate.
         over_step: function that replaces values of a micro-batch, in place, by their sum over the optimizer step.
         notes: facts found by :meth:`build`, as JSON, for the record of the stage; checkpoints have it.
     """
@@ -131,6 +132,7 @@ class Stage(nn.Module):
         self.name = name
         self.settings = training
         self.distil = distil
+        self.rate_option = f"{name}.learning_rate"
         self.total_steps = 0
         self.over_step: Callable[[Tensor], None] = sum_over_ranks
         self.notes: dict[str, Any] = {}
@@ -140,11 +142,6 @@ class Stage(nn.Module):
     def together(self) -> tuple[Stage, ...]:
         """This stage and others in the same fit: ``attach`` and the hooks of a step are called on each, in order."""
         return (self,)
-
-    @property
-    def rate_option(self) -> str:
-        """The option that sets the learning rate."""
-        return f"{self.name}.learning_rate"
 
     @property
     def keeps_all(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli import factorizing
+from lit_compress.cli import factorizing, fitting
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.run.distilling import Distilling, Recovery
@@ -129,11 +129,9 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
 def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     """They take what the first one decided, and train."""
     fitted = []
-    monkeypatch.setattr(
-        factorizing,
-        "of_first",
-        lambda name, *_: dict.fromkeys(("density", "removes", "tried")) if name == "size" else None,
-    )
+    config = {"model": {"init_args": {}}}
+    monkeypatch.setattr(fitting, "of_first", lambda *_: {"config": config, "density": None})
+    monkeypatch.setattr(factorizing, "of_first", lambda *_: None)
     monkeypatch.setattr(factorizing, "is_first_process", lambda: False)
     monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
     for name in ("compress_and_refine", "write_export"):

@@ -53,7 +53,8 @@ class Study:
 
     def trained(self, name, **options):
         distilling = self.stage(name, **options)
-        distilling.fit(self.dense, self.folder / "net")
+        distilling.run.dense = self.dense
+        distilling.fit(self.folder / "net")
         return load_net(distilling.run.net("distil")).state_dict()
 
 

@@ -16,7 +16,7 @@ def job_of(**budget):
         budget=SimpleNamespace(**budget) if budget else None, given={"density": 0.5}, density=0.5, task=None
     )
     job = SimpleNamespace(method=method, kinds=("structures", "components"), data=None)
-    job.at = lambda **_: job
+    job.at = lambda *_, **__: job
     return job
 
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_done_is_not_chosen(monkeypatch):
 
 
 def test_a_speed_that_no_density_was_timed_for_is_not_tried_further(monkeypatch):
-    monkeypatch.setattr(module, "_possible", lambda *_: SimpleNamespace(compression=None))
+    monkeypatch.setattr(module, "_stage", lambda *_: SimpleNamespace(compression=None))
     monkeypatch.setattr(module, "measure", lambda *_: None)
     monkeypatch.setattr(module, "search_speed", lambda *_: (None, {}))
     found = _try("structures", None, job_of(value=3.0), object(), None, {})
