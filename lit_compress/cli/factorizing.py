@@ -21,6 +21,7 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.folder import check_out, write_export
 from lit_compress.methods import Method
 from lit_compress.models.backbones import load_config, load_finetuned
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
 from lit_compress.run.finish import one_shot
@@ -44,8 +45,6 @@ from lit_compress.utils.tables import print
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from lit_compress.data.datamodule import DataModule
 
 COMPRESSED = "compressed"  # the first stage of the run that --distil continues
 
@@ -181,7 +180,7 @@ def _factorized(
 
     def begin() -> None:
         if distilling is not None:
-            settings = short_hash(config, asdict(recovery), distilling.texts.fingerprint())
+            settings = short_hash(config, asdict(recovery), distilling.job.data.fingerprint())
             begin_work("--distil", run.folder, settings)
             work.enter_context(run.claim())
 
@@ -190,13 +189,10 @@ def _factorized(
     run.dense = dense = load_model(method.backbone, method)
     job, timed = decide(job, run)
 
-    def compressed() -> tuple[PreTrainedModel, dict[str, Any]]:
-        return compress_and_refine(one_shot_stage(job.method), job.method, dense, data, recovery.refine)
-
     def keep() -> None:
         if COMPRESSED in run.finished():
             return
-        small, facts = compressed()
+        small, facts = compress_and_refine(job, dense, recovery.refine)
         with atomic_folder(run.net(COMPRESSED)) as temporary:
             write_net(small, data, temporary)
         asked = method.budget
@@ -204,7 +200,7 @@ def _factorized(
         run.finish({"name": COMPRESSED, "steps": 0, "facts": facts})
 
     if distilling is None:
-        net, facts = compressed()
+        net, facts = compress_and_refine(job, dense, recovery.refine)
     else:
         of_first(COMPRESSED, keep, job.trainer)
         distilling.fit(run.net(COMPRESSED))
@@ -222,13 +218,12 @@ def _factorized(
     return write_export(out, one_shot(job, net, dense, scores, config, more, timed), job.choices)
 
 
-def compress_and_refine(
-    stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule, refine: int | None
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Model, dict[str, Any]]:
     """Return a compressed copy of ``dense``, the better one of those before and after ``refine`` steps of every block.
 
     Also fields of the report; ``dense`` has the scores of the dense model.
     """
+    method, data, stage = job.method, job.data, one_shot_stage(job.method)
     scores, compression = evaluate(dense, data, sure=True), stage.compression
     stage.check(dense)
     stage.check_data(dense, data)

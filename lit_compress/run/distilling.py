@@ -54,16 +54,15 @@ class Recovery:
 
 
 class Distilling:
-    """The stage ``distil`` of a run. Texts of a language model are in micro-batches of at most 512 tokens.
+    """The stage ``distil`` of a run, whose ``job`` has the texts of the recovery as training rows.
 
-    Attributes:
-        texts: the data of the job with the texts of the recovery as training rows.
+    Texts of a language model are in micro-batches of at most 512 tokens.
     """
 
     def __init__(self, job: Job, recovery: Recovery, run: Run) -> None:
         steps, self.recovery, self.run = recovery.distil, recovery, run
         assert steps is not None, "no steps"
-        self.texts = texts = job.data.with_texts(recovery.texts)
+        texts = job.data.with_texts(recovery.texts)
         texts.devices = processes(job.trainer)
         if "labels" not in texts.train_tokens().column_names:
             place = f"--distil_texts: '{recovery.texts}'" if recovery.texts else "data.path: the training split"
@@ -96,7 +95,7 @@ class Distilling:
         """Return the report's entry on the finished stage."""
         record, file = self.run.finished()[DISTIL], self.recovery.texts
         return {
-            "steps": record["steps"], "best_step": record["best_step"], "batch": self.texts.global_batch,
+            "steps": record["steps"], "best_step": record["best_step"], "batch": self.job.data.global_batch,
             "learning_rate": self.training.learning_rate, "precision": self.job.trainer["precision"] or "32-true",
             "metric": [record["initial"], record["metric"]], "seconds": record["seconds"],
             "file": file and Path(file).name,

@@ -78,7 +78,7 @@ def test_the_steps_are_those_of_a_loop(study):
     stage.set_total_steps(STEPS)
     optimizer = build_optimizer(stage, net, "32-true")
     schedule = build_schedule(stage, optimizer)["scheduler"]
-    loader = distilling.texts.train_dataloader()
+    loader = distilling.job.data.train_dataloader()
     for batch in [batch for _ in range(2) for batch in loader][:STEPS]:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         own = net(**inputs, output_hidden_states=True)
@@ -147,7 +147,7 @@ def test_long_texts_of_a_language_model_are_divided(tmp_path):
 
     data = DataModule("plain_text", str(backbone), str(tmp_path / "texts"), batch_size=12, max_length=100)
     job = Job(SVD(task="plain_text", backbone=str(backbone)), data, dict(TRAINER), 42)
-    texts = Distilling(job, Recovery(distil=1), Run(tmp_path / "run")).texts
+    texts = Distilling(job, Recovery(distil=1), Run(tmp_path / "run")).job.data
     assert texts.split == [4, 3, 1] and texts.train_dataloader().largest[1] == 100 and data.batch_size == 12
 
 
@@ -156,7 +156,7 @@ def test_texts_without_labels_are_not_for_a_loss_of_labels(study, tmp_path):
     recovery = Recovery(distil=1, texts=str(tmp_path / "texts.txt"))
     with pytest.raises(UserError, match=r"has no labels; nearest: --model.distillation.alpha 1"):
         study.stage("unlabelled", recovery, losses={"alpha": 0.5})
-    assert study.stage("unlabelled", recovery).texts.train_size() == 9
+    assert study.stage("unlabelled", recovery).job.data.train_size() == 9
 
 
 @pytest.mark.parametrize(
