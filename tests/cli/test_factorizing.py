@@ -13,6 +13,7 @@ from lit_compress.__main__ import main
 from lit_compress.cli import factorizing, fitting
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
+from lit_compress.run import trials
 from lit_compress.run.distilling import Distilling, Recovery
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
@@ -106,24 +107,25 @@ def test_the_model_before_is_kept_if_it_is_better(recovery, made, monkeypatch, c
 
 
 def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, capsys):
-    """The compressed model is read, not made again; work of other settings is refused."""
+    """The compressed model is read, not made again, nor chosen; work of other settings is refused."""
     monkeypatch.setattr(progress, "_noted", set())
-    recovery, fit = Recovery(distil=4), Distilling.fit
-    whole = made(recovery, name="whole")
+    recovery, fit, auto = Recovery(distil=4), Distilling.fit, ("--removes", "auto", "--calibration_examples", "24")
+    whole = made(recovery, *auto, name="whole")
     monkeypatch.setattr(Distilling, "fit", lambda *_: sys.exit(1))
     with pytest.raises(SystemExit):
-        made(recovery)
+        made(recovery, *auto)
     monkeypatch.setattr(Distilling, "fit", fit)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
-        made(Recovery(distil=5))
-    monkeypatch.setattr(factorizing, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
-    again = made(recovery)
+        made(Recovery(distil=5), *auto)
+    for module, name in ((factorizing, "compress_and_refine"), (trials, "choose_removal")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("compressed again"))
+    again = made(recovery, *auto)
     assert equal(whole, again)
     told = [one.more | {"distilled": one.more["distilled"] | {"seconds": 0}} for one in (whole, again)]
     assert told[0] == told[1] and whole.before["dense"].metric == again.before["dense"].metric
     (tmp_path / "out.distil" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match=r"out.distil' holds something else; give another OUT"):
-        made(recovery)
+        made(recovery, *auto)
 
 
 def test_other_processes_compress_and_export_nothing(made, monkeypatch):
