@@ -206,7 +206,7 @@ def _factorized(
         distilling.fit(run.net(COMPRESSED))
         if not is_first_process():
             return None
-        net, facts = load_net(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
+        net, facts = run.load(run.net(DISTIL)), run.finished()[COMPRESSED]["facts"]
         facts |= {"distilled": distilling.told()}
     return_freed_memory()  # again: a training keeps it, as a call to the system for every tensor would take time
     trim()

@@ -86,7 +86,6 @@ class Distilling:
 
     def made(self) -> Stage:
         """Return the stage, new, which drops nothing out."""
-        self.texts.trainer = None  # of the fit before: without one, scores are of the dev set, not of held-out rows
         stage = CompressedStage(DISTIL, self.training, Compression())
         stage.drops_out, stage.rate_option = False, "--distil_rate"
         return stage
