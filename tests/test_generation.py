@@ -9,7 +9,7 @@ from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
-from lit_compress.models.projected.gates import GATES, ProjectionSpec
+from lit_compress.models.projected.gates import GATES
 from lit_compress.models.projected.projections import insert_projections
 from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites
@@ -153,16 +153,3 @@ def test_exports_write_elsewhere(variant, change, tmp_path):
     assert change is mixed or (not fused.config.tie_word_embeddings and not tied(fused))
     write_model(fused, tmp_path)
     assert check_export(fused, tmp_path) <= 1e-5
-
-
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3-sliding"])
-def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
-    """Where all its blocks share one basis, nothing of ours goes with it."""
-    net, form = make_writer(variant), ProjectionSpec(("hidden",), group=100)
-    insert_projections(net, random_bases(net, 100), form)
-    disturb(net, form)
-    fused = as_deployed(net)
-    write_model(fused, tmp_path)
-    assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "config.json").read_text()
-    assert check_export(fused, tmp_path) <= 1e-5
-    assert torch.equal(write(load_net(tmp_path))[0], write(fused)[0])

@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks import common
 from benchmarks.speed.run import step_of
 from benchmarks.timing import BATCH, BERT_BASE, LENGTH, MINILM, make_folder, random_batch, store
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.base import Method
 from lit_compress.methods.first_order import FirstOrder
@@ -129,7 +129,7 @@ def pruned(dense: Any, density: float) -> Any:
     with torch.no_grad():
         for weight, rows in zip(sparse, keep, strict=True):
             weight.masked_fill_(~rows[:, None], 0.0)
-    return compact(net)
+    return fuse(net)
 
 
 def gain(shape: str, rounds: int, whole: bool) -> dict[str, Any]:

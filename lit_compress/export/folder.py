@@ -15,7 +15,7 @@ from lit_compress.export.card import write_report_and_card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.copies import PROGRAMS, copy_export
-from lit_compress.export.fuse import MERGE, cast, compact, merged, store_dense
+from lit_compress.export.fuse import cast, fuse
 from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
@@ -23,11 +23,10 @@ from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.export.vocabulary import cut_vocabulary, shrink_table, table_bytes
 from lit_compress.export.writing import write_writing
-from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import file_of, forget_code, trusts_code
-from lit_compress.models.sites import Model, find_sites
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
 from lit_compress.tasks import task_type
@@ -98,12 +97,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     choices.check(source.net)
     check_out(out)
     with atomic_folder(out) as folder:
-        net = compact(source.net)
-        # an ordinary export of fewer blocks has a configuration of its own
-        kept = density(net) * dense_site_params(net) / dense_site_params(source.dense)
-        for_speed = source.budget is not None and source.budget[0].merges  # else what is asked is what is stored
-        merges = merged(net) if for_speed else {}
-        store_dense(net, merges)
+        net = fuse(source.net)
         data, vocabulary, embeddings = source.data, None, None
         if choices.vocabulary == "data":
             net, data, vocabulary = cut_vocabulary(net, data)
@@ -123,8 +117,8 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
             off = check_export(net, folder, source.net if keeps_logits else None)
         scores = evaluate(net, data, sure=True)
         own = Measured.by(scores, net, net_bytes(folder), source.data.record)
-        own = replace(own, initial=source.initial, kept=kept, merged=bool(merges))
-        report = _measured(source, own, scores, folder, choices, merges)
+        own = replace(own, initial=source.initial)
+        report = _measured(source, own, scores, folder, choices)
         report |= {"export_difference": off, "vocabulary": vocabulary, "embeddings": embeddings}
         _write_programs(report, net, data, folder, choices)
         return _finish(report, source, net, folder, choices)
@@ -141,13 +135,13 @@ def describe_shards(folder: Path, source: Export, scores: dict[str, float], choi
     """
     write_tokenizer(source.data, folder, source.net.config)
     own = Measured.by(scores, source.net, net_bytes(folder), source.data.record)
-    report = _measured(source, own, scores, folder, choices, {})
+    report = _measured(source, own, scores, folder, choices)
     report |= dict.fromkeys(("export_difference", "vocabulary", "embeddings"))
     return _finish(report, source, own.net, folder, choices)
 
 
 def _measured(
-    source: Export, own: Measured, scores: dict[str, float], folder: Path, choices: Choices, merges: dict[str, float]
+    source: Export, own: Measured, scores: dict[str, float], folder: Path, choices: Choices
 ) -> dict[str, Any]:
     """Return the report of all models, the export as the stage ``compressed``, and facts on its layers and files."""
     task, net = read_task(source.data), own.net
@@ -170,7 +164,6 @@ def _measured(
         "dtype": choices.dtype if choices.half else "float32",
         "ordinary": not (folder / f"{MODULE}.py").exists(),
         "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,
-        "merged": {"above": MERGE, "sites": len(find_sites(net)), "matrices": merges},
     }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +10,8 @@ from torch import Tensor, nn
 from lit_compress.export.choices import Choices
 from lit_compress.export.runtimes import Dtype
 from lit_compress.export.vocabulary import cut_rows, shrink_table
-from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, SizedLinear
-from lit_compress.models.accounting import dense_layers, weights
+from lit_compress.layers import LAYER_TYPES, SizedLinear
+from lit_compress.models.accounting import dense_layers
 from lit_compress.models.cut import remove_constant_units
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import link, replace, with_same_parameters
@@ -21,13 +19,8 @@ from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 
-# Share of a matrix's parameters, so of its FLOPs, above which factors and rows may be slower than the matrix.
-# One thread of an AMD EPYC, 384 x 384 to 3072 x 768 (benchmarks/pruning/speed.py): at 32 x 128 tokens 0.63 - 0.85 of
-# the matrix's time at 0.7, 0.74 - 1.00 at 0.8, 0.82 - 1.17 at 0.9.
-MERGE = 0.7
 
-
-def compact(net: Model) -> Model:
+def fuse(net: Model) -> Model:
     """Return a copy of ``net`` that stores only the kept values, with the same outputs in evaluation mode.
 
     Units with constant outputs are removed, and every layer is the smallest one. Other parameters are shared.
@@ -43,31 +36,6 @@ def compact(net: Model) -> Model:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
     return link(small).eval()
-
-
-def merged(net: Model) -> dict[str, float]:
-    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
-    shares = {
-        name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
-        for name, module in net.named_modules()
-        if isinstance(module, LowRankRowsLinear) and module.rows
-    }
-    return {name: share for name, share in shares.items() if share > MERGE}
-
-
-def fuse(net: Model) -> Model:
-    """Return a copy of ``net`` as it is exported for speed: :func:`compact`, the layers of :func:`merged` dense."""
-    fused = compact(net)
-    return store_dense(fused, merged(fused))
-
-
-def store_dense(net: Model, names: Iterable[str]) -> Model:
-    """Store the layers ``names`` of ``net`` as dense matrices, in place; return ``net``."""
-    dense: dict[str, Any] = {name: net.get_submodule(name) for name in names}
-    layers = {name: SizedLinear.from_tensors(layer.dense(), layer.bias) for name, layer in dense.items()}
-    for name, layer in layers.items():  # after the last product
-        replace(net, name, layer)
-    return net
 
 
 def cast(net: Model, dtype: Dtype) -> None:
@@ -100,15 +68,15 @@ def in_dtype(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-def outline_export(net: Model, choices: Choices, tokens_left: int | None = None, merge: bool = False) -> Model:
+def outline_export(net: Model, choices: Choices, tokens_left: int | None = None) -> Model:
     """Return a copy of ``net``, without values, in the shapes and dtypes of the file that ``write_export`` writes.
 
-    ``tokens_left`` is the number of rows that ``vocabulary data`` keeps; with ``merge``, it is :func:`fuse`'s copy.
+    ``tokens_left`` is the number of rows that ``vocabulary data`` keeps.
 
     Raises:
         UserError: ``net`` cannot have these choices.
     """
-    small = fuse(net) if merge else compact(net)
+    small = fuse(net)
     if tokens_left is not None:
         cut_rows(small, range(tokens_left))
     if choices.embeddings:

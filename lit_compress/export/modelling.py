@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lit_compress.layers import LAYERS, NarrowNorm
-from lit_compress.models.architectures import get_architecture
+from lit_compress.layers import LAYERS
 from lit_compress.models.outline import ordinary_config
 from lit_compress.models.own_code import DENSE, MODULE, file_of
-from lit_compress.models.residual_stream import group_of, residual_stream
-from lit_compress.models.sites import Model, head_width, size_at
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.tasks import task_type_of_net
-from lit_compress.utils.devices import move
 from lit_compress.utils.files import json_of
 
 if TYPE_CHECKING:
@@ -101,11 +98,10 @@ def ordinary_form(net: Model) -> Model | None:
 def ordinary_net(net: Model) -> Model | None:
     """Return the ordinary model that the fused ``net`` is; None for any other.
 
-    In one no matrix was replaced, all layers have as many heads and neurons, or all blocks share one basis of narrow
-    hidden states.
+    In one no matrix was replaced, or all layers have as many heads and neurons.
     """
     if (ordinary := ordinary_form(net)) is None:
-        return None if file_of(net) else as_ordinary(net)
+        return None
     hand_over(net, ordinary)
     ordinary.tie_weights()
     for name, buffer in ordinary.named_buffers():  # of fewer kinds of blocks than there were, fewer
@@ -118,41 +114,6 @@ def hand_over(module: nn.Module, ordinary: nn.Module) -> None:
     own = dict(module.named_parameters())
     for name, _ in list(ordinary.named_parameters()):
         replace(ordinary, name, nn.Parameter(own[name].detach()))
-
-
-@torch.no_grad()
-def as_ordinary(net: Model) -> Model | None:
-    """Return a fused Llama or Qwen3 as an ordinary one if all blocks share one basis; None for any other model.
-
-    Its width is the number of directions, with zeros up to a multiple of the heads, which its configuration asks for;
-    that norms divide by the width is in their weights and their epsilon. Norms of queries and keys have that epsilon
-    too, so queries and keys grow with its square root.
-    """
-    norms = [module for module in net.modules() if isinstance(module, NarrowNorm)]
-    if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).group_ends:
-        return None
-    stream = residual_stream(net)
-    neurons = {size_at(net, sublayer.sites["down"])[1] for sublayer in stream.networks}
-    if len(neurons) > 1:
-        return None
-    config = type(net.config).from_dict(net.config.to_dict())
-    config.head_dim = head_width(net, "decoder")
-    k, heads = norms[0].features, config.num_attention_heads
-    width = -(-k // heads) * heads
-    config.hidden_size, config.intermediate_size = width, *neurons
-    config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps * k / width, False
-    ordinary = move(type(net)(config), net.dtype)
-    values = net.state_dict()
-    for name, parameter in ordinary.named_parameters():
-        if name in values:
-            parameter.zero_()[tuple(map(slice, values[name].shape))] = values[name]
-        else:
-            parameter.fill_((k / width) ** 0.5)  # a norm
-    if get_architecture(net).head_norms:
-        names = (block.sites[role] for block in residual_stream(ordinary).attentions for role in "qk")
-        for parameter in (p for name in names for p in ordinary.get_submodule(name).parameters()):
-            parameter.mul_((net.config.hidden_size / width) ** 0.5)
-    return ordinary.eval()
 
 
 def write_model(net: Model, folder: Path) -> None:

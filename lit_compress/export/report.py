@@ -68,16 +68,12 @@ class Measured:
         bytes: of the files of its weights; of a model that was given, in the dtype of these.
         metric: dev metric, and its 95 % ``interval``, if that is known.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
-        kept: density that the method kept, if the file may store more (export/fuse.py); None: the file's density.
-        merged: the file has merged matrices; then all stored weights count in its density, zeros too.
     """
 
     net: Model
     bytes: int
     metric: float
     initial: float | None = None
-    kept: float | None = None
-    merged: bool = False
     interval: Interval | None = None
 
     @classmethod
@@ -93,11 +89,9 @@ class Measured:
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
-        by_shape = self.merged or self.net.device.type == "meta"
+        by_shape = self.net.device.type == "meta"
         numbers["density"] = stored if by_shape else numbers["density"] * dense_site_params(self.net) / whole
-        kept = numbers["density"] if self.kept is None else self.kept
-        scores = {"metric": self.metric, "initial": self.initial}
-        return {**scores, **numbers, "kept": kept, "stored": stored, "bytes": self.bytes}
+        return {"metric": self.metric, "initial": self.initial, **numbers, "stored": stored, "bytes": self.bytes}
 
 
 def reading_length(net: Model, task: Task) -> int:

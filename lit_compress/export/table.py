@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from lit_compress.evaluation.intervals import near_chance, standard_error
@@ -36,9 +35,8 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     add("   standard error", "± {:.4f}", lambda e: standard_error(e["interval"]) if e.get("interval") else None, "")
     add("   before training", "{:.4f}", lambda e: e["initial"], "")
     add("density", "{:.4f}", lambda e: e["density"], "")
-    for key, label in (("kept", "   kept by the method"), ("stored", "   counting stored zeros")):
-        if any(f"{entry[key]:.4f}" != f"{entry['density']:.4f}" for entry in stages.values()):
-            add(label, "{:.4f}", itemgetter(key), "")
+    if any(f"{entry['stored']:.4f}" != f"{entry['density']:.4f}" for entry in stages.values()):
+        add("   counting stored zeros", "{:.4f}", lambda e: e["stored"], "")
     add("parameters", "{:,}", lambda e: e["params"]["total"])
     add("   without embeddings", "{:,}", lambda e: e["params"]["non_embedding"])
     tokens = dense["latency_ms"]["length"]

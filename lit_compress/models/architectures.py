@@ -77,7 +77,7 @@ _LLAMA = Architecture(
         SubLayerSpec("ffn", _under("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
                      "post_attention_layernorm"),
     ),
-    pre_norm=True, rms=True, rotary=True, narrows=True, removes_heads=True,
+    pre_norm=True, rms=True, rotary=True, removes_heads=True,
     heads_fields=("num_attention_heads", "num_key_value_heads"),
 )  # fmt: skip
 
@@ -97,7 +97,6 @@ _GEMMA = replace(
     _LLAMA,
     stacks={"decoder": Stack("layers.*", ("embed_tokens",))},
     sublayers=tuple(replace(spec, norm=None) for spec in _LLAMA.sublayers),
-    narrows=False,
     keeps_basis="norms are before and after every sub-layer",
     activation="hidden_activation",
 )

@@ -54,11 +54,6 @@ class Budget:
     runtime: str | None = None
     shapes: tuple[tuple[int, int], ...] = ()
 
-    @property
-    def merges(self) -> bool:
-        """Whether the export may store a matrix dense that is faster so, although it has more weights then."""
-        return self.kind == "speedup"
-
     def reached(self, report: Mapping[str, Any]) -> float:
         """Return the exported model's value in a report, in the units of ``value``."""
         compressed = report["compressed"]

@@ -116,8 +116,6 @@ class Architecture:
         parts_returned: length of the tuple that a block returns; 0: it returns hidden states alone.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
         keeps_basis: another reason why hidden states must keep their basis, for an error.
-        narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
-            has the width of heads, ``rms_norm_eps`` and the other widths apart.
         activation: the configuration's name of the neurons' activation.
         removes_heads: the attention finds its number of heads from the width of the projections.
         head_attributes: head width, heads left -> attributes of the attention module to set.
@@ -142,7 +140,6 @@ class Architecture:
     parts_returned: int = 0
     bare_start: bool = False
     keeps_basis: str = ""
-    narrows: bool = False
     activation: str = "hidden_act"
     removes_heads: bool = False
     head_attributes: Callable[[int, int], dict[str, int]] | None = None

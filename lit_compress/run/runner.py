@@ -24,7 +24,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.evaluation.intervals import near_constant
 from lit_compress.export.card import origin_of
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
@@ -220,7 +220,7 @@ def _finish_stage(
     with atomic_folder(run.net(name)) as temporary:
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
-        write_net(small := compact(net), data, temporary)
+        write_net(small := fuse(net), data, temporary)
     run.hand_on(name, small, job.dense)
     best, offset = checkpoint["global_step"], sum(record["steps"] for record in run.finished().values())
     log_stage(trainer.loggers, small, name, offset + mark["total_steps"], mark["metrics"], offset + best)

@@ -82,8 +82,7 @@ def outline(job: Job, density: float | None = None) -> Outline:
     for stage in method.stages():
         stage.check(job.dense)
         net, about = stage.outline(net), about or stage.decided_by_data
-    merge = method.budget is not None and method.budget.merges
-    return Outline(outline_export(net, job.choices, job.tokens, merge), job.dense, job.length, about, job.choices)
+    return Outline(outline_export(net, job.choices, job.tokens), job.dense, job.length, about, job.choices)
 
 
 def cost(budget: Budget, outline: Outline) -> float:

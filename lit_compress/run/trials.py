@@ -100,7 +100,7 @@ def _try(
 
         def left(density: float) -> Model:
             shapes = _stage(job.at(density), dense).outline(copy.deepcopy(job.dense), measured)
-            return outline_export(shapes, job.choices, job.tokens, merge=True)
+            return outline_export(shapes, job.choices, job.tokens)
 
         fast, gains = search_speed(job, left, timed, first)
         reached |= gains

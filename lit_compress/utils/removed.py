@@ -46,7 +46,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "double_forward": (None, "two forwards are one batch of twice the size on an accelerator, and two on a CPU"),
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
-    "merge": ("large", "a budget of speedup stores a matrix dense if more than 70 % of it is left, others store none"),
+    "merge": ("large", "factors and rows are stored as they are; a budget of speedup measures them"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do

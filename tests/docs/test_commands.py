@@ -160,7 +160,7 @@ def test_outputs_names_every_field_and_file(base):
     main(["predict", str(out)])
     report = json.loads((out / "report.json").read_text())
     names = field_names(report, ("config", "matrices"))  # one has the options, the other names of matrices
-    assert {"program", "kept", "merged", "ratios"} <= names
+    assert {"program", "stored", "ratios"} <= names
     assert not names - words
     records = json.loads((run / "stages.json").read_text())
     assert not set().union(*records) - words

@@ -18,7 +18,7 @@ import lit_compress
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export import choices, integers
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.fuse import fuse
 from lit_compress.export.integers import best_weights, quantize, quantize_program, training_feeds
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
@@ -156,7 +156,7 @@ def stacked_and_rows(net):
     factorize(net, rest, lambda _, weight, rank: decompose(weight, rank), LowRankSparseLinear)
     for name in rest:
         net.get_submodule(name).sparse.data[::2] = 0
-    return fuse(compact(net))
+    return fuse(net)
 
 
 def sizes_in_float(path):

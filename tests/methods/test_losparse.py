@@ -6,7 +6,7 @@ from helpers import begun
 from helpers import evaluated as logits
 from tiny import make_net
 
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.fuse import fuse
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.methods import ITP, LoSparse, LowRankI, LowRankII
 from lit_compress.methods.losparse import LowRankPlusSparse
@@ -130,7 +130,7 @@ def test_any_density(dense, density):
         weight.grad = torch.rand_like(weight)
     stage.after_step(method.net, 1)
     stage.after_step(method.net, 100)
-    assert budget.density(compact(method.net)) <= max(density, 0.0625)
+    assert budget.density(fuse(method.net)) <= max(density, 0.0625)
 
 
 def test_non_finite_gradients_leave_the_scores_alone(dense):

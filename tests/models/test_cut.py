@@ -10,7 +10,7 @@ from tiny import DECODERS, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import GatedNorm, LowRankSparseLinear
 from lit_compress.methods.cofi.gates import gate_net, gate_shapes, gated_size, possible_gates, set_gates
@@ -205,14 +205,14 @@ def test_nothing_to_cut():
     net = make_net()
     with torch.no_grad():
         net.get_submodule(f"{BLOCK.format(0)}intermediate.dense").weight[:5] = 0
-    assert describe(compact(net)) == {}
+    assert describe(fuse(net)) == {}
     net = rows_net()
     zero(net, "attention.self.value", slice(0, 7))
     zero(net, "attention.self.query", slice(None))
     before = describe(net)
     remove_constant_units(net)
     assert describe(net) == before
-    assert torch.allclose(logits(compact(net)), logits(net), atol=1e-5)
+    assert torch.allclose(logits(fuse(net)), logits(net), atol=1e-5)
 
 
 def test_a_net_without_an_attention_loses_neurons():
@@ -221,6 +221,6 @@ def test_a_net_without_an_attention_loses_neurons():
     parts = sublayers(net)
     cut_closed(net, {"attention_layer": torch.tensor([[0.0], [1.0]])})
     assert [part.last for part in cuttable(net)] == [part.last for part in parts[1:]]
-    fused = compact(net)
+    fused = fuse(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     assert fused.get_submodule(parts[1].last).in_features == 54

@@ -163,7 +163,7 @@ def test_a_run_on_summaries(texts, tmp_path):
     assert report["compressed"]["metric"] == pytest.approx(record["metric"]["val/rougeL"], abs=1e-5)
     low, high = report["dense"]["interval"]
     assert low <= report["dense"]["metric"] <= high and len(report["compressed"]["interval"]) == 2
-    assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
+    assert report["compressed"]["density"] <= 0.5 and report["export_difference"] <= 1e-5
     rows = predicted(folder, tmp_path / "written.jsonl")
     assert len(rows) == 6 and all(isinstance(row["summary"], str) for row in rows)
     assert "generate" in (folder / "export" / "README.md").read_text()

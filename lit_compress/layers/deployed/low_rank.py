@@ -97,14 +97,6 @@ class LowRankRowsLinear(nn.Module):
         layer.index = kept.nonzero().squeeze(1).to(torch.int32)
         return layer
 
-    @torch.no_grad()
-    def dense(self) -> torch.Tensor:
-        """Return the matrix [out_features, in_features] that the layer applies."""
-        weight = self.right.new_zeros(self.out_features, self.in_features)
-        if self.left is not None:
-            weight += self.left @ self.right[: self.rank]
-        return weight.index_add_(0, self.index.long(), self.right[self.rank :])
-
     def extra_repr(self) -> str:
         """Return the sizes, for print."""
         return f"{self.in_features}, {self.out_features}, rank={self.rank}, rows={self.rows}"

@@ -1,15 +1,11 @@
-"""SP3's training form: nothing changes when it is put in, nor when it is multiplied out; all weights count.
-
-Narrow nets that are ordinary ones; wider, with zeros.
-"""
+"""SP3's training form: nothing changes when it is put in, nor when it is multiplied out; all weights count."""
 
 import pytest
 import torch
-from helpers import FAMILIES, IN_FLOAT32, LLAMA, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
-from tiny import VARIANTS, make_batch, make_net
+from helpers import FAMILIES, IN_FLOAT32, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
+from tiny import make_batch, make_net
 
 from lit_compress.calibration.second_moments import collect_grams
-from lit_compress.export.modelling import as_ordinary
 from lit_compress.layers import BasisChange, StreamBlock
 from lit_compress.methods.sp3.stage import bases_of
 from lit_compress.models.accounting import count_params, flops
@@ -150,38 +146,6 @@ def turned(net, bases, width, form=ONE):
     z = (torch.arange(net.config.hidden_size) < width).to(net.dtype)[None]
     GateSlots(net, form).set({"hidden": z})
     return net
-
-
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("llama", {"attention_bias": True, "mlp_bias": True}),
-     ("llama", {"head_dim": 16}), ("qwen2", {}), ("qwen3", {}), ("phi3", {}), VARIANTS["qwen3-sliding"]],
-)  # fmt: skip
-@pytest.mark.parametrize("width", [32, 20, 21])
-def test_one_basis_leaves_a_stock_net(family, settings, width, tmp_path):
-    net = net_of(family, torch.float32, **settings)
-    expected = logits(net)
-    turned(net, random_bases(net, 100), width)
-    small = as_ordinary(as_deployed(net))
-    assert type(small) is type(net) and small.config.hidden_size == -(-width // 4) * 4
-    assert torch.allclose(logits(small), logits(net), atol=1e-5)
-    assert torch.allclose(logits(small), expected, atol=1e-5) == (width == 32)
-    small.save_pretrained(tmp_path)
-    assert torch.equal(logits(type(net).from_pretrained(tmp_path)), logits(small))
-
-
-def test_what_is_no_stock_net():
-    for family, form in (
-        ("llama", ProjectionSpec(("hidden",), group=2)),
-        ("llama", ProjectionSpec(LLAMA, group=100)),
-        ("opt", ProjectionSpec()),
-        ("modernbert", ProjectionSpec(("neurons",))),
-    ):
-        net = net_of(family, torch.float32)
-        assert as_ordinary(net) is None
-        insert_projections(net, random_bases(net, form.group), form)
-        disturb(net, form)
-        assert as_ordinary(as_deployed(net)) is None
 
 
 def test_a_stream_of_low_rank_loses_nothing():
