@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.table import counted, markdown, speed_line
@@ -21,6 +19,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import card_fields, write_json
+from lit_compress.utils.hub import can_be_a_repository
 from lit_compress.utils.manifest import write_manifest
 from lit_compress.utils.tables import as_code, escaped
 
@@ -71,7 +70,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     )  # fmt: skip
     data = ModelCardData(
         model_name=f"{name.rpartition('/')[2]}-{task.name}-{report['method'].lower()}",
-        base_model=name if name != EMBEDDED and _is_repository_name(name) else None,
+        base_model=name if name != EMBEDDED and can_be_a_repository(name) else None,
         license=report.get("license", "unknown"), datasets=[hub[0]] if task.hub else None, library_name=kind.library,
         pipeline_tag=kind.pipeline, tags=["lit_compress", report["method"], "compressed"], eval_results=[result],
     )  # fmt: skip
@@ -81,15 +80,6 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"
-
-
-def _is_repository_name(name: str) -> bool:
-    """Return whether the hub accepts a card with this ``base_model``."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def write_report_and_card(folder: Path, report: dict[str, Any], task: Task, net: Model) -> None:

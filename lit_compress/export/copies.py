@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from lit_compress.export import writer
 from lit_compress.export.card import HERE
@@ -22,7 +21,7 @@ from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
-from lit_compress.utils.hub import reason_of
+from lit_compress.utils.hub import can_be_a_repository, reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
 
@@ -105,12 +104,10 @@ def check_push(name: str, private: bool = False) -> bool:
     Raises:
         UserError: the name, the token or the network cannot be used, or a public repository would have to be private.
     """
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
+    if not can_be_a_repository(name):
         parts = [re.sub(r"[^\w.-]", "-", part, flags=re.ASCII).strip("-.") for part in name.split("/")[-2:]]
         near = "/".join(part or "small" for part in parts)
-        raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}") from error
+        raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}")
     api = HfApi()
     try:
         user = api.whoami()

@@ -15,13 +15,12 @@ from lit_compress.export.card import write_report_and_card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.copies import PROGRAMS, copy_export
-from lit_compress.export.fuse import cast, fuse
+from lit_compress.export.fuse import fuse, shrink
 from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.speed_asked import Programs, find_place
-from lit_compress.export.vocabulary import cut_vocabulary, shrink_table, table_bytes
 from lit_compress.export.writing import write_writing
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
@@ -88,7 +87,7 @@ class Export:
 def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[str, Any]:
     """Write a model as a folder that loads without this package; write and return its report.
 
-    The steps: fuse, shrink, cast, write, check, measure, report. The folder appears only after the last, in place of an
+    The steps: fuse, shrink, write, check, measure, report. The folder appears only after the last, in place of an
     earlier export.
 
     Raises:
@@ -97,29 +96,16 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     choices.check(source.net)
     check_out(out)
     with atomic_folder(out) as folder:
-        net = fuse(source.net)
-        data, vocabulary, embeddings = source.data, None, None
-        if choices.vocabulary == "data":
-            net, data, vocabulary = cut_vocabulary(net, data)
-        if choices.embeddings:
-            embeddings = {"form": "int8", "of": table_bytes(net), "error": float(shrink_table(net))}
-        if choices.half:
-            cast(net, choices.dtype)
-        if embeddings:
-            embeddings["bytes"] = table_bytes(net)
+        net, data, facts = shrink(fuse(source.net), source.data, choices)
         write_model(net, folder)
         write_tokenizer(data, folder, net.config)
         del net  # the export takes its place in memory
         source.written = net = load_net(folder)
         trim()
-        keeps_logits = not (vocabulary or embeddings or choices.half)
+        changed = choices.half or any(facts.values())
         for _ in track([0], "check the export in another process"):
-            off = check_export(net, folder, source.net if keeps_logits else None)
-        scores = evaluate(net, data, sure=True)
-        own = Measured.by(scores, net, net_bytes(folder), source.data.record)
-        own = replace(own, initial=source.initial)
-        report = _measured(source, own, scores, folder, choices)
-        report |= {"export_difference": off, "vocabulary": vocabulary, "embeddings": embeddings}
+            facts["export_difference"] = check_export(net, folder, None if changed else source.net)
+        report = _measured(source, net, evaluate(net, data, sure=True), folder, choices) | facts
         _write_programs(report, net, data, folder, choices)
         return _finish(report, source, net, folder, choices)
 
@@ -134,25 +120,22 @@ def describe_shards(folder: Path, source: Export, scores: dict[str, float], choi
         UserError: it loses more than ``max_drop``.
     """
     write_tokenizer(source.data, folder, source.net.config)
-    own = Measured.by(scores, source.net, net_bytes(folder), source.data.record)
-    report = _measured(source, own, scores, folder, choices)
+    report = _measured(source, source.net, scores, folder, choices)
     report |= dict.fromkeys(("export_difference", "vocabulary", "embeddings"))
-    return _finish(report, source, own.net, folder, choices)
+    return _finish(report, source, source.net, folder, choices)
 
 
-def _measured(
-    source: Export, own: Measured, scores: dict[str, float], folder: Path, choices: Choices
-) -> dict[str, Any]:
+def _measured(source: Export, net: Model, scores: dict[str, float], folder: Path, choices: Choices) -> dict[str, Any]:
     """Return the report of all models, the export as the stage ``compressed``, and facts on its layers and files."""
-    task, net = read_task(source.data), own.net
+    task, key = read_task(source.data), f"val/{source.data.record.metrics[0]}"
+    own = replace(Measured.by(scores, net, net_bytes(folder), source.data.record), initial=source.initial)
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
     report |= constant_answer(source.data)
     report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
     intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
-        dense = evaluate(source.dense, source.data, sure=True)
-        intervals[first] = interval_of(dense, f"val/{task.metrics[0]}")
+        intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)
     add_intervals(report, intervals)
     if (odd := odd_widths(net)) and accelerator_name():
         note(

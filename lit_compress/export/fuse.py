@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_compress.data.datamodule import DataModule
 from lit_compress.export.choices import Choices
 from lit_compress.export.runtimes import Dtype
-from lit_compress.export.vocabulary import cut_rows, shrink_table
+from lit_compress.export.vocabulary import cut_rows, cut_vocabulary, shrink_table
 from lit_compress.layers import LAYER_TYPES, SizedLinear
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.cut import remove_constant_units
@@ -36,6 +38,27 @@ def fuse(net: Model) -> Model:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
     return link(small).eval()
+
+
+def shrink(net: Model, data: DataModule, choices: Choices) -> tuple[Model, DataModule, dict[str, Any]]:
+    """Return the fused ``net`` and ``data`` with the rows and bits of the choices, and the report's entries on them.
+
+    The entries are ``vocabulary`` and ``embeddings``, None without the choice. The table and the dtype change in place.
+
+    Raises:
+        UserError: the tokenizer or the model cannot be cut, or not be stored so.
+    """
+    vocabulary, embeddings = None, None
+    if choices.vocabulary == "data":
+        net, data, vocabulary = cut_vocabulary(net, data)
+    if choices.embeddings:
+        before = sum(p.nbytes for p in net.get_input_embeddings().parameters())
+        embeddings = {"form": "int8", "of": before, "error": float(shrink_table(net))}
+    if choices.half:
+        cast(net, choices.dtype)
+    if embeddings:
+        embeddings["bytes"] = sum(p.nbytes for p in net.get_input_embeddings().parameters())
+    return net, data, {"vocabulary": vocabulary, "embeddings": embeddings}
 
 
 def cast(net: Model, dtype: Dtype) -> None:

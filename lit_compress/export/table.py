@@ -9,7 +9,7 @@ from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
-from lit_compress.utils.tables import escaped, markdown_table, print, show
+from lit_compress.utils.tables import escaped, print, show
 from lit_compress.utils.timing import Speedup
 
 
@@ -42,24 +42,13 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     tokens = dense["latency_ms"]["length"]
     add(f"MFLOPs, 1 x {tokens} tokens", "{:,.1f}", lambda e: e["flops"] / 1e6 if e["flops"] else None)
     add("MB on disk", "{:,.2f}", lambda e: e["bytes"] / 1e6)
-    gain, times = speedup_of(report), ""
-    if gain:  # with the digits that its timing carries
-        named = f"{gain.median:.2f}x" if report["timing"]["steady"] else rough(gain.median)
-        times = named if gain.is_named else "noise"
+    gain = speedup_of(report)
+    times = "" if gain is None else f"{gain.median:.2f}x" if gain.is_named else "noise"
     add("CPU latency ms, median", "{:.2f}", lambda e: e["latency_ms"]["median"], times)
     if budget := report.get("budget"):
         reached = shown_value(budget["kind"], budget["reached"])
         body.append([f"budget {budget['asked']}", *[""] * (len(stages) - 1), reached, verdict(budget["met"])])
     return [f"{report['method']} on {report['task']}", *stages, "ratio"], body
-
-
-def rough(times: float) -> str:
-    """Return a speed-up whose timing carries no second decimal.
-
-    >>> rough(2.38)
-    '≈2.4x'
-    """
-    return f"≈{times:.1f}x"
 
 
 def speedup_of(report: dict[str, Any]) -> Speedup | None:
@@ -70,12 +59,8 @@ def speedup_of(report: dict[str, Any]) -> Speedup | None:
 
 def speed_line(report: dict[str, Any]) -> str:
     """Return the line on the latency, for the screen, the page and the card; "" if nothing was timed in turns."""
-    if not (gain := speedup_of(report)):
-        return ""
-    if report["timing"]["steady"]:
-        return f"speed-up {gain}"
-    said = f"{rough(gain.median)}, only roughly" if gain.is_named else "unknown"
-    return f"speed-up {said}: the machine was busy; measure it again with the command bench"
+    gain = speedup_of(report)
+    return "" if gain is None else f"speed-up {gain}" + ("" if gain.is_named else "; measure it with the command bench")
 
 
 def gain_words(gains: Sequence[Mapping[str, Any]]) -> str:
@@ -132,4 +117,5 @@ def print_table(report: dict[str, Any]) -> None:
 def markdown(report: dict[str, Any]) -> str:
     """Return the final table as Markdown, for TensorBoard and the model card."""
     header, body = rows(report)
-    return markdown_table([*map(escaped, header)], ([escaped(cell) for cell in row] for row in body))
+    lines = ["| " + " | ".join(map(escaped, line)) + " |" for line in (header, *body)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])

@@ -270,11 +270,6 @@ def _named(config: Any) -> dict[str, int | list[int]]:
     return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
 
 
-def table_bytes(net: Model) -> int:
-    """Return the size of the table of token embeddings of ``net``."""
-    return sum(p.nbytes for p in net.get_input_embeddings().parameters())
-
-
 def check_table(net: Model) -> str:
     """Return the name of the table of token embeddings, which can be made smaller.
 

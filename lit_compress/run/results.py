@@ -13,7 +13,6 @@ from typing import Any
 
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.report import of_program
-from lit_compress.export.table import rough
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, read_yaml
 from lit_compress.utils.manifest import check_manifest
@@ -177,7 +176,7 @@ class Gain:
         >>> print(Gain(2.153), Gain(2.153, steady=False))
         2.15x ≈2.2x
         """
-        return f"{self.times:.2f}x" if self.steady else rough(self.times)
+        return f"{self.times:.2f}x" if self.steady else f"≈{self.times:.1f}x"
 
 
 def shared_gains(reports: Sequence[dict[str, Any]]) -> list[Gain | None]:

@@ -57,6 +57,18 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and not text.startswith(".") and not Path(text).expanduser().exists()
 
 
+def can_be_a_repository(name: str) -> bool:
+    """Return whether the hub accepts a repository of this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def split_name(option: str, text: str, revision: str | None = None) -> tuple[str, str | None]:
     """Return name and revision of ``NAME[@REVISION]``.
 
