@@ -47,6 +47,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "merge": ("large", "factors and rows are stored as they are; a budget of speedup measures them"),
+    "against": (None, "`report FOLDER` compares exports in a folder; bench times OUT and --baseline"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do

@@ -8,7 +8,7 @@ import torch
 from helpers import taken_out
 from tiny import make_net
 
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods import Movement
 from lit_compress.methods.movement import MovementPruning
@@ -31,7 +31,7 @@ def layers(method):
 def share(method):
     """The stored share of the weights, counted in the export."""
     net = taken_out(method.net)
-    return count_params(compact(net)).sites / dense_site_params(net)
+    return count_params(fuse(net)).sites / dense_site_params(net)
 
 
 def test_hard_masks_follow_the_schedule(fit, dense):

@@ -7,7 +7,7 @@ import torch
 from helpers import logits, net_of
 from tiny import ALL, TINY, VARIANTS, make_net
 
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import ordinary_net
 from lit_compress.layers import LowRankRowsLinear
 from lit_compress.models.accounting import count_params, dense_site_params, flops, stored_density
@@ -107,7 +107,7 @@ def test_every_family_is_an_ordinary_net_of_other_sizes(family, tmp_path):
     counts = even_counts(net, 0.7)
     units = {part.last: group.units for group in uniform_groups(net) for part in group.parts}
     cut_units(net, {name: torch.randperm(units[name], generator=generator) < count for name, count in counts.items()})
-    small = compact(net)
+    small = fuse(net)
     assert 0.65 < stored_density(small) <= 0.7
     assert any("o_proj" in name for name in counts) == (kind in OF_HEADS)
     ordinary = ordinary_net(small)
@@ -122,16 +122,16 @@ def test_every_family_is_an_ordinary_net_of_other_sizes(family, tmp_path):
 
 def test_what_differs_from_layer_to_layer_is_not_ordinary():
     net = net_of("llama", torch.float32)
-    assert ordinary_net(compact(net)) is not None
+    assert ordinary_net(fuse(net)) is not None
     first, *_ = (name for name in even_counts(net, 0.6) if "down_proj" in name)
     cut_units(net, {first: torch.arange(64) < 40})
-    assert ordinary_net(compact(net)) is None
+    assert ordinary_net(fuse(net)) is None
     net = net_of("bert", torch.float32)
     cut_units(net, {f"bert.encoder.layer.{i}.attention.output.dense": torch.arange(4) < 2 for i in range(2)})
-    assert ordinary_net(compact(net)) is None  # its heads are as many as the width of hidden states says
+    assert ordinary_net(fuse(net)) is None  # its heads are as many as the width of hidden states says
     net = net_of("qwen3", torch.float32)
     cut_units(net, {name: torch.zeros(64, dtype=torch.bool) for name in even_counts(net, 0.6) if "down_proj" in name})
-    assert ordinary_net(compact(net)) is None  # no configuration has 0 neurons
+    assert ordinary_net(fuse(net)) is None  # no configuration has 0 neurons
 
 
 def test_counts_are_even_and_valid():

@@ -5,7 +5,7 @@ import torch
 from helpers import logits
 from tiny import ALL, make_net
 
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.row_sizes import RowSizes
@@ -34,7 +34,7 @@ def pruned(net, ranks, keep, biases_go=False):
 
 def stored(net, ranks, keep, biases_go=False):
     """The weights of the export of ``net`` with the rows ``keep``, counted in the model itself."""
-    return count_params(compact(pruned(net, ranks, keep, biases_go))).sites
+    return count_params(fuse(pruned(net, ranks, keep, biases_go))).sites
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -47,14 +47,14 @@ def test_the_export_is_the_zeroed_net_and_as_large_as_counted(family, biases_go,
         sizes, ranks = RowSizes(net, biases_go=biases_go), {site.name: 0 for site in find_sites(net)}
         keep = torch.rand(sizes.rows, generator=torch.Generator().manual_seed(1)) < density
         zeroed = pruned(net, ranks, keep, biases_go)
-        fused = compact(zeroed)
+        fused = fuse(zeroed)
         torch.testing.assert_close(logits(fused), logits(zeroed), atol=1e-4, rtol=1e-4)
         assert int(sizes.stored(keep)) == count_params(fused).sites
     assert sizes.total == dense_site_params(net) == int(sizes.stored(torch.ones_like(keep)))
     save_net(fused, tmp_path)
     again = load_net(tmp_path)
     assert describe(again) == describe(fused) and torch.equal(logits(again), logits(fused))
-    assert torch.equal(logits(compact(again)), logits(again))
+    assert torch.equal(logits(fuse(again)), logits(again))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

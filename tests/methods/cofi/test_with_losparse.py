@@ -8,7 +8,7 @@ import torch
 from helpers import logits
 from tiny import make_net
 
-from lit_compress.export.fuse import compact
+from lit_compress.export.fuse import fuse
 from lit_compress.methods import CoFiLoSparse
 from lit_compress.methods.cofi.with_losparse import OpenRows, RowsInGates
 from lit_compress.models import accounting as budget
@@ -87,7 +87,7 @@ def test_factors_and_rows_meet_the_density(density):
     rows.prune(100)
     z = {name: mask.float() for name, mask in GATES.items()}
     cut_closed(net, z)
-    small = compact(net)
+    small = fuse(net)
     total = budget.dense_site_params(net_of())
     assert 0 <= round(density * total) - budget.count_params(small).sites <= 64
     assert torch.allclose(logits(small), logits(net), atol=1e-5)
@@ -121,7 +121,7 @@ def test_before_the_gates_arrive_the_share_is_of_what_is_open():
     rows.prune(100)
     alive = sum(int(open_.sum()) * columns for open_, columns in zip(rows.open, rows.columns.tolist(), strict=True))
     cut_closed(net, {name: mask.float() for name, mask in GATES.items()})
-    assert budget.count_params(compact(net)).sites == pytest.approx(0.5 * alive, rel=0.02)
+    assert budget.count_params(fuse(net)).sites == pytest.approx(0.5 * alive, rel=0.02)
 
 
 def test_shards_know_their_rows():
