@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import Batch, Collector, Statistic, belongs_to_rows, row_parts
+from lit_compress.calibration.statistics import Batch, Collector, Statistic, row_parts
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
@@ -50,15 +50,12 @@ class ExampleGradients(Collector):
     by_token = False
 
     def __init__(self, sums: dict[str, Any]) -> None:
-        self.sums, self.mixed = sums, set[str]()
+        self.sums = sums
         self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
         self.missing = dict.fromkeys(sums, 0)
 
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
-        """Keep the inputs until the gradient comes, unless a use belongs to no example."""
-        if examples > 1 and where is not None and not belongs_to_rows(output, where):
-            self.mixed.add(name)
-            return
+        """Keep the inputs until the gradient comes."""
         read = [x.detach().reshape(examples, -1, x.shape[-1])]
         self.missing[name] += 1
 
@@ -70,16 +67,14 @@ class ExampleGradients(Collector):
 
         output.requires_grad_().register_hook(on_gradient)
 
-    def end(self) -> set[str]:
+    def end(self) -> None:
         """Add gradients that still wait for another use, which had no influence on the loss."""
         for name in self.sums:
             self._add(name)
-        mixed, self.mixed = self.mixed, set()
-        return mixed
 
     def _add(self, name: str) -> None:
         uses, self.uses[name], self.missing[name] = self.uses[name], [], 0
-        if uses and name not in self.mixed:
+        if uses:
             self.sums[name].add(uses)
 
     def totals(self) -> Iterator[Tensor]:

@@ -24,7 +24,6 @@ from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
 
 Batch = dict[str, Tensor]  # the columns of some examples
-Uses = dict[str, set[int]]  # site -> numbers of its uses in a forward
 TOKENS = 512  # of one forward, padding included; one example at least. The graph of more takes gigabytes
 Reduce = Callable[[Tensor], object] | None  # in-place all-reduce (SUM) over ranks with other examples
 
@@ -96,36 +95,9 @@ def tokens_at(x: Tensor, places: Tensor | None) -> Tensor:
     return x if places is None else x.index_select(0, places)
 
 
-def mask_of(site: Site, masks: Sequence[Tensor]) -> Tensor:
-    """Return where tokens are in the inputs of ``site``: of the first stack, or of a decoder."""
-    of_encoder = site.stack == "encoder" or (site.cross and site.role in ("k", "v"))
-    return masks[0 if of_encoder else 1]
-
-
-def belongs_to_rows(x: Tensor, mask: Tensor) -> bool:
-    """Return whether the first axis of ``x`` is the one of ``mask`` [b, length], or both axes flattened (OPT)."""
-    return x.shape[0] == len(mask) or (x.ndim == 2 and len(x) == mask.numel())
-
-
-@torch.no_grad()
-def loose_uses(net: Model, task: TaskType, rows: Batch, sites: dict[str, Site]) -> Uses:
-    """Return the uses of every site whose inputs belong to no row of a batch: DeBERTa's relative positions.
-
-    Found in a forward of the first row, twice.
-    """
-    twice = {name: torch.cat([column[:1]] * 2) for name, column in rows.items()}
-    masks = task.masks(twice)
-    number, loose = dict.fromkeys(sites, 0), {name: set[int]() for name in sites}
-
-    def on_forward(name: str, x: Tensor, _: Tensor) -> None:
-        if not belongs_to_rows(x, mask_of(sites[name], masks)):
-            assert x.shape[0] == 1, (name, x.shape)
-            loose[name].add(number[name])
-        number[name] += 1
-
-    with hooked({name: net.get_submodule(name) for name in sites}, on_forward):
-        task.run(net, twice)
-    return loose
+def stack_of(site: Site) -> int:
+    """Return whose tokens ``site`` reads: 0 for those of the first stack, 1 for those of a decoder."""
+    return 0 if site.stack == "encoder" or (site.cross and site.role in ("k", "v")) else 1
 
 
 class Collector(ABC):
@@ -138,13 +110,12 @@ class Collector(ABC):
     def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, examples: int) -> None:
         """Take a use of site ``name`` by so many ``examples``, and watch for the gradient by its output.
 
-        Inputs ``x`` are [b, length, in] or [b * length, in]. With :attr:`by_token`, ``where`` has the places of the
-        tokens that count, int64, None for all; else it is their mask [b, length].
+        Inputs ``x`` are [b, length, in] or [b * length, in]. ``where`` has the places of the tokens that count, int64,
+        or None for all; it is None in a collector that is not :attr:`by_token`.
         """
 
-    def end(self) -> set[str]:
-        """Take note that a pass has ended, and return the sites that need another one, by single examples."""
-        return set()
+    def end(self) -> None:  # noqa: B027
+        """Take note that a pass has ended."""
 
     @abstractmethod
     def totals(self) -> Iterable[Tensor]:
@@ -238,31 +209,22 @@ def whole(
     task, names = task_type(kind), statistic.names(net) if names is None else names
     sums = statistic.collector(net, names, device or net.device)
     sites = {site.name: site for site in find_sites(net) if site.name in names}
-    loose: Uses | None = None if sums.by_token else {}
     gradients = statistic.labels is not None
-
-    def once(rows: Batch, names: Sequence[str]) -> set[str]:
-        """Show the uses of ``names``, at whose outputs the graph begins; return those that need single examples."""
-        with watched(net, sums, sites, task.masks(rows), len(rows["index"]), names, loose):
-            output = task.run(net, rows)
-            losses = statistic.losses(task, task.logits(output, rows), rows) if gradients else []
-            for i, loss in enumerate(losses):
-                if loss.requires_grad:
-                    loss.backward(retain_graph=i + 1 < len(losses))
-        return sums.end()
-
+    # relative positions of DeBERTa belong to no example: their sites see the examples one by one
+    shared = getattr(net.config, "relative_attention", False)
     with frozen(net), torch.set_grad_enabled(gradients), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
             rows = real_rows(task, batch, net.device, statistic.labels)
-            for part in statistic.parts(task, rows) if len(rows["index"]) else ():
-                examples = len(part["index"])
-                sums.examples += examples
-                loose = loose_uses(net, task, part, sites) if loose is None else loose
-                # relative positions of DeBERTa belong to no example: their sites see the examples one by one
-                single = {name for name in names if examples > 1 and loose.get(name)}
-                single |= once(part, [name for name in names if name not in single])
-                for row in row_parts(task, part, 1) if single else ():
-                    once(row, [name for name in names if name in single])
+            parts = row_parts(task, rows, 1) if shared else statistic.parts(task, rows)
+            for part in parts if len(rows["index"]) else ():
+                sums.examples += len(part["index"])
+                with watched(net, sums, sites, task.masks(part), len(part["index"]), names):
+                    output = task.run(net, part)
+                    losses = statistic.losses(task, task.logits(output, part), part) if gradients else []
+                    for i, loss in enumerate(losses):
+                        if loss.requires_grad:
+                            loss.backward(retain_graph=i + 1 < len(losses))
+                sums.end()
     if reduce is not None:
         sums.reduce(reduce, net.device)
     if not sums.examples:
@@ -273,7 +235,7 @@ def whole(
 @contextmanager
 def watched(
     module: nn.Module, sums: Collector, sites: Mapping[str, Site], masks: Sequence[Tensor], examples: int,
-    names: Collection[str] | None = None, loose: Uses | None = None, start: str = "",
+    names: Collection[str] | None = None, start: str = "",
 ) -> Iterator[None]:  # fmt: skip
     """Show a collector every use of some modules in a forward of ``examples`` examples, inside.
 
@@ -282,16 +244,18 @@ def watched(
         sums, sites: collector, and sites by name in the model.
         masks: of the tokens of each stack.
         names: of the modules in the model; None: all ``sites``.
-        loose: the uses that belong to no example.
     """
-    where: Any = [token_places(mask) for mask in masks] if sums.by_token else masks
+    places = [token_places(mask) for mask in masks] if sums.by_token else [None] * len(masks)
     modules = {name: module.get_submodule(name.removeprefix(start)) for name in (sites if names is None else names)}
-    number, loose = dict.fromkeys(modules, 0), loose or {}
+    used, twice = set[str](), getattr(getattr(module, "config", None), "relative_attention", False)
 
     def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-        own = mask_of(sites[name], where) if name in sites else where[0]
-        sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, examples)
-        number[name] += 1
+        stack = stack_of(sites[name]) if name in sites else 0
+        # DeBERTa's queries and keys are used a second time, for its positions
+        of_positions = (twice and name in used) or (sums.by_token and x.shape[:-1].numel() != masks[stack].numel())
+        assert len(x) % examples == 0 and (examples == 1 or not of_positions), (name, x.shape)
+        sums.use(name, x, output, None if of_positions else places[stack], examples)
+        used.add(name)
 
     with hooked(modules, on_forward):
         yield
