@@ -96,7 +96,7 @@ def tokens_at(x: Tensor, places: Tensor | None) -> Tensor:
 
 
 def stack_of(site: Site) -> int:
-    """Return whose tokens ``site`` reads: 0 for those of the first stack, 1 for those of a decoder."""
+    """Return the number of the stack whose tokens ``site`` reads: 0 for the first one, 1 for a decoder."""
     return 0 if site.stack == "encoder" or (site.cross and site.role in ("k", "v")) else 1
 
 

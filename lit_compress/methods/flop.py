@@ -6,7 +6,7 @@ and Q are left [out, r] and right [r, in] here.
 
     factors     W = P G Q = sum_k z_k p_k q_k^T,   G = diag(z)                  layers/training/gated.py
     gates       z hard-concrete, one for every rank of every matrix             numerics/hard_concrete.py
-    size        s = sum over matrices of (out + in) sum_k P(z_k > 0)            numerics/gate_budget.py
+    size        s = sum over matrices of (out + in) sum_k P(z_k > 0)            numerics/hard_concrete.py
     objective   max over lambda, min over z and weights of L + lambda1 (s - t) + lambda2 (s - t)^2     stages/gated.py
     target      t falls linearly in the first m steps, then it stays
 
@@ -38,7 +38,7 @@ from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.sites import Model, site_shapes
 from lit_compress.models.surgery import Structure, factorize
-from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.numerics.hard_concrete import Size, Weights
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
 from lit_compress.stages.base import Limits, Stage

@@ -2,7 +2,7 @@
 
     L = L_task + lambda1 (s - t) + lambda2 (s - t)^2,   min over weights and log_alpha, max over lambda1, lambda2
 
-s is the expected density (numerics/gate_budget.py), t the target, which moves linearly from the
+s is the expected density (numerics/hard_concrete.py), t the target, which moves linearly from the
 density at the start to the final one.
 There is one AdamW: gates and multipliers are groups of their own, the multipliers' with ``maximize``. The gates belong
 to the stage, not to the model, so they are never sharded. Every rank samples the same values of them: a step on several
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from lit_compress.layers import HardConcrete
 from lit_compress.models.sites import Model
 from lit_compress.numerics.foreach import on_cpu
-from lit_compress.numerics.gate_budget import Size, fit_budget
-from lit_compress.numerics.hard_concrete import keep_best, kept_units
+from lit_compress.numerics.hard_concrete import Size, fit_budget, keep_best, kept_units
 from lit_compress.numerics.losses import lagrangian
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.schedules import linear_to

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import HardConcrete
-from lit_compress.numerics.gate_budget import Size, Weights, fit_budget
-from lit_compress.numerics.hard_concrete import EPS, keep_best, kept_units, probability, sample, soft
+from lit_compress.numerics.hard_concrete import (
+    EPS,
+    Size,
+    Weights,
+    fit_budget,
+    keep_best,
+    kept_units,
+    probability,
+    sample,
+    soft,
+)
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

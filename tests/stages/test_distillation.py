@@ -13,7 +13,7 @@ from tiny import make_batch, make_net
 from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.methods import LPAF, SVD, Magnitude
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.cofi.distillation import CoFiDistillation
+from lit_compress.methods.cofi.cofi import CoFiDistillation
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.sp3.sp3 import SP3Distillation
 from lit_compress.models.storage import load_net, save_net

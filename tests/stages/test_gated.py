@@ -12,8 +12,7 @@ import torch
 from lit_compress.layers import HardConcrete
 from lit_compress.methods.cofi.cofi import CoFiPruning
 from lit_compress.methods.sp3.stage import ProjectedPruning
-from lit_compress.numerics.gate_budget import Size, Weights
-from lit_compress.numerics.hard_concrete import kept_units
+from lit_compress.numerics.hard_concrete import Size, Weights, kept_units
 from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.utils.errors import UserError

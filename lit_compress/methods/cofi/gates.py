@@ -21,7 +21,7 @@ from lit_compress.models.cut import SUBLAYER_GATES
 from lit_compress.models.residual_stream import stream_norm
 from lit_compress.models.sites import Model, get_removable, gives_states, module_at, of_kind, size_at, sublayers
 from lit_compress.models.surgery import replace
-from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.numerics.hard_concrete import Size, Weights
 
 GATES = ("attention_layer", "ffn_layer", "heads", "neurons", "hidden")
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import GatedLinear
-from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
-from lit_compress.methods.cofi.distillation import CoFiDistillation
+from lit_compress.methods.cofi.cofi import CoFi, CoFiDistillation, CoFiPruning, GatedPruning
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import join_parts, parts_of

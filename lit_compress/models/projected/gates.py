@@ -14,7 +14,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
 from lit_compress.models.sites import Model, head_width, size_at
-from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.numerics.hard_concrete import Size, Weights
 from lit_compress.numerics.search import largest
 from lit_compress.utils.errors import UserError
 

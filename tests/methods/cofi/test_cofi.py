@@ -13,8 +13,15 @@ from torch import Tensor
 
 from lit_compress.layers import Removed
 from lit_compress.methods import CoFi
-from lit_compress.methods.cofi.cofi import CoFiPruning, existing, open_layers
-from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers, match_layers, quarters
+from lit_compress.methods.cofi.cofi import (
+    CoFiDistillation,
+    CoFiPruning,
+    MatchedLayers,
+    existing,
+    match_layers,
+    open_layers,
+    quarters,
+)
 from lit_compress.models import accounting as budget
 from lit_compress.models.cut import cut_closed
 from lit_compress.models.sites import embedding_params
