@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import Batch, Collector, Statistic, row_parts
+from lit_compress.calibration.statistics import Batch, Collector, Statistic
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
@@ -176,7 +176,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Gradients(Statistic):
-    """The mean gradients [out, in] of the examples, as large as the matrices; one backward for each example."""
+    """The mean gradients [out, in] of the examples, as large as the matrices."""
 
     title = "gradients"
 
@@ -189,10 +189,6 @@ class Gradients(Statistic):
         """Return one loss, summed over the examples."""
         return [example_losses(logits, rows["labels"], task.loss).sum()]
 
-    def parts(self, task: TaskType, rows: Batch) -> Iterator[Batch]:
-        """Return the examples one by one."""
-        return row_parts(task, rows, 1)
-
 
 class GradientSum:
     """The sum of the gradients of one matrix, into ``total`` [out, in] of zeros."""
@@ -201,10 +197,9 @@ class GradientSum:
         self.total = total
 
     def add(self, uses: Sequence[Pair]) -> None:
-        """Add the gradient of every example, which is the sum over the uses."""
-        for i in range(len(uses[0][0])):
-            first, *others = (delta[i].mT @ x[i] for x, delta in uses)
-            self.total += sum(others, start=first).to(self.total.device)
+        """Add the gradients of all examples, which are sums over the uses."""
+        for x, delta in uses:
+            self.total += (delta.flatten(0, 1).mT @ x.flatten(0, 1)).to(self.total.device)
 
     def totals(self) -> list[Tensor]:
         """Return the sum."""

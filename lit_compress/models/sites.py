@@ -138,17 +138,17 @@ def _is_there(module: Any, path: str) -> bool | None:
     return isinstance(module, nn.Module)
 
 
-def base_prefix(net: PreTrainedModel) -> str:
+def base_prefix(net: Model) -> str:
     """Return the name of the base model inside ``net`` with its dot, or "" if ``net`` is the base model."""
     return "" if net.base_model is net else f"{net.base_model_prefix}."
 
 
-def gives_states(net: PreTrainedModel) -> bool:
+def gives_states(net: Model) -> bool:
     """Return whether ``net`` has no head: its last hidden states are the outputs, whose width and basis must stay."""
     return net.base_model is net and not net.config.is_encoder_decoder
 
 
-def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
+def blocks(net: Model) -> Iterator[tuple[str, int, str, nn.Module]]:
     """Yield (stack, layer, full name, module) of every transformer block."""
     prefix = base_prefix(net)
     for name, stack in get_architecture(net).stacks.items():
@@ -167,7 +167,7 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
         yield from _matches(module, f"{before}.{i}{after}")
 
 
-def find_sites(net: PreTrainedModel) -> list[Site]:
+def find_sites(net: Model) -> list[Site]:
     """Return every site of ``net`` in forward order, also where the Linear was replaced, without removed sub-layers.
 
     They are searched once and kept with the model and its copies: a site may be removed, and none is ever added.
@@ -195,12 +195,12 @@ def search_sites(net: PreTrainedModel) -> list[Site]:
     return sites
 
 
-def site_shapes(net: PreTrainedModel) -> dict[str, tuple[int, int]]:
+def site_shapes(net: Model) -> dict[str, tuple[int, int]]:
     """Return {site: (out, in)} of every matrix of the blocks, as if all were dense."""
     return {site.name: size_at(net, site.name) for site in find_sites(net)}
 
 
-def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
+def shared_inputs(net: Model) -> list[tuple[str, ...]]:
     """Return the names of the sites of ``net`` in groups that read the same input, in forward order.
 
     These are q, k and v of an attention, k and v of one over the encoder's states, gate and up; other sites are groups
@@ -217,7 +217,7 @@ def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+def stacks(net: Model) -> dict[str, tuple[str, ...]]:
     """Return {first site: names of all sites} of the Linears that can be stacked on one right factor.
 
     They read the same input in every forward; see :func:`shared_inputs`.
@@ -227,16 +227,16 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     return {group[0]: group for group in groups}
 
 
-def head_width(net: PreTrainedModel, stack: str) -> int:
+def head_width(net: Model, stack: str) -> int:
     """Return the width of an attention head of ``stack`` from the configuration."""
     return getattr(net.config, "head_dim", None) or net.config.hidden_size // _heads(net, stack)
 
 
-def _heads(net: PreTrainedModel, stack: str) -> int:
+def _heads(net: Model, stack: str) -> int:
     return getattr(net.config, f"{stack}_attention_heads", net.config.num_attention_heads)
 
 
-def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
+def embedding_params(net: Model) -> list[nn.Parameter]:
     """Return the parameters of the embeddings of ``net``."""
     architecture = get_architecture(net)
     if not architecture.stacks:
@@ -246,7 +246,7 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
 
 
-def get_removable(net: PreTrainedModel) -> Architecture:
+def get_removable(net: Model) -> Architecture:
     """Return the record of ``net``; a UserError if its sub-layers cannot be removed."""
     architecture, name = get_architecture(net), net.config.model_type
     if not architecture.has_removable_sublayers:
@@ -258,7 +258,7 @@ def get_removable(net: PreTrainedModel) -> Architecture:
     return architecture
 
 
-def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
+def sublayers(net: Model, removable: bool = True) -> list[SubLayer]:
     """Return attentions and feed-forward networks of ``net`` in forward order, those already removed included.
 
     ``removable`` is whether they will be removed as a whole. False: heads and neurons of them at most, in any family;
@@ -305,12 +305,12 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
     return parts
 
 
-def is_removed(net: PreTrainedModel, part: SubLayer) -> bool:
+def is_removed(net: Model, part: SubLayer) -> bool:
     """Return whether a sub-layer was removed as a whole."""
     return _is_there(net, part.last) is None
 
 
-def cuttable(net: PreTrainedModel) -> list[SubLayer]:
+def cuttable(net: Model) -> list[SubLayer]:
     """Return the sub-layers of ``net`` that can lose heads or neurons, in forward order, without those removed."""
     heads = get_architecture(net).cuts_heads
     return [part for part in sublayers(net, removable=False) if heads or part.kind == "ffn"]
@@ -326,7 +326,7 @@ def of_kind(parts: list[Part], kind: str) -> list[Part]:
     return [part for part in parts if part.kind == kind]
 
 
-def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
+def set_pattern(config: Config, pattern: str | None) -> None:
     """Write ``pattern`` into a configuration, if it is not None; refuse one for an architecture with a record."""
     if pattern is None:
         return
@@ -341,7 +341,7 @@ def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
     setattr(config, PATTERN, pattern)
 
 
-def _named_linears(net: PreTrainedModel) -> list[Site]:
+def _named_linears(net: Model) -> list[Site]:
     """Return the Linears inside blocks whose names end as the pattern says, also where they were replaced.
 
     Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
