@@ -110,8 +110,7 @@ def _resolve(entry: Entry) -> Entry:
         raise UserError(f"config: methods.{entry.label}: unknown method '{entry.method}'; {hint}")
     own = signature(kind).parameters
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
-    params = {"model.params": None} if "params" in own else {}
-    return replace(entry, stages=stages, options={**params, **entry.options})
+    return replace(entry, stages=stages)
 
 
 def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:

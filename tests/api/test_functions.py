@@ -155,7 +155,6 @@ def test_a_method_is_made_again_with_what_it_was_given():
     assert _of_method(lc.methods.LPAF(density=0.16, prune=pruning)) == given
     assert _of_method("SVD") == _of_method(lc.methods.SVD) == {"model": "SVD"}
     assert _of_method(lc.methods.SVD(rank=3)) == {"model": "SVD", "model.rank": 3}
-    assert _of_method(lc.methods.SP3(params="5k")) == {"model": "SP3", "model.params": "5k"}
 
 
 def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):

@@ -93,9 +93,9 @@ def test_a_budget_takes_the_place_of_what_a_recipe_says(short_run, tmp_path, cap
     monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4"])
-    line = fails(capsys, "plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4", "--model.params",
-                 "5M")  # fmt: skip
-    assert "model.budget flops=0.4, model.params 5M: only one of them can decide the size" in line
+    line = fails(capsys, "plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4", "--model.density",
+                 "0.1")  # fmt: skip
+    assert "model.budget flops=0.4" in line and "model.density 0.1" in line
 
 
 def test_mistakes_are_one_line_before_any_training(tiny_backbone, tiny_data, tmp_path, capsys):

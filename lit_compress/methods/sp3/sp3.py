@@ -47,11 +47,9 @@ from dataclasses import dataclass
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
-from lit_compress.models.budget import parse_budget
 from lit_compress.numerics.losses import LossKind
 from lit_compress.stages.base import Stage
 from lit_compress.stages.distillation import MappedDistillation
-from lit_compress.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -82,27 +80,16 @@ class SP3(Method):
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
             residual path (W_R) count as remaining.
-        params: number of weights that remain, e.g. 5M, instead of ``density``.
         prune: calibration, gates, and their training.
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 
     usual_density = 0.06
-    params: str | None = None
     prune: ProjectedPruning = ProjectedPruning()
     distillation: SP3Distillation = SP3Distillation()
 
-    def __post_init__(self) -> None:
-        self.decides_alone("params")
-        self.count = None
-        if self.params is not None:
-            try:
-                self.count = round(parse_budget(f"params={self.params}").value)  # type: ignore[union-attr]
-            except UserError as error:
-                raise UserError(str(error).replace("model.budget: 'params=", "model.params: '")) from error
-
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        stage = ProjectedStage(self.prune, self.density, self.count)
+        stage = ProjectedStage(self.prune, self.density)
         stage.round_to = self.round_to or 1
         return [stage]

@@ -106,7 +106,6 @@ class ProjectedStage(GatedStage):
 
     Args:
         density: final fraction of the sites' weights, in (0, 1]; at 1 nothing is inserted.
-        params: final number of weights, instead of ``density``; None: by ``density``.
 
     Attributes:
         shares: [sites, d], share of every direction in the energy of its site; 0 for the identity.
@@ -120,9 +119,8 @@ class ProjectedStage(GatedStage):
     matches = True
     fine = DIMENSIONS
 
-    def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
+    def __init__(self, settings: ProjectedPruning, density: float) -> None:
         super().__init__("prune", settings, density)
-        self.params = params
         self.form = ProjectionSpec(settings.gates, settings.group)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
@@ -137,28 +135,18 @@ class ProjectedStage(GatedStage):
             raise UserError(
                 f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
             )
-        size, density = gated_size(net, self.form), self.asked(net)
+        size = gated_size(net, self.form)
         least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
         smallest = size.count(least)
-        if not smallest <= density * size.total or density > 1:
-            asked = f"model.density: {density:.4g}" if self.params is None else f"model.params: {self.params:,}"
+        if smallest > self.density * size.total:
             raise UserError(
-                f"{asked} cannot be reached with the gates {', '.join(self.settings.gates)}; reachable: "
-                f"{smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
+                f"model.density: {self.density:.4g} cannot be reached with the gates {', '.join(settings.gates)}; "
+                f"reachable: {smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
             )
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is to be removed; a number of weights is not compared with the model's."""
-        return self.params is None and self.density == 1
-
-    def asked(self, net: Model) -> float:
-        """Return the density; with a number of weights, of this number."""
-        return self.density if self.params is None else self.params / gated_size(net, self.form).total
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        kept = even_units(gated_size(net, self.form), self.asked(net))
+        kept = even_units(gated_size(net, self.form), self.density)
         return narrowed(net, self.form, kept, identity_bases(net, self.settings.group))
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
@@ -183,7 +171,6 @@ class ProjectedStage(GatedStage):
             for i, (name, shape) in enumerate(shapes.items())
         }
         self.make_gates(gates, gated_size(net, self.form))
-        self.density = self.asked(net)
         self.map = nn.Parameter(torch.eye(d))
         return net
 

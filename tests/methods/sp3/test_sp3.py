@@ -187,19 +187,6 @@ def test_regression_hears_the_teacher():
     assert student.grad.abs().sum() > 0
 
 
-def test_params_and_density():
-    assert [SP3(params=text).count for text in ("2.5m", "800K", "5000000")] == [2_500_000, 800_000, 5_000_000]
-    for text in ("five", "", "0", "5X", "-3M"):
-        with pytest.raises(UserError, match=rf"model.params: '{text}' (is|has) .*; e.g. params=5M|valid: k, M, B"):
-            SP3(params=text)
-    net = make_net()
-    stage = sp3(density=None, params="8K").stages()[-1]
-    stage.check(net)
-    assert stage.asked(net) * dense_site_params(net) == 8000
-    with pytest.raises(UserError, match=r"model.params 8K, model.density 0.4: only one .* set the others to null"):
-        sp3(params="8K")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
