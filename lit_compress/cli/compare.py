@@ -103,7 +103,7 @@ def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[
 
 
 def _resolve(entry: Entry) -> Entry:
-    """Return an entry with the stages of its class; a density or a budget takes the place of ``params``."""
+    """Return an entry with the stages of its class."""
     kind = method_class(entry.method)
     if kind is None:
         hint = nearest(entry.method, (name for name in method_names if name != "Method"))

@@ -34,8 +34,7 @@ from torch import nn
 from lit_compress.calibration.statistics import OfModel, Reduce, frozen, real_rows
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods.base import OneShot
-from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.shorten import holds_first, shorten, stack_lengths
+from lit_compress.models.shorten import check_blocks, holds_first, shorten, stack_lengths
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure
 from lit_compress.stages.base import Limits
@@ -126,12 +125,7 @@ class Layers(OneShot):
 
     def check(self, net: Model) -> None:
         """Refuse architectures whose blocks are not known one by one, and numbers of blocks that are not possible."""
-        if (record := get_architecture(net)).repeated or not record.stacks:
-            why = "one block runs several times" if record.repeated else "its record names no blocks"
-            able = families_with(lambda other: other.stacks and not other.repeated)
-            raise UserError(
-                f"model.backbone: blocks of '{net.config.model_type}' cannot be removed ({why}); those of {able} can"
-            )
+        check_blocks(net, alike=False)
         self.counts(net)
 
     def reads_labels(self, kind: TaskType) -> bool:

@@ -16,14 +16,18 @@ from lit_compress.models.surgery import replace
 from lit_compress.utils.errors import UserError
 
 
-def check_blocks(net: Model) -> None:
-    """Refuse a model whose blocks cannot stand in for each other, and say why, and which families can."""
+def check_blocks(net: Model, alike: bool = True) -> None:
+    """Refuse a model whose blocks cannot be removed, or, if they must be ``alike``, not stand in for each other."""
     architecture, name = get_architecture(net), net.config.model_type
-    able = families_with(lambda other: not (other.repeated or other.passes_on))
-    if architecture.repeated or architecture.passes_on:
-        why = "one block runs several times" if architecture.repeated else "blocks hand their positions on"
-        raise UserError(f"model.backbone: blocks of '{name}' cannot be taken out ({why}); those of {able} can")
-    if len(types := set(getattr(net.config, "layer_types", None) or ())) > 1:
+    reasons = {
+        "one block runs several times": architecture.repeated,
+        "its record names no blocks": not architecture.stacks,
+        "blocks hand their positions on": alike and architecture.passes_on,
+    }
+    if why := next((why for why, holds in reasons.items() if holds), None):
+        able = families_with(lambda other: other.stacks and not (other.repeated or (alike and other.passes_on)))
+        raise UserError(f"model.backbone: blocks of '{name}' cannot be removed ({why}); those of {able} can")
+    if alike and len(types := set(getattr(net.config, "layer_types", None) or ())) > 1:
         raise UserError(
             f"model.backbone: blocks of '{name}' cannot replace each other: they differ ({', '.join(sorted(types))}); "
             "nearest: a model whose blocks attend alike"

@@ -131,8 +131,8 @@ def test_a_short_run(fit, dense):
     [
         ("bert", {"density": 0.4}, r"model\.density: 0\.4 leaves no number of blocks that divides 6; nearest valid "
                                    r"value 0\.3333; all: 0\.1667 \(1\), 0\.3333 \(2\), 0\.5 \(3\), 1 \(6\)"),
-        ("albert", {}, r"blocks of 'albert' cannot be taken out \(one block runs several times\); those of bert, "),
-        ("t5", {}, r"blocks of 't5' cannot be taken out \(blocks hand their positions on\)"),
+        ("albert", {}, r"blocks of 'albert' cannot be removed \(one block runs several times\); those of bert, "),
+        ("t5", {}, r"blocks of 't5' cannot be removed \(blocks hand their positions on\)"),
         ("modernbert", {}, r"blocks of 'modernbert' cannot replace each other: they differ \(full_attention, sliding_"),
         ("bert", {"start": 1.5}, r"replace\.start: 1\.5 is not in \[0, 1\]"),
     ],
