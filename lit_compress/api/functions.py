@@ -73,11 +73,10 @@ def factorize(
         budget: in its place, what the export may have: ``size=20MB``, ``params=5M``, ``flops=0.3``, ``speedup=3x``.
         **options: of the command, e.g. ``refine=100``, ``**{"data.batch_size": 8}``; and of all functions here:
             task: a task of the package, e.g. ``sst2``; None for the user's own.
-            kind: type of the user's own task, by default the type of the model's head: classification, regression,
-            tagging, span_qa, summarization, language_modelling, embedding, reranking, multi_label.
-            text: name of the column of texts, or names of two; None if the names are usual, or there is one.
-            label: name of the column of labels, or names of columns of 0 and 1, one for each label; None if it is
-            called so.
+            kind: type of the user's own task, by default the type of the model's trained head: classification,
+            regression, tagging, span_qa, summarization, language_modelling, embedding, reranking, multi_label.
+            text: name of the column of texts, by default text, or names of two.
+            label: name of the column of labels, by default label, or names of columns of 0 and 1, one for each label.
             device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
 
     Returns:
@@ -136,7 +135,7 @@ def compress(
     with undisturbed():
         place = None if run_dir is not None else Shared(prefix="lit_compress-")
         written = Path(place.name) if place else None
-        source, given = brought(model, tokenizer, data, asked, written, trained=fine_tuned)
+        source, given = brought(model, tokenizer, data, asked, written)
         run = Run(Path(run_dir or f"{written}/run").expanduser())
         given = {"model.backbone": source, "model.teacher": source if fine_tuned else None, **given, **options}
         given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
@@ -189,8 +188,8 @@ def evaluate(
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
         settled = stored is not None and not asked
         if data is not None or not settled:
-            asked, trained = ({"task": stored}, None) if settled else (asked, True)
-            _, given = brought(str(target.folder), None, data, asked, written, split, trained)
+            asked = {"task": stored} if settled else asked
+            _, given = brought(str(target.folder), None, data, asked, written, split)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
@@ -243,7 +242,7 @@ def compare(
     with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
-            source, given = brought(model, tokenizer, data, asked, None, trained=False)
+            source, given = brought(model, tokenizer, data, asked, None)
             given = {"model.backbone": source, **given}
         elif tokenizer is not None or data is not None or asked:
             raise UserError("model: it is missing, and data and columns need it; give the model")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, reduce
 from importlib import import_module
 from inspect import signature
 from operator import or_
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import lightning.pytorch as pl
@@ -26,16 +26,17 @@ from lit_compress.data.sources import located
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.models.backbones import EMBEDDED, resolve
+from lit_compress.models.checks import trained_head
 from lit_compress.models.own_code import trust_code
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
-from lit_compress.tasks import task_type
+from lit_compress.tasks import KINDS, task_type
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest, require, user_error
 from lit_compress.utils.hub import is_name, model_snapshot, split_name
+from lit_compress.utils.progress import note
 
-_NEWEST = (None, "main")  # revisions that move on
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
 _KEY = re.compile(r'Parser key "([\w.]+)"')  # these and the others: in messages of the parser
@@ -123,7 +124,13 @@ class CommandLine:
         self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._built: tuple[Namespace, Job] | None = None
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
-        self.config = self._parsed(merged_configs(line, base))
+        merged = merged_configs(line, base)
+        self._has_kind = bool(
+            line.last("data.custom.kind") or ((merged.get("data") or {}).get("custom") or {}).get("kind")
+        )
+        self.config = self._parsed(merged)
+        # a model with a head that was trained on the task is given
+        self.trained = line.command == "factorize" or bool(self.config.model.init_args.get("teacher"))
         self._check()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -228,10 +235,9 @@ class CommandLine:
         option = "model" if self.line.command == "factorize" else "model.backbone"
         before, known = (recorded or {}).get("model", {}).get("init_args", {}), (recorded or {}).get("data", {})
         if named := init.backbone != EMBEDDED and is_name(init.backbone):
-            init.backbone, init.revision = split_name("model.backbone", init.backbone, init.get("revision"))
-            data.backbone = init.backbone
-            if init.revision in _NEWEST and before.get("backbone") == init.backbone:
-                init.revision = before.get("revision") or init.revision
+            init.backbone, revision = split_name("model.backbone", init.backbone, init.get("revision"))
+            same = before.get("backbone") == init.backbone
+            data.backbone, init.revision = init.backbone, _newest(revision, before.get("revision") if same else None)
         elif init.get("revision") is not None:
             raise UserError(
                 f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the "
@@ -239,28 +245,43 @@ class CommandLine:
             )
         if taught := init.get("teacher", EMBEDDED) not in (None, EMBEDDED) and is_name(init.teacher):
             name, revision = split_name("model.teacher", init.teacher)
-            if revision in _NEWEST and str(before.get("teacher")).startswith(f"{name}@"):
-                init.teacher = before["teacher"]
-            elif revision is None and init.get("revision") is not None and name == init.backbone:
-                init.teacher = f"{name}@{init.revision}"
+            stored, _, commit = str(before.get("teacher")).partition("@")
+            revision = _newest(revision, commit if stored == name else None)
+            revision = revision or (init.revision if name == init.backbone else None)
+            init.teacher = f"{name}@{revision}" if revision else name
         if data.get("path") is not None and is_name(data.path):
             data.path, data.revision = split_name("data.path", data.path, data.get("revision"))
-        if data.get("revision") in _NEWEST and (known.get("task"), known.get("path")) == (data.task, data.get("path")):
-            data.revision = known.get("revision") or data.get("revision")
+        if (known.get("task"), known.get("path")) == (data.task, data.get("path")):
+            data.revision = _newest(data.get("revision"), known.get("revision"))
+        if self.trained and data.task == CUSTOM:
+            name, pin = (init.backbone, init.get("revision")) if option == "model" else (init.teacher, None)
+            self.follow_head(model_snapshot(option, name, pin).folder if is_name(name) else Path(name).expanduser())
         record = self.build().data.record
         if named:
             snapshot = model_snapshot(option, init.backbone, init.get("revision"))
-            folders["backbone"] = resolve(str(snapshot.folder), record, option)
-            init.revision = _kept(before, init.revision, snapshot.commit)
+            folders["backbone"], init.revision = resolve(str(snapshot.folder), record, option), snapshot.commit
         elif init.backbone != EMBEDDED:
             resolve(init.backbone, record, option)  # is it a model, before data is asked for?
         if taught:
             snapshot = model_snapshot("model.teacher", init.teacher)
             init.teacher, folders["teacher"] = snapshot.pinned, resolve(str(snapshot.folder), record, "model.teacher")
         if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
-            data.revision = _kept(known, data.get("revision"), rows.commit)
+            data.revision = rows.commit
         self._folders = folders
         return self.build()
+
+    def follow_head(self, folder: Path) -> None:
+        """Let the trained head of the model in ``folder`` say the kind and the classes of the user's own task.
+
+        Options go before it. Numbers in the data are its classes in their order.
+        """
+        custom, (kind, labels) = self.config.data.custom, trained_head(folder)
+        if self.config.data.task != CUSTOM:
+            return
+        custom.kind = custom.kind if self._has_kind else kind or custom.kind
+        if labels and custom.labels is None and KINDS[custom.kind].classes:
+            custom.labels = labels
+            note(f"the model's head gives the classes and their order: {', '.join(labels)}")
 
     def revisions(self) -> dict[str, str]:
         """Return the options that say which commits :meth:`ready` has found, for other processes."""
@@ -295,9 +316,9 @@ class CommandLine:
         return config
 
 
-def _kept(before: Mapping[str, Any], given: str | None, commit: str) -> str | None:
-    """Return the revision that a config keeps: a run of an earlier version does not know it, and stays that run."""
-    return None if before and before.get("revision") is None and given is None else commit
+def _newest(given: str | None, stored: str | None) -> str | None:
+    """Return the revision of a name: as given; in place of the newest one the ``stored`` commit of a run."""
+    return given if given not in (None, "main") else stored or given
 
 
 # ------------------------------------------------------------------------------------------ mistakes in values

@@ -8,9 +8,7 @@ change the result of an evaluation or an export.
 from __future__ import annotations
 
 import filecmp
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +17,7 @@ from lit_compress import methods
 from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
-from lit_compress.data.sources import CUSTOM, is_one_table
+from lit_compress.data.sources import is_one_table
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
@@ -29,7 +27,7 @@ from lit_compress.run.guard import check_evaluation, check_memory
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import json_of, read_json
+from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
@@ -72,17 +70,13 @@ class Target:
     def parse(self, line: Line) -> CommandLine:
         """Return the options of a command, on top of the stored config; without one they name the task."""
         if self.config is not None:
-            return parse_stored(self.config, line, self.folder)
-        if (task := inferred_task(line)) is None:
+            cli = parse_stored(self.config, line, self.folder)
+        elif inferred_task(line) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
-        base: dict[str, Any] = {"model": {"class_path": _ANY, "init_args": {"backbone": str(self.folder)}}}
-        if task == CUSTOM and not line.last("data.custom.labels"):  # the model may name the classes
-            with suppress(OSError, ValueError):  # loading it says what is wrong
-                classes = json_of(self.folder / "config.json").get("id2label") or {}
-                names = [str(classes[key]) for key in sorted(classes, key=int)]
-                if len(names) > 1 and not all(re.fullmatch(r"LABEL_\d+", name) for name in names):
-                    base["data"] = {"custom": {"labels": names}}
-        return CommandLine(line, base)
+        else:
+            cli = CommandLine(line, {"model": {"class_path": _ANY, "init_args": {"backbone": str(self.folder)}}})
+        cli.follow_head(self.folder)
+        return cli
 
 
 def is_export(folder: Path) -> bool:

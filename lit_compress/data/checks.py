@@ -101,7 +101,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     kind, table = task_type(task), source.read()
     if table.names is not None:
         check_names(task, source.where, table.names)
-    classes = table.classes if set(table.classes or ()) == set(task.labels) else None
+    by_name = task.hub is None or set(table.classes or ()) == set(task.labels)  # not by numbers of another order
+    classes = table.classes if by_name else None
     rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:

@@ -60,10 +60,11 @@ def custom_task(settings: Custom, place: Place) -> Task:
                 f"{', '.join(columns)}, in any order, or leave it out"
             )
     if kind.classes and not labels:
-        sources = sources_at(draft, place, ["train"])
-        if "train" not in sources:
+        splits = ("train", "validation", "test")
+        sources = sources_at(draft, place, splits)
+        if (split := next((name for name in splits if name in sources), None)) is None:
             raise UserError(f"{place.where} has no file for 'train', and data.custom.labels names no classes")
-        labels, numbered = _find_labels(draft, sources["train"])
+        labels, numbered = _find_labels(draft, sources[split])
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
     numbered = numbered if settings.numbered is None else settings.numbered

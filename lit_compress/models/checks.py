@@ -155,16 +155,27 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted}){mend}")
     if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
         note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
-    elif task.name == "custom" and task.labels == tuple(map(str, range(len(names)))):
-        raise UserError(
-            f"{what} has the labels {given}, the data {wanted}; if they mean the same in this order, give "
-            f"--data.custom.labels {shlex.quote(json.dumps(names, ensure_ascii=False))}"
-        )
     else:
         raise UserError(
             f"{what} has the labels {given}; {task.name} has {wanted}; give a model fine-tuned on this task, or name "
             "them alike in id2label of its config.json"
         )
+
+
+def trained_head(folder: Path) -> tuple[str | None, list[str] | None]:
+    """Return the type of task of a model's head, and the names of its classes; None where its files do not say so."""
+    try:
+        config = json_of(folder / "config.json")
+        architecture, names = str((config.get("architectures") or [""])[0]), config.get("id2label") or {}
+        names = [str(names[key]) for key in sorted(names, key=int)]
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):  # loading it says what is wrong
+        return None, None
+    problem = config.get("problem_type") or ("regression" if len(names) == 1 else None)
+    kind = next((k for k in KINDS.values() if architecture.endswith(k.suffix)), None)
+    if kind and kind.problem and problem:
+        kind = next((k for k in KINDS.values() if k.problem == problem), KINDS["regression"])
+    unnamed = len(names) < 2 or all(name == f"LABEL_{i}" for i, name in enumerate(names))
+    return kind.name if kind else None, None if unnamed else names
 
 
 def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:

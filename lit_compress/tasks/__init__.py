@@ -6,7 +6,7 @@ Begin with records.py, then base.py and classification.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_compress.tasks.base import TaskType, inputs_of
 from lit_compress.tasks.classification import Classification
@@ -20,12 +20,11 @@ from lit_compress.tasks.summarization import Summarization
 from lit_compress.tasks.tagging import Tagging
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedConfig
 
     from lit_compress.tasks.records import Task
 
-__all__ = ["KINDS", "TaskType", "inputs_of", "likely_kind", "task_type", "task_type_of_net"]
+__all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
 
 _ALL = (
     Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding(), Reranking(),
@@ -45,23 +44,3 @@ def task_type_of_net(config: PreTrainedConfig) -> TaskType:
     """Return the type of task of the model that ``config`` describes, by its class; classification if it has none."""
     (architecture,) = (config.architectures or [""])[:1]
     return next((kind for kind in KINDS.values() if architecture.endswith(kind.suffix)), KINDS["classification"])
-
-
-def likely_kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> str:
-    """Return the name of the type of task of a column of ``rows``, None for none, by it and by the model's head."""
-    feature, classes = rows.features[label] if label else None, KINDS["classification"]
-    usual = classes if config is None else task_type_of_net(config)
-    if usual.headless and feature is not None:
-        usual = classes
-    if usual is classes and (is_list(feature) or getattr(config, "problem_type", None) == MultiLabel.problem):
-        return MultiLabel.name
-    numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
-    if numbers and config is not None and (config.architectures or [""])[0].endswith(classes.suffix):
-        numbers = not {None, *range(config.num_labels or 0)}.issuperset(rows.unique(label))  # 1.0 is class 1
-    head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
-    return Regression.name if usual is classes and (head or numbers) else usual.name
-
-
-def is_list(feature: Any) -> bool:
-    """Return whether a column of a data set holds lists."""
-    return hasattr(feature, "feature") or isinstance(feature, list)

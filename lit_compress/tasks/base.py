@@ -67,7 +67,6 @@ class TaskType:
     own_columns = False  # every class may have a column of its own, with a 0 or 1
     secret = False  # a label of -1 is none, as in the hub's test splits
     extras: tuple[str, ...] = ()  # further columns that are read if they exist; ``id`` must differ in every row
-    recognised = False  # the columns of a data set in memory are recognised by their usual names
     one_text = False  # the rows of a split are one text, divided into examples; else every row is an example
     lists = False  # rows with the same first text are one list, which splits and draws keep whole
     length, max_length = 32, 128  # usual and largest length of inputs in tokens, for the user's own task

@@ -25,6 +25,8 @@ def class_number(task: Task, where: str, label: Any) -> int:
         if known in task.labels:
             return task.labels.index(known)
     have_numbers = any(known.removeprefix("-").isdigit() for known in task.labels)
+    if len(same := [i for i, known in enumerate(task.labels) if known.casefold() == name.casefold()]) == 1:
+        return same[0]
     numbers, is_number = task.numbered and not have_numbers, whole.isascii() and whole.isdigit()
     if numbers and is_number and len(name) < 9 and int(whole) < len(task.labels):
         return int(whole)
@@ -76,7 +78,7 @@ class Classification(TaskType):
     scores: tuple[str, ...] = ("accuracy", "macro_f1")
     problem: str | None = "single_label_classification"
     texts = (1, 2)
-    classes = one_label = recognised = secret = True
+    classes = one_label = secret = True
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> int:
         """Return the class number."""

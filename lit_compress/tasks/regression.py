@@ -24,7 +24,7 @@ class Regression(TaskType):
     stored = "float32"
     scores: tuple[str, ...] = ("pearson_spearman", "pearson", "spearman")
     loss: LossKind = "regression"
-    one_label = recognised = secret = True
+    one_label = secret = True
     texts = (1, 2)
     means = "One real number, the predicted score."
 

@@ -33,7 +33,6 @@ class Reranking(Regression):
     columns = ("query", "document")
     texts = (2, 2)
     lists = True
-    recognised = False
     means = (
         "One real number: the larger, the better the {text[1]} answers the {text[0]}. In\nsentence-transformers, "
         "`CrossEncoder(folder, trust_remote_code=True).rank({query}, documents)` puts\ndocuments in order."

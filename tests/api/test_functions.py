@@ -112,9 +112,11 @@ def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data,
     assert found["accuracy"] == small.report["compressed"]["metric"] and found["rows"] == 40
     net.eval()
     rows = data["train"].rename_columns({"sentence": "review", "label": "stars"})
-    found = lc.evaluate(net, tokenizer, rows, label="stars")
+    with pytest.raises(lc.UserError, match=r"has no column 'text'; valid: review, stars"):
+        lc.evaluate(net, tokenizer, rows, label="stars")
+    found = lc.evaluate(net, tokenizer, rows, text="review", label="stars")
     assert (found["rows"], found["available"]) == (100, 100) and not net.training
-    some = lc.evaluate(net, tokenizer, rows, label="stars", **{"data.validation_examples": 30})
+    some = lc.evaluate(net, tokenizer, rows, text="review", label="stars", **{"data.validation_examples": 30})
     assert (some["rows"], some["available"]) == (30, 100)
     batch = tokenizer(rows["review"][:], padding=True, return_tensors="pt")
     right = net(**batch).logits.argmax(-1) == torch.tensor(rows["stars"][:])
@@ -144,9 +146,9 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
     found = [dict(line.options) | line.own for line in got]
     options = found[0]
     assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
-    assert options["data.custom.labels"] == ["negative", "positive"] and options["model.retrain.epochs"] == 1
+    assert options["data.custom.label"] == "label" and options["model.retrain.epochs"] == 1
     assert found[3]["model.backbone"] != options["model.backbone"] and found[3]["data.path"] == options["data.path"]
-    assert "model.teacher" not in found[3] and "data.custom.labels" not in found[3]
+    assert "model.teacher" not in found[3]
 
 
 def test_a_method_is_made_again_with_what_it_was_given():
@@ -169,11 +171,13 @@ def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path
     monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")
     (tmp_path / "compare.json").write_text('{"cells": []}')
     config = {"methods": {"SVD": {}}, "updates": 8}
-    found = lc.compare(config, tmp_path, model=net, tokenizer=tokenizer, data=data, seeds=[1, 2], updates=4)
+    found = lc.compare(
+        config, tmp_path, model=net, tokenizer=tokenizer, data=data, text="sentence", seeds=[1, 2], updates=4
+    )
     own, options, stored = got
     assert found == {"cells": []} and found.page.name == "index.html" and stored == config
     assert own == {"seeds": [1, 2], "updates": 4}
-    assert options["data.task"] == "custom" and options["data.custom.text"] == ["sentence"]
+    assert options["data.task"] == "custom" and options["data.custom.text"] == "sentence"
     assert AutoTokenizer.from_pretrained(options["model.backbone"]).get_vocab() == tokenizer.get_vocab()
     assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import datasets
 import pytest
 import yaml
-from mistakes import fails
+from mistakes import configure, fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
@@ -89,6 +89,34 @@ def test_a_model_of_the_users_own_task_names_the_classes(model, tiny_data, capsy
     out = tmp_path / "p.jsonl"
     main(["predict", str(model), "--data.path", str(texts), "--output", str(out)])  # a file is of the user's own task
     assert {json.loads(line)["label"] for line in out.read_text().splitlines()} <= {"negative", "positive"}
+
+
+def test_labels_are_in_the_order_of_the_trained_head(model, tiny_data, capsys, tmp_path):
+    """However the data writes them: names, numbers of the head, numbers of a table with another order."""
+    configure(model, id2label={0: "Negative", 1: "Positive"}, label2id={"Negative": 0, "Positive": 1})
+    rows = [json.loads(line) for line in (tiny_data / "train.jsonl").read_text().splitlines()]
+    texts, labels = [row["sentence"] for row in rows], [row["label"] for row in rows]
+    names, scores = ["negative", "positive"], []
+    table = datasets.ClassLabel(names=["positive", "negative"])
+    for number, (own, kind) in enumerate([
+        (labels, datasets.Value("int64")), ([names[i] for i in labels], datasets.Value("string")),
+        ([1 - i for i in labels], table),
+    ]):  # fmt: skip
+        features = datasets.Features(text=datasets.Value("string"), label=kind)
+        made = datasets.Dataset.from_dict({"text": texts, "label": own}, features=features)
+        made.save_to_disk(place := tmp_path / str(number))
+        data = ["--data.task", "custom", "--data.path", place]
+        scores.append(value(capsys, "validate", model, *data))
+        main(
+            ["factorize", str(model), str(tmp_path / "out"), *map(str, data), "--density", "0.9", "--weighting", "none"]
+        )
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["config"]["data"]["custom"]["labels"] == ["Negative", "Positive"]
+    assert scores[0] == scores[1] == scores[2]
+    made = made.cast_column("label", datasets.ClassLabel(names=["bad", "good"]))
+    made.save_to_disk(tmp_path / "other")
+    line = fails(capsys, "validate", model, "--data.task", "custom", "--data.path", tmp_path / "other")
+    assert "label 'good' is none of task 'custom'; valid: Negative, Positive" in line
 
 
 def test_what_is_no_target_is_one_line(model, data, capsys, tmp_path):

@@ -129,7 +129,7 @@ def test_one_object_of_0_and_1_a_row_is_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_it_needs(tmp_path, capsys):
+def test_a_model_of_another_order_is_measured_in_its_order(tmp_path, capsys):
     """The columns bring the names, so that the order of the model's labels does not matter to them."""
     (data := tmp_path / "data").mkdir()
     write_csv(data / "train.csv", rows_of(48))
@@ -138,12 +138,13 @@ def test_a_model_of_another_order_is_measured_and_its_order_is_the_option_that_i
     model = write_bert(tmp_path / "model", task_name(task), dropout=0.0, initializer_range=0.3)
     main(["validate", str(model), *KIND, *COLUMNS, "--data.path", str(data)])
     found = capsys.readouterr().out.split(" (")[0]
-    scores = lc.evaluate(str(model), data=Dataset.from_list(rows_of(24, 1)))
+    scores = lc.evaluate(str(model), data=Dataset.from_list(rows_of(24, 1)), text="comment_text", label=NAMES)
     assert f"micro_f1 {scores['micro_f1']:.6f}" in " ".join(found.split())
     unscored = [row | dict.fromkeys(NAMES, -1) for row in rows_of(5)]  # as the test set of the competition
     test = write_csv(tmp_path / "test.csv", unscored)
     lines = predicted(model, tmp_path / "p", *KIND, "--data.path", test)
     assert len(lines) == 5 and lines[0]["id"] == "0000" and list(lines[0]["probabilities"]) == [*reversed(NAMES)]
-    line = fails(capsys, "factorize", model, tmp_path / "out", *KIND, *COLUMNS, "--data.path", data)
+    wrong = ["--data.custom.labels", json.dumps(NAMES)]
+    line = fails(capsys, "factorize", model, tmp_path / "out", *KIND, *COLUMNS, *wrong, "--data.path", data)
     option = json.dumps([*reversed(NAMES)])
     assert f"--data.custom.labels '{option}' uses the head unchanged" in line and not (tmp_path / "out").exists()

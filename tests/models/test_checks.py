@@ -20,7 +20,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.export.fuse import cast
 from lit_compress.models.accounting import _Live
 from lit_compress.models.backbones import finetuned_on, load_finetuned, load_net, load_tokenizer
-from lit_compress.models.checks import check_finite, is_compressed
+from lit_compress.models.checks import check_finite, is_compressed, trained_head
 from lit_compress.models.storage import _load_tensors, save_net, tied
 from lit_compress.models.storage import load_net as load_saved
 from lit_compress.tasks.records import get_task
@@ -161,11 +161,27 @@ def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, n
         load_finetuned(str(folder), SST2)
 
 
-def test_numbers_in_the_data_are_named_by_an_option(folder):
-    configure(folder, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
-    option = r"""--data\.custom\.labels '\["negative", "positive"\]'"""
-    with pytest.raises(UserError, match=f"labels negative, positive, the data 0, 1; if they mean the same .*{option}"):
-        load_finetuned(str(folder), replace(SST2, name="custom", labels=("0", "1")))
+HEADS = {
+    "SequenceClassification": ({"problem_type": None}, ("classification", ["negative", "positive"])),
+    "regression": ({"problem_type": "regression"}, ("regression", ["negative", "positive"])),
+    "one number": ({"id2label": {0: "LABEL_0"}}, ("regression", None)),
+    "no names": ({"id2label": {0: "LABEL_0", 1: "LABEL_1"}}, ("classification", None)),
+    "one name": ({"id2label": {0: "LABEL_0", 1: "good"}}, ("classification", ["LABEL_0", "good"])),
+    "several": ({"problem_type": "multi_label_classification"}, ("multi_label", ["negative", "positive"])),
+    "words": ({"architectures": ["BertForTokenClassification"]}, ("tagging", ["negative", "positive"])),
+    "vectors": ({"architectures": ["BertModel"]}, ("embedding", ["negative", "positive"])),
+    "its own": ({"architectures": ["Mine"]}, (None, ["negative", "positive"])),
+    "broken": ({"id2label": [3]}, (None, None)),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_trained_head_says_its_kind_and_its_classes(case, folder):
+    values, expected = HEADS[case]
+    configure(folder, **{"id2label": {10: "b", 9: "a"}})
+    assert trained_head(folder)[1] == ["a", "b"]
+    configure(folder, **{"id2label": {0: "negative", 1: "positive"}, **values})
+    assert trained_head(folder) == expected
 
 
 def test_a_cross_encoder_of_classes_is_no_reranker(folder):

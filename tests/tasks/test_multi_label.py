@@ -165,7 +165,7 @@ def test_one_label_a_row_is_not_taken_for_one_class(place, tmp_path, capsys):
     (tmp_path / "data.csv").write_text("text,label\n" + "".join(f"{WORDS[i]},{NAMES[i % 3]}\n" for i in range(15)))
     line = fails(
         capsys, "factorize", place / "model", tmp_path / "out", "--data.task", "custom", "--data.path",
-        tmp_path / "data.csv", "--data.custom.labels", json.dumps(NAMES),
+        tmp_path / "data.csv", "--data.custom.labels", json.dumps(NAMES), "--data.custom.kind", "classification",
     )  # fmt: skip
     assert "problem_type multi_label_classification" in line and "--data.custom.kind multi_label" in line
     assert not (tmp_path / "out").exists()
