@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.compressed import Shared, with_export
-from lit_compress.api.inputs import brought, named, write_tokenizer
+from lit_compress.api.inputs import asks, brought, named, write_tokenizer
 from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
@@ -89,9 +89,8 @@ def factorize(
         >>> small = factorize(model, tokenizer, data, density=0.16)  # doctest: +SKIP
         >>> small.save_pretrained("small")  # doctest: +SKIP
     """
-    asked = _asked(options)
     with undisturbed() as written:
-        source, given = brought(model, tokenizer, data, asked, written)
+        source, given = brought(model, tokenizer, data, options, written)
         place = Shared(prefix="lit_compress-")
         own = {"density": density, "rank": rank, "budget": budget}
         line = _line("factorize", given | own | options)
@@ -131,11 +130,10 @@ def compress(
     Example:
         >>> small = compress(model, tokenizer, data, method=methods.LPAF(density=0.16))  # doctest: +SKIP
     """
-    asked = _asked(options)
     with undisturbed():
         place = None if run_dir is not None else Shared(prefix="lit_compress-")
         written = Path(place.name) if place else None
-        source, given = brought(model, tokenizer, data, asked, written)
+        source, given = brought(model, tokenizer, data, options, written)
         run = Run(Path(run_dir or f"{written}/run").expanduser())
         given = {"model.backbone": source, "model.teacher": source if fine_tuned else None, **given, **options}
         given |= {"run_dir": str(run.folder), "ckpt_path": "last", **_of_method(method)}
@@ -175,7 +173,7 @@ def evaluate(
     """
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
-    asked, net = _asked(options), cast(Any, model)
+    net = cast(Any, model)
     with undisturbed() as written:
         name = named(model, tokenizer) or getattr(model, "folder", None)
         if name is None:  # in memory: no weights are read
@@ -186,10 +184,10 @@ def evaluate(
             write_tokenizer(config, tokenizer, name)
         target = find_target(str(name), "evaluate")
         stored, given = (target.config or {}).get("data", {}).get("task"), dict[str, Any]()
-        settled = stored is not None and not asked
-        if data is not None or not settled:
-            asked = {"task": stored} if settled else asked
-            _, given = brought(str(target.folder), None, data, asked, written, split)
+        if stored is None or asks(options):
+            _, given = brought(str(target.folder), None, data, options, written, split)
+        elif data is not None:  # its columns are stored
+            _, given = brought(str(target.folder), None, data, {"task": stored}, written, split)
         parts = open_target(target, _line("evaluate", given | options))
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
@@ -238,13 +236,12 @@ def compare(
         >>> compare("compare_quickstart.yaml").page  # doctest: +SKIP
         PosixPath('runs/compare_quickstart/report/index.html')
     """
-    asked = _asked(options)
     with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
-            source, given = brought(model, tokenizer, data, asked, None)
+            source, given = brought(model, tokenizer, data, options, None)
             given = {"model.backbone": source, **given}
-        elif tokenizer is not None or data is not None or asked:
+        elif tokenizer is not None or data is not None or asks(options):
             raise UserError("model: it is missing, and data and columns need it; give the model")
         if isinstance(config, Mapping):
             out = Path(out or "runs/compare").expanduser()
@@ -262,12 +259,6 @@ def compare(
 
 
 # ------------------------------------------------------------------------------------------ options and models
-
-
-def _asked(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the task and its columns out of the options of a function."""
-    names = ("task", "kind", "text", "label")
-    return {name: options.pop(name) for name in names if options.get(name) is not None}
 
 
 def _line(command: str, given: dict[str, Any]) -> Line:
@@ -294,23 +285,18 @@ def _of_method(method: Any) -> dict[str, Any]:
             f"method: {kind.__name__} is no method; give one, e.g. methods.LPAF(density=0.25), or its name, 'LPAF'"
         )
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
-    changed: dict[str, Any] = {"model": name}
-    for option, value in method.given.items() if isinstance(method, Method) else ():
-        usual = signature(kind).parameters[option].default
-        if is_dataclass(value):
-            own = {key: inner for key, inner in vars(value).items() if inner != getattr(usual, key, None)}
-            changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
-        elif value != usual and option not in ("task", "backbone", "revision"):
-            changed[f"model.{option}"] = value
-    return changed
+    given, usual = method.given if isinstance(method, Method) else {}, signature(kind).parameters
+    changed = {name: value for name, value in given.items() if value != usual[name].default}
+    own = {f"model.{key}": _as_option(v) for key, v in changed.items() if key not in ("task", "backbone", "revision")}
+    return {"model": name} | own
 
 
 def _as_option(value: Any) -> Any:
-    """Return a setting as a config has it: also an optimizer, a class or a ``functools.partial`` of one."""
+    """Return a value as a config has it: of settings a mapping, and of an optimizer, which is a class, its name."""
     if isinstance(value, type | partial):
         kind, given = (value, {}) if isinstance(value, type) else (value.func, value.keywords)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": given}
-    return asdict(value) if hasattr(value, "__dict__") else value
+    return {key: _as_option(inner) for key, inner in vars(value).items()} if is_dataclass(value) else value
 
 
 @contextmanager

@@ -32,15 +32,20 @@ if TYPE_CHECKING:
 COLUMNS = {"kind": "data.custom.kind", "text": "data.custom.text", "label": "data.custom.label"}
 
 
+def asks(options: Mapping[str, Any]) -> bool:
+    """Return whether options of a function name the task or its columns."""
+    return any(options.get(name) is not None for name in ("task", *COLUMNS))
+
+
 def brought(
-    model: Model, tokenizer: Tokenizer, data: Data, asked: Mapping[str, Any], temporary: Path | None,
+    model: Model, tokenizer: Tokenizer, data: Data, options: dict[str, Any], temporary: Path | None,
     whole: str | None = None,
 ) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """Return a model as a folder or a name, and the options of the data.
 
     Args:
         model, tokenizer, data: as of the functions.
-        asked: ``task``, ``kind``, ``text`` and ``label``, so far as the user gave them.
+        options: of the function, from which ``task``, ``kind``, ``text`` and ``label`` are taken.
         temporary: where to write; None: the cache.
         whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
 
@@ -48,10 +53,11 @@ def brought(
         UserError: something is of a type that is not known here, or does not fit.
     """
     written = named(model, tokenizer) or str(_write_model(model, tokenizer, temporary))
-    task, own = asked.get("task", CUSTOM), {name: asked[name] for name in COLUMNS if name in asked}
+    asked = {name: options.pop(name, None) for name in ("task", *COLUMNS)}
+    task, own = asked.pop("task") or CUSTOM, {name: value for name, value in asked.items() if value is not None}
     if task != CUSTOM and own:
         raise UserError(f"{next(iter(own))}: task '{task}' has its own columns and labels; leave one out")
-    if data is None and "task" not in asked:
+    if data is None and task == CUSTOM:
         raise UserError(
             "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
             "the hub, e.g. task='sst2'"

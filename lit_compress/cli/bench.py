@@ -13,7 +13,6 @@ from lit_compress.export.bench import bench as measure
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.own_code import trust_code
-from lit_compress.run.results import front
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
@@ -134,7 +133,6 @@ def _show(result: dict[str, Any], output: Path) -> None:
         print(f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough")
     if shapes and result["metric"]:
         show(*alternatives_table(result), left=2, whole=2)
-        print("front: no other is better in both the metric and ms, or MB")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     if result["stopped"]:
@@ -163,28 +161,23 @@ def times_table(result: dict[str, Any]) -> Table:
 def alternatives_table(result: dict[str, Any]) -> Table:
     """Return the table of ``bench --against``: metric, megabytes, time and throughput of every model and runtime.
 
-    Times are of the smallest and the largest batch, at the shortest length. Rows without a time are left out. ``front``
-    names the costs at which no other row is better in both.
+    Times are of the smallest and the largest batch, at the shortest length. Rows without a time are left out.
     """
     shapes = sorted(result["shapes"], key=lambda shape: (shape["length"], shape["batch"]))
     least, first = shapes[0]["length"], shapes[0]
     last = [shape for shape in shapes if shape["length"] == least][-1]
     one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
     known = [p for p in result["programs"] if (p["net"], p["runtime"]) in one.keys() & many.keys()]
-    points = {name: [(p["bytes"] if name == "MB" else one[p["net"], p["runtime"]]["median"], p["metric"])
-                     for p in known] for name in ("ms", "MB")}  # fmt: skip
-    fronts = {n: front([p for p in some if p[0] is not None], result["metric"]["mode"]) for n, some in points.items()}
     body = []
-    for number, entry in enumerate(known):
+    for entry in known:
         key = entry["net"], entry["runtime"]
         error = "" if entry["interval"] is None else f" ± {(entry['interval'][1] - entry['interval'][0]) / 2:.4f}"
         noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
-        best = ", ".join(name for name in fronts if points[name][number] in fronts[name])
         body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}", _megabytes(entry),
-                     f"{one[key]['median']:.2f}{noisy}", f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}",
-                     best])  # fmt: skip
+                     f"{one[key]['median']:.2f}{noisy}",
+                     f"{1000 * last['batch'] / many[key]['median']:,.0f}{noisy}"])  # fmt: skip
     times = f"ms, {first['batch']} x {least}", f"texts/s, {last['batch']} x {least}"
-    return ["model", "runtime", result["metric"]["name"], "MB", *times, "front"], body
+    return ["model", "runtime", result["metric"]["name"], "MB", *times], body
 
 
 def _megabytes(program: dict[str, Any]) -> str:

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from inspect import getdoc
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_compress import methods
 from lit_compress.cli.bench import bench as bench
 from lit_compress.cli.compare import compare as compare
 from lit_compress.cli.factorizing import factorize as factorize
 from lit_compress.cli.fitting import choose_teacher, print_choices, print_report, run_fit, run_of, settle_budget
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.recipes import method_of, recipes
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_target, parse_stored
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
@@ -34,7 +31,6 @@ from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.results import read_results
 from lit_compress.run.settle import check_stages
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import TASKS
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
 from lit_compress.utils.tables import print, show
@@ -156,58 +152,15 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     print(f"predicted {rows} rows of split {parts.data.predicted}: {path}")
 
 
-def list_(
-    what: Literal["methods", "tasks", "recipes", "runs"], folder: str | None = None, *, json: bool = False
-) -> None:
-    """List the methods, the tasks, the recipes, or the runs of a folder.
+def list_(folder: str = "runs", *, json: bool = False) -> None:
+    """List the runs of a folder.
 
     Args:
-        what: the list to print: methods, tasks, recipes or runs.
-        folder: of runs (default runs).
+        folder: with runs, finished or not.
         json: a list of objects in place of the table.
     """
-    if folder is not None and what != "runs":
-        raise UserError(f"list: '{folder}' means nothing to {what}; nearest: list runs {folder}")
-    lines = {"methods": _methods, "tasks": _tasks, "recipes": _recipes, "runs": _runs}[what](folder or "runs")
-    if json:
-        print(dumps(lines, indent=2, ensure_ascii=False))
-    else:
-        header = [name.replace("_", " ") for name in lines[0]]
-        show(header, (map(_text, line.values()) for line in lines), left=len(header))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(value)
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _methods(_: str) -> list[dict[str, Any]]:
-    made = {name: method_of(name) for name in recipes()}
-    firsts = {name: (getdoc(getattr(methods, name)) or "").split("\n\n")[0] for name in methods.__all__}
-    return [
-        {"method": name, "what it does": " ".join(first.split()),
-         "recipes": [f"{recipe}.yaml" for recipe in made if made[recipe] == name]}
-        for name, first in firsts.items() if name != "Method"
-    ]  # fmt: skip
-
-
-def _tasks(_: str) -> list[dict[str, Any]]:
-    return [
-        {"task": task.name, "kind": task.kind, "columns": list(task.text), "labels": list(task.labels),
-         "metrics": list(task.metrics), "hub": " ".join(filter(None, task.hub)) if task.hub else None}
-        for task in TASKS.values()
-    ]  # fmt: skip
-
-
-def _recipes(_: str) -> list[dict[str, Any]]:
-    return [{"recipe": f"{name}.yaml", "method": method_of(name), "tasks": tasks} for name, tasks in recipes().items()]
-
-
-def _runs(folder: str) -> list[dict[str, Any]]:
-    """Return the runs under a folder, finished or not; refuse one without any."""
     runs, _ = read_results(Path(folder).expanduser(), "list")
-    return [
+    lines = [
         {"run": run.name, "task": run.report and run.report["task"], "method": run.label, "budget": run.budget,
          "seed": run.seed, "status": run.status, "metric": run.report and run.report["metric"]["name"],
          "dense": run.report and run.report["dense"]["metric"], "compressed": run.metric,
@@ -215,3 +168,9 @@ def _runs(folder: str) -> list[dict[str, Any]]:
          "minutes": None if run.seconds is None else round(run.seconds / 60, 1)}
         for run in runs
     ]  # fmt: skip
+    if json:
+        print(dumps(lines, indent=2, ensure_ascii=False))
+    else:
+        values = (("" if value is None else value for value in line.values()) for line in lines)
+        texts = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
+        show(list(lines[0]), texts, left=len(lines[0]))

@@ -238,7 +238,7 @@ def warn_missed(report: dict[str, Any]) -> None:
 
 
 def print_choices(report: dict[str, Any]) -> None:
-    """Print one line for everything that was chosen besides the folder itself."""
+    """Print one line for everything that was chosen besides the folder itself; warn of integers that lose too much."""
     for trial in report.get("tried") or ():
         print(trial_line(trial))
     if words := report["vocabulary"]:
@@ -253,25 +253,21 @@ def print_choices(report: dict[str, Any]) -> None:
             "the norm"
         )
     if made := report.get("program"):
-        if "dtype" in made:
-            _print_integers(made, report)
-        else:
-            print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
+        said = "its logits differ by {difference:.1e}" if "dtype" not in made else "{dtype}, {bytes:,} bytes"
+        print(f"{made['file']}: {said.format_map(made)}")
         if wrote := made.get("writing"):
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
+        if lost := _lost(made, report) if "dtype" in made else "":
+            what = f"{made['dtype']} loses {lost}; leave --dtype {made['dtype']} out, or compress less"
+            warnings.warn(what, stacklevel=2)
 
 
-def _print_integers(made: dict[str, Any], report: dict[str, Any]) -> None:
-    """Print the metric and the order of a program of integers, with those in float; warn if either is lost."""
+def _lost(made: dict[str, Any], report: dict[str, Any]) -> str:
+    """Return what a program of integers lost of the metric and of the order in float; "" if it is little."""
     metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
-    text = f"dev {report['metric']['name']} {metric:.4f}, in float {before:.4f}"
-    ranks = "" if order is None else f", Spearman's correlation with the order in float {order:.2f}"
-    print(f"{made['file']}: {made['dtype']}, {made['bytes']:,} bytes, {text}{ranks}")
     error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
     lost = before - metric if report["metric"]["mode"] == "max" else metric - before
-    words = [f"the metric ({text})"] if lost > error else []
+    words = [f"the metric (dev {report['metric']['name']} {metric:.4f}, in float {before:.4f})"] if lost > error else []
     if order is not None and order < LEAST_ORDER:
         words.append(f"the order of texts (Spearman's correlation {order:.2f})")
-    if words:
-        dtype = made["dtype"]
-        warnings.warn(f"{dtype} loses {' and '.join(words)}; leave --dtype {dtype} out, or compress less", stacklevel=3)
+    return " and ".join(words)

@@ -36,12 +36,6 @@ def recipes(folder: Path = FOLDER) -> dict[str, list[str]]:
     return {path.stem: sorted(_table(path, read_yaml("config", path)) or ()) for path in sorted(folder.glob("*.yaml"))}
 
 
-def method_of(recipe: str) -> str:
-    """Return the name of the method of a shipped recipe."""
-    model = read_yaml("config", FOLDER / f"{recipe}.yaml").get("model") or {}
-    return str(model.get("class_path") if isinstance(model, dict) else model).rpartition(".")[2]
-
-
 def shipped(folder: Path = FOLDER) -> list[str]:
     """Return the names of all shipped configs: ``<recipe>_<task>.yaml`` for rows, else the file's name."""
     names = recipes(folder).items()

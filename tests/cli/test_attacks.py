@@ -155,7 +155,7 @@ COMMANDS = {
         "--output", out,
     ],
     "report": lambda run, out, _: ["report", run, "--out", out / "page"],
-    "list": lambda run, out, _: ["list", "runs", run.parent],
+    "list": lambda run, out, _: ["list", run.parent],
     "plan": lambda run, out, short: ["plan", *fit(short, run)[1:]],
     "fit": lambda run, out, short: fit(short, run, "--ckpt_path", "last"),
     "lc.load": lambda run, out, _: lambda: lc.load(run).save_pretrained(out / "saved"),

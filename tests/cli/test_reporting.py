@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from mistakes import fails
 
-from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.recipes import recipes
 from lit_compress.run.pages import ANSWERS, DETAILS
 from lit_compress.utils.manifest import difference
 
@@ -23,21 +21,13 @@ def said(capsys, *words):
 
 
 def test_what_there_is(run, capsys):
-    found = json.loads(said(capsys, "list", "methods", "--json"))
-    assert {line["method"] for line in found} == set(methods.__all__) - {"Method"}
-    assert all(line["what it does"].endswith(".") for line in found)
-    assert {line["recipe"] for line in json.loads(said(capsys, "list", "recipes", "--json"))} == {
-        f"{name}.yaml" for name in recipes()
-    }
-    assert "sst2" in said(capsys, "list", "tasks")
-    (line,) = [x for x in json.loads(said(capsys, "list", "runs", run.parent, "--json")) if x["run"] == run.name]
+    (line,) = [x for x in json.loads(said(capsys, "list", run.parent, "--json")) if x["run"] == run.name]
     report = json.loads((run / "report.json").read_text())
     assert (line["status"], line["method"], line["compressed"]) == ("done", "SVD", report["compressed"]["metric"])
 
 
 def test_mistakes(capsys, tmp_path):
-    assert "what: 'method' is not valid; did you mean 'methods'?" in fails(capsys, "list", "method")
-    assert "has no run (report.json)" in fails(capsys, "list", "runs", tmp_path)
+    assert "has no run (report.json)" in fails(capsys, "list", tmp_path)
     assert "no folder" in fails(capsys, "report", tmp_path / "none")
 
 
@@ -69,8 +59,8 @@ def test_a_run_lists_all_it_wrote(run, tmp_path, capsys):
     out = tmp_path / "out"
     for file, commands in {
         "config.yaml": (["validate", other], ["export", other, out]),
-        "stages.json": (["export", other, out], ["report", other], ["list", "runs", other]),
-        "report.json": (["report", other], ["list", "runs", other]),
+        "stages.json": (["export", other, out], ["report", other], ["list", other]),
+        "report.json": (["report", other], ["list", other]),
         DETAILS: (["report", other],),
         "export/report.json": (["validate", other / "export"], ["report", other / "export"]),
         "export/model.safetensors": (["predict", other], ["bench", other], ["export", other / "export", out]),
