@@ -287,7 +287,7 @@ def _of_method(method: Any) -> dict[str, Any]:
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
     given, usual = method.given if isinstance(method, Method) else {}, signature(kind).parameters
     changed = {name: value for name, value in given.items() if value != usual[name].default}
-    own = {f"model.{key}": _as_option(v) for key, v in changed.items() if key not in ("task", "backbone", "revision")}
+    own = {f"model.{key}": _as_option(v) for key, v in changed.items() if key not in ("task", "backbone")}
     return {"model": name} | own
 
 

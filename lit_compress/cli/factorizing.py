@@ -105,7 +105,7 @@ def run_factorize(
     backbone, path = cli.config.model.init_args.backbone, place / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None
     known = config and config.get("model", {}).get("init_args", {}).get("backbone")
-    if known and Path(known).expanduser().resolve() != Path(backbone).expanduser().resolve():
+    if known and len({Path(name.partition("@")[0]).expanduser().resolve() for name in (known, backbone)}) > 1:
         raise UserError(f"out: '{place}' holds an export of '{known}'; give another folder, or remove it")
     if by_block:
         if (budget := job.method.budget) is not None and budget.kind == "speedup":

@@ -37,6 +37,7 @@ from lit_compress.utils.errors import UserError, nearest, require, user_error
 from lit_compress.utils.hub import is_name, model_snapshot, split_name
 from lit_compress.utils.progress import note
 
+_MOVES = (None, "main")  # revisions that are not always the same commit
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 _TRAINER = {"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False}
 _KEY = re.compile(r'Parser key "([\w.]+)"')  # these and the others: in messages of the parser
@@ -197,12 +198,8 @@ class CommandLine:
         """Return method, data and the Trainer's arguments; they are built again only after the config has changed."""
         config = self.config.clone()
         init = config.model.init_args
-        if (revision := init.get("revision")) is not None:
-            config.data.backbone = f"{init.backbone}@{revision}"
         init.update(Namespace(**self._folders))
-        if "backbone" in self._folders:
-            config.data.backbone, init.revision = init.backbone, None
-        config.data.teacher = init.get("teacher")
+        config.data.backbone, config.data.teacher = init.backbone, init.get("teacher")
         if self._built is not None and self._built[0] == config:
             return self._built[1]
         asked = config.clone()
@@ -231,43 +228,31 @@ class CommandLine:
             UserError: the hub does not give one of them, a folder is not usable, two revisions of one name are given,
                 or a revision of a folder.
         """
-        init, data, folders = self.config.model.init_args, self.config.data, {}
-        option = "model" if self.line.command == "factorize" else "model.backbone"
+        init, data = self.config.model.init_args, self.config.data
+        own = "model" if self.line.command == "factorize" else "model.backbone"
+        option = {"backbone": own, "teacher": "model.teacher"}
         before, known = (recorded or {}).get("model", {}).get("init_args", {}), (recorded or {}).get("data", {})
-        if named := init.backbone != EMBEDDED and is_name(init.backbone):
-            init.backbone, revision = split_name("model.backbone", init.backbone, init.get("revision"))
-            same = before.get("backbone") == init.backbone
-            data.backbone, init.revision = init.backbone, _newest(revision, before.get("revision") if same else None)
-        elif init.get("revision") is not None:
-            raise UserError(
-                f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the "
-                "hub; leave it out (null)"
-            )
-        if taught := init.get("teacher", EMBEDDED) not in (None, EMBEDDED) and is_name(init.teacher):
-            name, revision = split_name("model.teacher", init.teacher)
-            stored, _, commit = str(before.get("teacher")).partition("@")
-            revision = _newest(revision, commit if stored == name else None)
-            revision = revision or (init.revision if name == init.backbone else None)
-            init.teacher = f"{name}@{revision}" if revision else name
+        named = [name for name in option if init.get(name) not in (None, EMBEDDED) and is_name(init[name])]
+        for name in named:  # the teacher may be the same one as the backbone
+            init[name] = _newest(init[name], before.get(name), *[init.backbone] * ("@" not in init[name]))
+        if "backbone" in named:
+            data.backbone = init.backbone.partition("@")[0]
         if data.get("path") is not None and is_name(data.path):
             data.path, data.revision = split_name("data.path", data.path, data.get("revision"))
-        if (known.get("task"), known.get("path")) == (data.task, data.get("path")):
-            data.revision = _newest(data.get("revision"), known.get("revision"))
+        if (known.get("task"), known.get("path")) == (data.task, data.get("path")) and data.get("revision") in _MOVES:
+            data.revision = known.get("revision") or data.get("revision")
         if self.trained and data.task == CUSTOM:
-            name, pin = (init.backbone, init.get("revision")) if option == "model" else (init.teacher, None)
-            self.follow_head(model_snapshot(option, name, pin).folder if is_name(name) else Path(name).expanduser())
+            trained = "backbone" if own == "model" else "teacher"
+            folder = model_snapshot(option[trained], init[trained]).folder if trained in named else init[trained]
+            self.follow_head(Path(folder).expanduser())
         record = self.build().data.record
-        if named:
-            snapshot = model_snapshot(option, init.backbone, init.get("revision"))
-            folders["backbone"], init.revision = resolve(str(snapshot.folder), record, option), snapshot.commit
-        elif init.backbone != EMBEDDED:
-            resolve(init.backbone, record, option)  # is it a model, before data is asked for?
-        if taught:
-            snapshot = model_snapshot("model.teacher", init.teacher)
-            init.teacher, folders["teacher"] = snapshot.pinned, resolve(str(snapshot.folder), record, "model.teacher")
+        if "backbone" not in named and init.backbone != EMBEDDED:
+            resolve(init.backbone, record, option["backbone"])  # is it a model, before data is asked for?
+        for name in named:
+            snapshot = model_snapshot(option[name], init[name])
+            init[name], self._folders[name] = snapshot.pinned, resolve(str(snapshot.folder), record, option[name])
         if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
             data.revision = rows.commit
-        self._folders = folders
         return self.build()
 
     def follow_head(self, folder: Path) -> None:
@@ -286,7 +271,7 @@ class CommandLine:
     def revisions(self) -> dict[str, str]:
         """Return the options that say which commits :meth:`ready` has found, for other processes."""
         init, data = self.config.model.init_args, self.config.data
-        pins = {} if init.revision is None else {"model.backbone": init.backbone, "model.revision": init.revision}
+        pins = {"model.backbone": init.backbone} if "backbone" in self._folders else {}
         if data.revision is not None:
             pins |= {"data.revision": data.revision} | ({"data.path": data.path} if data.path else {})
         return pins
@@ -294,7 +279,7 @@ class CommandLine:
     def backbone_as_teacher(self) -> None:
         """Make the backbone, at its commit, the teacher."""
         init = self.config.model.init_args
-        init.teacher = init.backbone if init.get("revision") is None else f"{init.backbone}@{init.revision}"
+        init.teacher = init.backbone
         if "backbone" in self._folders:
             self._folders["teacher"] = self._folders["backbone"]
 
@@ -316,9 +301,11 @@ class CommandLine:
         return config
 
 
-def _newest(given: str | None, stored: str | None) -> str | None:
-    """Return the revision of a name: as given; in place of the newest one the ``stored`` commit of a run."""
-    return given if given not in (None, "main") else stored or given
+def _newest(name: str, *known: Any) -> str:
+    """Return a name on the hub with its revision; without one as the first of the ``known`` names that is the same."""
+    text, _, revision = name.partition("@")
+    same = (one for one in known if str(one).partition("@")[0] == text)
+    return next(same, name) if revision in ("", "main") else name
 
 
 # ------------------------------------------------------------------------------------------ mistakes in values

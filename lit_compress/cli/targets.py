@@ -180,7 +180,7 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
     """
     known, data = config["model"]["init_args"], dict(config["data"])
     name, init = _method(config["model"], line) if runs else (_ANY, {"teacher": known.get("teacher")})
-    init |= {"backbone": str(net), "revision": None}
+    init["backbone"] = str(net)
     if init.get("teacher"):  # of which a run has a copy
         copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
         init["teacher"] = next((str(copy) for copy in copies if (copy / "config.json").is_file()), init["teacher"])
@@ -197,7 +197,7 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
     model = {"class_path": name, "init_args": init}
     cli = CommandLine(line, {**config, "model": model, "data": data, "trainer": trainer})
-    cli.origin = known["backbone"] if known.get("revision") is None else f"{known['backbone']}@{known['revision']}"
+    cli.origin = known["backbone"]
     return cli
 
 

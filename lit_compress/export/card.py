@@ -62,7 +62,8 @@ def origin_of(backbone: str, teacher: str | None, task: Task) -> dict[str, Any]:
 def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """Return the text of the README.md of an export; ``factors``: matrices were replaced by factors."""
     model, kind, hub = report["config"]["model"]["init_args"], task_type(task), task.hub or (task.name, None)
-    name, revision = model_name(model["backbone"]), model.get("revision")
+    name, (given, _, revision) = model_name(model["backbone"]), model["backbone"].partition("@")
+    commit = revision if name == given else None
     result = EvalResult(
         task_type=kind.pipeline, dataset_type=hub[0], dataset_name=task.name, dataset_config=hub[1],
         dataset_split=task.validation[0], metric_type=report["metric"]["name"],
@@ -75,7 +76,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         pipeline_tag=kind.pipeline, tags=["lit_compress", report["method"], "compressed"], eval_results=[result],
     )  # fmt: skip
     made = ModelCard.from_template(
-        data, str(TEMPLATE), report=report, task=task, kind=kind, name=name, commit=revision, factors=factors,
+        data, str(TEMPLATE), report=report, task=task, kind=kind, name=name, commit=commit, factors=factors,
         here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report), table=markdown(report), speed=speed_line(report),
         plain=escaped, code=as_code,
     )  # fmt: skip

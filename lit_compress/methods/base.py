@@ -55,8 +55,7 @@ class Method(MicroBatches, Fields):
     Args:
         task: name of the task; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here;
-            NAME@REVISION is a revision of it.
-        revision: branch, tag or commit of a hub name; without it main. A run keeps the commit.
+            NAME@REVISION is a branch, a tag or a commit of it, without it main. A run keeps the commit.
         sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
             expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
@@ -89,7 +88,6 @@ class Method(MicroBatches, Fields):
         *,
         task: str = "sst2",
         backbone: str = DEFAULT,
-        revision: str | None = None,
         sites: str | None = None,
         density: float | None = None,
         budget: str | None = None,
@@ -109,8 +107,8 @@ class Method(MicroBatches, Fields):
             near = min(max(density, 0.01), 1.0)
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
-        self.backbone = backbone if revision is None else f"{backbone}@{revision}"
-        self.sites, self.density, self.teacher, self.recompute = sites, density, teacher, recompute
+        self.backbone, self.sites, self.density = backbone, sites, density
+        self.teacher, self.recompute = teacher, recompute
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self._teacher: tuple[Model, ...] = ()  # a tuple hides it from state dict, optimizer and DDP

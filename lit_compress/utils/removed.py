@@ -48,7 +48,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "merge": ("large", "factors and rows are stored as they are; a budget of speedup measures them"),
-    "against": (None, "`report FOLDER` compares exports in a folder; bench times OUT and --baseline"),
+    "model.revision": (None, "give it with the name: --model.backbone NAME@REVISION"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
@@ -98,9 +98,11 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
         strict: refuse what had an effect, with a UserError; an existing model is read without it.
         group: name of the group.
     """
-    kept = {}
+    kept, of_model = {}, group in ("", "init_args")
+    if of_model and values.get("backbone") and values.get("revision"):
+        values = {**values, "backbone": f"{values['backbone']}@{values['revision']}", "revision": None}
     for name, value in values.items():
-        if gone := REMOVED.get(f"{group}.{name}") or REMOVED.get(name):
+        if gone := REMOVED.get(f"{'model' if of_model else group}.{name}") or REMOVED.get(name):
             usual, advice = gone
             line = None if value in (usual, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:

@@ -58,7 +58,7 @@ def test_all_runs_read_the_commit_that_the_first_one_read(command, hub, tiny_bac
     words = [word if word != str(tiny_backbone) else "me/net" for word in command("a", "--list")]
     main(words)
     lines = capsys.readouterr().out.splitlines()
-    pinned = {"--model.backbone=me/net", f"--model.revision={first}"}
+    pinned = {f"--model.backbone=me/net@{first}"}
     assert len(lines) == 3 and all(pinned <= set(line.split()) for line in lines)
     (tmp_path / "a" / "teachers" / "seed=1").mkdir(parents=True)
     record = {"model": {"class_path": "SVD", "init_args": {"backbone": "me/net", "revision": first}}, "export": {}}

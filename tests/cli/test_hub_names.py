@@ -75,7 +75,7 @@ def test_a_name_is_resolved_once_to_a_commit_and_only_what_is_needed_comes(made)
     assert sum(line == f"GET /me/net/resolve/{commit}/model.safetensors" for line in asked) == 1
     config = yaml.safe_load((place / "run" / "config.yaml").read_text())["model"]["init_args"]
     report = json.loads((place / "run" / "report.json").read_text())["config"]["model"]["init_args"]
-    assert (config["backbone"], config["revision"]) == ("me/net", commit) == (report["backbone"], report["revision"])
+    assert config["backbone"] == f"me/net@{commit}" == report["backbone"]
 
 
 def test_export_takes_the_tokenizer_of_the_run(made, run, again, tiny_backbone, tmp_path, monkeypatch):
@@ -127,25 +127,24 @@ def test_other_processes_take_the_commit_of_the_first(made, run, again, tiny_bac
     seen = []
     monkeypatch.setattr(fitting, "of_first", lambda *_: told)
     monkeypatch.setattr(
-        fitting, "settle_budget", lambda cli, *_, **__: seen.append(cli.config.model.init_args.revision)
+        fitting, "settle_budget", lambda cli, *_, **__: seen.append(cli.config.model.init_args.backbone)
     )
     monkeypatch.setattr(fitting, "run_stages", lambda *_: None)
     monkeypatch.setattr(fitting, "_report", lambda *_: None)
     as_a_new_process()
     main(by_name(short_run, "--run_dir", run))
-    assert seen == [made[1]]
+    assert seen == [f"me/net@{made[1]}"]
 
 
 def test_another_revision_is_another_run(made, stopped, again, tiny_backbone, short_run, capsys):
     other = again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)), revision="v2")
-    line = fails(capsys, *by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last", "--model.revision", "v2"))
-    assert f"model.revision was {made[1]}, now {other}" in line
+    words = by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last", "--model.backbone", "me/net@v2")
+    assert f"model.backbone was me/net@{made[1]}, now me/net@{other}" in fails(capsys, *words)
 
 
 def test_a_revision_of_a_folder_is_refused(short_run, capsys, tmp_path):
-    words = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--model.revision", "v1"]
+    words = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--data.revision", "v1"]
     assert "is no name on the hub; leave it out" in fails(capsys, *words)
-    assert "is no name on the hub; leave it out" in fails(capsys, *words[:-2], "--data.revision", "v1")
 
 
 # --------------------------------------------------------------------------------- fine-tuned models, exports, data
@@ -171,7 +170,7 @@ def test_a_fine_tuned_model_is_the_teacher_as_it_is(named, short_run, tmp_path, 
     commit = named.model("me/trained").revisions["main"]
     assert "it is the teacher;" in capsys.readouterr().err
     init = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]
-    assert (init["teacher"], init["revision"]) == (f"me/trained@{commit}", commit)
+    assert init["teacher"] == init["backbone"] == f"me/trained@{commit}"
     stages = json.loads((tmp_path / "run" / "stages.json").read_text())
     assert stages[0]["steps"] == 0 and stages[0]["teacher"] == "me/trained"
     card = (tmp_path / "run" / "export" / "README.md").read_text()
