@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, digest_of, tokenizer_key
-from lit_compress.data.sources import DEV
 from lit_compress.models.files import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -112,7 +111,7 @@ def named(model: Any, tokenizer: Any) -> str | None:
 
 
 def splits_of(data: Any, whole: str | None) -> DatasetDict:
-    """Return data sets by the names of splits that the package knows; refuse those without rows."""
+    """Return data sets by split; whoever reads them says which splits are known, and which rows are missing."""
     import datasets
 
     given = {whole or "train": data} if isinstance(data, datasets.Dataset) else data
@@ -121,17 +120,7 @@ def splits_of(data: Any, whole: str | None) -> DatasetDict:
             f"data: a {type(data).__name__} is no Dataset or DatasetDict of the library datasets, no file and no "
             "folder; Dataset.from_list, from_dict or from_pandas make one"
         )
-    by_split = datasets.DatasetDict()
-    for name, rows in given.items():
-        if not len(rows):
-            raise UserError(f"data: the split '{name}' has no rows")
-        by_split[DEV.get(str(name), str(name))] = rows
-    if len(by_split) < len(given):
-        raise UserError(f"data: two of the splits {', '.join(map(str, given))} are the same; leave one")
-    if not by_split.keys() & {"train", "validation", "test", "validation_matched"}:
-        hint = nearest(next(iter(by_split), ""), ("train", "validation", "test"))
-        raise UserError(f"data: no split of '{', '.join(by_split)}' is known; {hint}")
-    return by_split
+    return datasets.DatasetDict({str(name): rows for name, rows in given.items()})
 
 
 def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> None:

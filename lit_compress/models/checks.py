@@ -7,9 +7,7 @@ head answers for labels that it was not trained on. Here each of them is one lin
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +149,8 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         return
     given, wanted = ", ".join(names), ", ".join(task.labels)
     if sorted(_plain(names)) == sorted(_plain(task.labels)):
-        mend = _in_this_order(names, task) or "; give a model with the task's order"
+        own = "leave --data.custom.labels out, and it gives the order"
+        mend = f"; {own if task.name == 'custom' else 'give a model with the order of the task'}"
         raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted}){mend}")
     if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
         note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
@@ -192,20 +191,12 @@ def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:
     if not (wanted and answers and asked and sorted(given) == sorted(wanted)):
         return False
     if given != wanted:
+        own = task.name == "custom"
         rank_zero_warn(
             f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): "
-            f"its head is trained again, from exchanged answers{_in_this_order(names, task)}"
+            f"its head is trained again, from exchanged answers{'; as --model.teacher too it gives the order' * own}"
         )
     return given == wanted
-
-
-def _in_this_order(names: list[str], task: Task) -> str:
-    """Return the option that gives the labels of the user's own ``task`` the order of ``names``; for others ''."""
-    if task.name != "custom":
-        return ""
-    own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
-    ordered = json.dumps([own[name] for name in _plain(names)], ensure_ascii=False)  # in quotes, also numbers
-    return f"; --data.custom.labels {shlex.quote(ordered)} uses the head unchanged"
 
 
 def _labels(config: PreTrainedConfig) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
+import lit_compress as lc
 from lit_compress.api.inputs import brought, splits_of
 from lit_compress.utils.errors import UserError
 
@@ -21,15 +22,14 @@ def test_options_are_plain_values(tmp_path):
         brought("nowhere", None, rows, {"task": "sst2", "text": "text"}, tmp_path)
 
 
-def test_splits_have_the_names_of_the_package():
-    rows = Dataset.from_dict({"text": ["a"]})
+def test_what_is_no_data_set_and_splits_that_nobody_knows_are_one_line(tiny_backbone):
+    rows = Dataset.from_dict({"sentence": ["a"], "label": [0]})
     assert list(splits_of(rows, None)) == ["train"] and list(splits_of(rows, "test")) == ["test"]
-    assert list(splits_of({"train": rows, "dev": rows}, None)) == ["train", "validation"]
     for data, line in (
-        ([{"text": "a"}], "data: a list is no Dataset or DatasetDict"),
-        ({"dev": rows, "validation": rows}, "two of the splits dev, validation are the same"),
-        ({"trian": rows}, "did you mean 'train'"),
-        (rows.select([]), "the split 'train' has no rows"),
+        ([{"sentence": "a"}], "data: a list is no Dataset or DatasetDict"),
+        ({"dev": rows, "val": rows, "train": rows}, "holds 'dev' and 'val', both could be 'validation'; leave one"),
+        ({"trian": rows}, r"has no split '\w+'; valid: trian"),
+        ({"train": rows, "dev": rows.select([])}, "split 'dev' has no rows|split 'dev' has a header .* and no rows"),
     ):
         with pytest.raises(UserError, match=line):
-            splits_of(data, None)
+            lc.factorize(str(tiny_backbone), data=data, task="sst2")

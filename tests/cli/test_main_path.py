@@ -79,15 +79,14 @@ def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, 
     labels = {"id2label": {0: "GOOD", 1: "BAD"}, "label2id": {"GOOD": 0, "BAD": 1}}
     path.write_text(json.dumps(json.loads(path.read_text()) | labels))
     with pytest.warns(
-        UserWarning,
-        match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*'\[\"good\", \"bad\"\]' uses the head unchanged",
+        UserWarning, match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*; as --model.teacher too"
     ):
         run_fit(read_line("fit", command(model, reviews, tmp_path / "run", *extra)[1:]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        run_fit(
-            read_line("fit", command(model, reviews, tmp_path / "other", "--data.custom.labels", "[good, bad]")[1:])
-        )
+        words = command(model, reviews, tmp_path / "other", *extra, "--model.teacher", str(model))
+        run, _ = run_fit(read_line("fit", words[1:]))
+    assert run.config()["data"]["custom"]["labels"] == ["GOOD", "BAD"]
 
 
 def test_a_resumed_run_keeps_the_dense_stage_that_it_began(model, reviews, tmp_path, capsys, monkeypatch):
