@@ -111,7 +111,7 @@ def named(model: Any, tokenizer: Any) -> str | None:
 
 
 def splits_of(data: Any, whole: str | None) -> DatasetDict:
-    """Return data sets by split; whoever reads them says which splits are known, and which rows are missing."""
+    """Return data sets by split, refuse those without rows; whoever reads them says which splits are known."""
     import datasets
 
     given = {whole or "train": data} if isinstance(data, datasets.Dataset) else data
@@ -120,6 +120,8 @@ def splits_of(data: Any, whole: str | None) -> DatasetDict:
             f"data: a {type(data).__name__} is no Dataset or DatasetDict of the library datasets, no file and no "
             "folder; Dataset.from_list, from_dict or from_pandas make one"
         )
+    if (empty := next((name for name, rows in given.items() if not len(rows)), None)) is not None:
+        raise UserError(f"data: the split '{empty}' has no rows")
     return datasets.DatasetDict({str(name): rows for name, rows in given.items()})
 
 
