@@ -43,14 +43,15 @@ CLASSES = {
 # arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
 SET_BY_STAGE = {
     "max_epochs": "would hold for every stage; set model.<stage>.epochs",
-    "min_epochs": "has no effect, a stage ends after its epochs; set model.<stage>.epochs",
-    "min_steps": "has no effect, a stage ends after its epochs; set model.<stage>.epochs",
+    **dict.fromkeys(
+        ("min_epochs", "min_steps"), "has no effect, a stage ends after its epochs; set model.<stage>.epochs"
+    ),
     "enable_checkpointing": "has no effect, a stage always keeps last.ckpt; set checkpoint_every",
-    "num_sanity_val_steps": "has no effect, every stage scores the dev set before it trains; leave it out",
     "default_root_dir": "has no effect; set run_dir",
-    "use_distributed_sampler": "has no effect, batches are always dealt out; leave it out",
-    "limit_test_batches": "has no effect, fit tests nothing; leave it out",
-    "limit_predict_batches": "has no effect, fit predicts nothing; leave it out",
+    **dict.fromkeys(
+        ("num_sanity_val_steps", "use_distributed_sampler", "limit_test_batches", "limit_predict_batches"),
+        "has no effect in a fit; leave it out",
+    ),
 }
 WHOLE = ("fit", "plan", "compare")  # commands that read all options
 _SHARED = ("config", "print_config", "seed_everything", "trust_remote_code", "trainer.accelerator", "data")

@@ -81,17 +81,17 @@ def split_name(option: str, text: str, revision: str | None = None) -> tuple[str
     return name, own or revision
 
 
-def model_snapshot(option: str, text: str, revision: str | None = None) -> Snapshot:
+def model_snapshot(option: str, text: str) -> Snapshot:
     """Return a model of the hub as a folder: configuration, tokenizer, card and weights, or all files of an export.
 
     Args:
         option: start of an error message.
-        text, revision: ``NAME`` or ``NAME@REVISION``; a branch, a tag or a commit, None: the newest of ``main``.
+        text: ``NAME`` or ``NAME@REVISION``, a branch, a tag or a commit; without it the newest of ``main``.
 
     Raises:
         UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
     """
-    name, revision = split_name(option, text, revision)
+    name, revision = split_name(option, text)
     if (known := _resolved.get(("model", name, revision))) is not None:
         return known
     with _asking(option, name, "model", revision) as commit:
@@ -123,7 +123,7 @@ def weights_among(names: Iterable[str]) -> list[str]:
 def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:
     """Return a data set of the hub as a folder: its card and the files of one configuration; no script is run.
 
-    Arguments as :func:`model_snapshot`; ``configuration`` is None if there is only one.
+    Arguments as :func:`model_snapshot`, the ``revision`` may be given alone; ``configuration``: None if there is one.
 
     Raises:
         UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
