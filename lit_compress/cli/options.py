@@ -205,10 +205,15 @@ class CommandLine:
         asked = config.clone()
         try:
             made = _parser().instantiate_classes(config)
-        except ValueError as error:
-            if user_error(error) is not None or (refusal := _refused_class(config.trainer, error)) is None:
+        except ValueError as error:  # its first cause is what a class raised, such as that its package is missing
+            cause: BaseException = error
+            path = found[1] if (found := _PATH.search(str(error))) else ""
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            option = next((name for name in CLASSES if path and f"'{path}'" in str(config.trainer.get(name))), None)
+            if user_error(error) is not None or option is None:
                 raise
-            raise refusal from error
+            raise UserError(f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {cause}") from error
         made.data.teacher = made.model.teacher or self.origin or made.model.backbone
         more = config.seed_everything, made.export, config.checkpoint_every, config.max_skipped
         job = Job(made.model, made.data, dict(made.trainer), *more)
@@ -266,7 +271,7 @@ class CommandLine:
         custom.kind = custom.kind if self._has_kind else kind or custom.kind
         if labels and custom.labels is None and KINDS[custom.kind].classes:
             custom.labels = labels
-            note(f"the model's head gives the classes and their order: {', '.join(labels)}")
+            note(f"the model's head gives the classes and their order: {', '.join(labels):.200}")
 
     def revisions(self) -> dict[str, str]:
         """Return the options that say which commits :meth:`ready` has found, for other processes."""
@@ -346,16 +351,3 @@ def _of_class(option: str, text: str, value: str) -> str:
     package, _, name = value.rpartition(".")
     near = nearest(name, import_module(module).__all__) if package in ("", module) else "give the import path of one"
     return f"{option}: '{value:.80}' is no {what}, or cannot be imported here; {near}"
-
-
-def _refused_class(trainer: Namespace, error: BaseException) -> UserError | None:
-    """Return the line for a class of the trainer that could not be made; None if something else could not.
-
-    The first cause of the parser's error is what the class raised, such as that its package is not installed.
-    """
-    path = made[1] if (made := _PATH.search(str(error))) else ""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    option = next((name for name in CLASSES if path and f"'{path}'" in str(trainer.get(name))), None)
-    refused = f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {error}"
-    return UserError(refused) if option else None

@@ -135,14 +135,10 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     if "num_labels" not in kind.head(task):
         return
     if kind.problem and config.problem_type not in (None, kind.problem):
-        known = next((k.name for k in KINDS.values() if k.problem == config.problem_type), "regression")
-        raise UserError(
-            f"{what} has problem_type {config.problem_type} in its config.json, task '{task.name}' is {kind.name}; "
-            f"nearest: --data.task custom --data.custom.kind {known}"
-        )
+        problem = f"{what} has problem_type {config.problem_type} in its config.json"
+        raise UserError(f"{problem}, task '{task.name}' is {kind.name}; --data.task custom takes the head's kind")
     if config.num_labels != task.num_labels:  # e.g. a reranker of two classes
-        another = "nearest: --data.task custom --data.custom.kind classification"
-        mend = "give a model fine-tuned on this task" if task.labels else another
+        mend = "give a model fine-tuned on this task" if task.labels else "--data.task custom takes the head's kind"
         raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
     names = _labels(config)
     if not task.labels or _plain(names) == _plain(task.labels):
@@ -173,7 +169,7 @@ def trained_head(folder: Path) -> tuple[str | None, list[str] | None]:
     kind = next((k for k in KINDS.values() if architecture.endswith(k.suffix)), None)
     if kind and kind.problem and problem:
         kind = next((k for k in KINDS.values() if k.problem == problem), KINDS["regression"])
-    unnamed = len(names) < 2 or all(name == f"LABEL_{i}" for i, name in enumerate(names))
+    unnamed = len(names) < 2 or len({*names}) < len(names) or all(name == f"LABEL_{i}" for i, name in enumerate(names))
     return kind.name if kind else None, None if unnamed else names
 
 

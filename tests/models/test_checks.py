@@ -165,6 +165,7 @@ HEADS = {
     "words": ({"architectures": ["BertForTokenClassification"]}, ("tagging", ["negative", "positive"])),
     "vectors": ({"architectures": ["BertModel"]}, ("embedding", ["negative", "positive"])),
     "its own": ({"architectures": ["Mine"]}, (None, ["negative", "positive"])),
+    "a name twice": ({"id2label": {0: "a", 1: "a"}}, ("classification", None)),
     "broken": ({"id2label": [3]}, (None, None)),
 }
 
@@ -179,7 +180,7 @@ def test_a_trained_head_says_its_kind_and_its_classes(case, folder):
 
 
 def test_a_cross_encoder_of_classes_is_no_reranker(folder):
-    with pytest.raises(UserError, match=r"has 2 labels, wiki_qa has 1; nearest: .*--data.custom.kind classification"):
+    with pytest.raises(UserError, match=r"has 2 labels, wiki_qa has 1; --data.task custom takes the head's kind"):
         load_finetuned(str(folder), get_task("wiki_qa"))
 
 

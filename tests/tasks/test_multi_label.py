@@ -167,5 +167,5 @@ def test_one_label_a_row_is_not_taken_for_one_class(place, tmp_path, capsys):
         capsys, "factorize", place / "model", tmp_path / "out", "--data.task", "custom", "--data.path",
         tmp_path / "data.csv", "--data.custom.labels", json.dumps(NAMES), "--data.custom.kind", "classification",
     )  # fmt: skip
-    assert "problem_type multi_label_classification" in line and "--data.custom.kind multi_label" in line
+    assert "problem_type multi_label_classification" in line and "custom takes the head's kind" in line
     assert not (tmp_path / "out").exists()
