@@ -50,7 +50,8 @@ def custom_task(settings: Custom, place: Place) -> Task:
         "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label,
         configuration=settings.configuration, label_columns=columns,
     )  # fmt: skip
-    labels, numbered = names if kind.classes else (), True
+    labels = names if kind.classes else ()
+    numbered = not any(re.search(r"\d", name) for name in labels)  # 1 may be the class of "1 star", which is the first
     if columns:
         own = tuple(name.strip() for name in columns)
         labels = labels or own

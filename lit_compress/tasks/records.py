@@ -54,7 +54,7 @@ class Custom:
             embedding. For multi_label also names of several in brackets: one 0 or 1 for each label, named like it.
         labels: names of the classes in order of their numbers; without it the training rows' labels.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
-            where labels or a table of the library datasets gives the order.
+            where labels without digits or a table of the library datasets gives the order.
         configuration: which part of a data set of the hub is read, if its card names several, e.g. sst2 of
             nyu-mll/glue.
         split_words: true: the tokenizer reads words as a list, with is_split_into_words, as run_ner.py of transformers

@@ -188,6 +188,16 @@ def test_numbers_are_no_classes_where_the_training_rows_have_names(tmp_path):
             _labels(made, tmp_path, "test")
 
 
+def test_numbers_are_no_classes_whose_names_have_numbers(tmp_path):
+    """1 is the first of "1 star" and "2 stars" by its name, and the second by its place."""
+    names = ["1 star", "2 stars"]
+    for split in ("train", "validation"):
+        _csv(tmp_path, split, "1", "0")
+    with pytest.raises(UserError, match=r"row 1: label '1' is none of .*1 star, 2 stars.*custom\.numbered true"):
+        _labels(_made(tmp_path, labels=names), tmp_path)
+    assert _labels(_made(tmp_path, labels=names, numbered=True), tmp_path) == [1, 0]
+
+
 def test_numbers_are_classes_where_a_table_says_which(tmp_path):
     info = {"info": {"features": {"label": {"names": ["poor", "good"], "_type": "ClassLabel"}}}}
     table = pa.table({"text": ["good"] * 3, "label": [0, 1, 1]})
