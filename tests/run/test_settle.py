@@ -1,13 +1,14 @@
 """Before a run: roundings and shapes that a method has; the plan shows the sizes that are counted."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tiny import WORDS, make_net, write_bert
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.run.settle import _check_given_teacher, check_sizes, facts_lines, facts_table
+from lit_compress.run.settle import _check_given_teacher, _layers_table, check_sizes, facts_lines, facts_table
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.tables import show
 
@@ -97,6 +98,11 @@ def test_whose_layers_can_have_one_shape():
     assert {*able(line, shape="uniform")} == {"SecondOrder", "FWSVD", "LLMPruner"}
     with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* 'components' makes factors; nearest: structures"):
         methods.SecondOrder(task="sst2", shape="uniform").stages()[-1].check(make_net())
+
+
+def test_layers_of_the_same_sizes_are_one_row_from_the_first_to_the_last():
+    net = make_net(num_hidden_layers=3)
+    assert [row[0] for row in _layers_table(SimpleNamespace(dense=net, net=net))[1]] == ["0 - 2"]
 
 
 def test_a_given_teacher_reads_as_the_backbone_does_and_is_as_wide(tmp_path):

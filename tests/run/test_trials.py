@@ -39,7 +39,7 @@ def test_the_least_divergence_is_chosen(first, second, best, monkeypatch):
 
 def test_what_cannot_be_done_is_not_chosen(monkeypatch):
     chosen = choose(monkeypatch, {"why": "no heads"}, done(0.4, 0.2))
-    assert chosen["removes"] == "components"
+    assert chosen["removes"] == "components" and chosen["tried"][0]["round_to"] == 1
     with pytest.raises(UserError, match="no ranks"):
         choose(monkeypatch, {"why": "no heads"}, {"why": "no ranks"})
 

@@ -105,7 +105,7 @@ def test_a_run_whose_worker_was_killed_keeps_its_lock(place, monkeypatch):
     assert made(some) == 0
     os.kill(child, signal.SIGKILL)
     Worker([some]).work()
-    assert some.done
+    assert some.done and not (place / "locks" / some.name).stat().st_mode & 0o111
 
 
 def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
