@@ -54,7 +54,7 @@ density, in % (goal {goal}). `layers`: all matrices of the blocks; `net`: the wh
 LayerNorm, which do not change. BERT-base with 2 of its blocks.
 """
 
-LIMIT = """Time of a single layer / of its dense matrix, by the share of parameters that it stores (above 0.7 it is merged):
+LIMIT = """Time of a single layer / of its dense matrix, by the share of parameters that it stores (earlier versions merged it above 0.7):
 """
 
 

@@ -286,9 +286,15 @@ def _of_method(method: Any) -> dict[str, Any]:
         )
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
     given, usual = method.given if isinstance(method, Method) else {}, signature(kind).parameters
-    changed = {name: value for name, value in given.items() if value != usual[name].default}
-    own = {f"model.{key}": _as_option(v) for key, v in changed.items() if key not in ("task", "backbone")}
-    return {"model": name} | own
+    changed = {"model": name}
+    for option, value in given.items():
+        default = usual[option].default
+        if is_dataclass(value):  # one by one, so that one without effect is told
+            own = {key: inner for key, inner in vars(value).items() if inner != getattr(default, key, None)}
+            changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
+        elif value != default and option not in ("task", "backbone"):
+            changed[f"model.{option}"] = value
+    return changed
 
 
 def _as_option(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lit_compress.cli.recipes import CUSTOM
 from lit_compress.data.encode import content_key, digest_of, tokenizer_key
+from lit_compress.data.sources import DEV
 from lit_compress.models.files import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError
@@ -122,6 +123,8 @@ def splits_of(data: Any, whole: str | None) -> DatasetDict:
         )
     if (empty := next((name for name, rows in given.items() if not len(rows)), None)) is not None:
         raise UserError(f"data: the split '{empty}' has no rows")
+    if len({DEV.get(str(name), str(name)) for name in given}) < len(given):
+        raise UserError(f"data: two of the splits {', '.join(map(str, given))} are the same; leave one")
     return datasets.DatasetDict({str(name): rows for name, rows in given.items()})
 
 

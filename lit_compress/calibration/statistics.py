@@ -253,7 +253,11 @@ def watched(
         stack = stack_of(sites[name]) if name in sites else 0
         # DeBERTa's queries and keys are used a second time, for its positions
         of_positions = (twice and name in used) or (sums.by_token and x.shape[:-1].numel() != masks[stack].numel())
-        assert len(x) % examples == 0 and (examples == 1 or not of_positions), (name, x.shape)
+        if len(x) % examples or (of_positions and not (twice and examples == 1)):
+            raise UserError(
+                f"calibration: '{name}' reads {tuple(x.shape)}, not the tokens of {examples} texts; leave it out of "
+                "model.sites, or choose a weighting without a calibration"
+            )
         sums.use(name, x, output, None if of_positions else places[stack], examples)
         used.add(name)
 

@@ -255,7 +255,9 @@ class CommandLine:
             resolve(init.backbone, record, option["backbone"])  # is it a model, before data is asked for?
         for name in named:
             snapshot = model_snapshot(option[name], init[name])
-            init[name], self._folders[name] = snapshot.pinned, resolve(str(snapshot.folder), record, option[name])
+            self._folders[name] = resolve(str(snapshot.folder), record, option[name])
+            # a run of version 0.2 that knows no commit stays that run
+            init[name] = init[name] if before.get(name) == init[name] else snapshot.pinned
         if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
             data.revision = rows.commit
         return self.build()
@@ -270,7 +272,9 @@ class CommandLine:
             return
         custom.kind = custom.kind if self._has_kind else kind or custom.kind
         if labels and custom.labels is None and KINDS[custom.kind].classes:
-            custom.labels = labels
+            columns = custom.label if isinstance(custom.label, list) else []
+            own = {name.strip().casefold(): name.strip() for name in columns}
+            custom.labels = labels = [own.get(name.casefold(), name) for name in labels]
             note(f"the model's head gives the classes and their order: {', '.join(labels):.200}")
 
     def revisions(self) -> dict[str, str]:

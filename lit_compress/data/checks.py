@@ -102,7 +102,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     if table.names is not None:
         check_names(task, source.where, table.names)
     by_name = task.hub is None or set(table.classes or ()) == set(task.labels)  # not by numbers of another order
-    classes = table.classes if by_name else None
+    if (classes := table.classes if by_name else None) and task.hub is None:
+        _check_classes(task, source.where, classes)
     rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
@@ -141,6 +142,18 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
         raise UserError(
             f"{source.where} has {missing[0]}; only predict, and factorize with drawn or exact labels, read rows "
             "without labels"
+        )
+
+
+def _check_classes(task: Task, where: str, classes: Sequence[str]) -> None:
+    """Refuse the classes that a column brings if they are not the task's, also such as would be read as its numbers."""
+    known = {label.casefold() for label in task.labels}
+    others = [name for name in classes if name.strip().casefold() not in known]
+    numbers = list(classes) == [str(number) for number in range(len(classes))]
+    if task.labels and not numbers and (len(others) == len(classes) or any(name.isdigit() for name in others)):
+        raise UserError(
+            f"{where}: the column '{task.label}' has the classes {', '.join(classes)}, the labels are "
+            f"{', '.join(task.labels)}; name both alike (id2label of config.json), or store numbers without names"
         )
 
 

@@ -30,7 +30,7 @@ Config: TypeAlias = "PreTrainedConfig"
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part", bound="SubLayer")
 # keys and values of a decoder's attention over the encoder's states
-_OF_ENCODER = re.compile(r"(?:encoder|cross)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
+_OF_ENCODER = re.compile(r"(?:encoder|cross|encdec)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
 _NUMBER = re.compile(r"\.(\d+)\.")
 SITES = "found_sites"  # attribute of a model that was searched
 

@@ -105,6 +105,8 @@ def _entry(label: str, values: Any) -> Entry:
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
     _check_keys(values, Entry, f"methods.{label}")
     entry = Entry(label, **{"method": label.partition(",")[0].strip(), **values})
+    if not isinstance(entry.method, str):
+        raise UserError(f"config: methods.{label}.method: '{entry.method}'; give the name of a class, e.g. LPAF")
     if not isinstance(entry.budgets, list | tuple):
         raise UserError(f"config: methods.{label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
     for name in entry.options:

@@ -111,11 +111,12 @@ def _comparison(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
     for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
         report = read_report(place) if place else None
-        status = "missing" if cell["status"] == "done" and report is None else cell["status"]
+        status = cell.get("status") or "missing"
+        status = "missing" if status == "done" and report is None else status
         runs.append(RunResult(
-            cell["name"], cell["label"], cell["budget"], cell["seed"], status,
-            place if place and place.is_dir() else None, report if status == "done" else None, cell["error"],
-            cell["learning_rate"],
+            cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
+            cell.get("seed"), status, place if place and place.is_dir() else None, report if status == "done" else None,
+            cell.get("error"), cell.get("learning_rate"),
         ))  # fmt: skip
     return runs, comparison
 

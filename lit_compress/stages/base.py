@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models import backbones
 from lit_compress.models.sites import Model
+from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.losses import States, layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
@@ -175,7 +176,9 @@ class Stage(nn.Module):
     def check_data(self, net: Model, data: DataModule) -> None:
         """Refuse by a UserError settings that need more training examples than there are."""
 
-    def build(self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Load) -> Model:
+    def build(
+        self, method: MicroBatches, previous: Path | None, structure: Structure | None, load: Load = load_net
+    ) -> Model:
         """Return the model that this stage of ``method`` trains, from the one in ``previous``, or from the backbone.
 
         ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.

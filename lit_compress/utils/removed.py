@@ -20,7 +20,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.ratio": ("exact", "factors and rows together always meet the density"),
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
-    "params": (None, "--model.density 0.0589 is 5M of BERT-base's 85M, the number in SP3's tables"),
+    "model.params": (None, "--model.density 0.0589 is 5M of BERT-base's 85M, the number in SP3's tables"),
     "fidelity": ("paper", "SP3 is the paper's; benchmarks/sp3 has a result of the authors' program"),
     "prune.norm": ("rms", "the norm in the projected space is always exact"),
     "head_projections": ("dense", "one matrix projects all heads, as in the authors' program"),
@@ -101,7 +101,12 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
     kept, of_model = {}, group in ("", "init_args")
     if of_model and values.get("backbone") and values.get("revision"):
         values = {**values, "backbone": f"{values['backbone']}@{values['revision']}", "revision": None}
+    package, _, _ = str(values.get("class_path") or "").rpartition(".")
+    of_user = group == "model" and package != "" and package.partition(".")[0] != "lit_compress"
     for name, value in values.items():
+        if of_user and name == "init_args":  # whose options may have these names
+            kept[name] = value
+            continue
         if gone := REMOVED.get(f"{'model' if of_model else group}.{name}") or REMOVED.get(name):
             usual, advice = gone
             line = None if value in (usual, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"

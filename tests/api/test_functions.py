@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,14 +146,14 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
     found = [dict(line.options) | line.own for line in got]
     options = found[0]
     assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
-    assert options["data.custom.label"] == "label" and options["model.retrain"]["epochs"] == 1
+    assert options["data.custom.label"] == "label" and options["model.retrain.epochs"] == 1
     assert found[3]["model.backbone"] != options["model.backbone"] and found[3]["data.path"] == options["data.path"]
     assert "model.teacher" not in found[3]
 
 
 def test_a_method_is_made_again_with_what_it_was_given():
     pruning = LPAFSettings(epochs=2)
-    given = {"model": "LPAF", "model.density": 0.16, "model.prune": asdict(pruning)}
+    given = {"model": "LPAF", "model.density": 0.16, "model.prune.epochs": 2}
     assert _of_method(lc.methods.LPAF(density=0.16, prune=pruning)) == given
     assert _of_method("SVD") == _of_method(lc.methods.SVD) == {"model": "SVD"}
     assert _of_method(lc.methods.SVD(rank=3)) == {"model": "SVD", "model.rank": 3}

@@ -27,9 +27,10 @@ def test_what_is_no_data_set_and_splits_that_nobody_knows_are_one_line(tiny_back
     assert list(splits_of(rows, None)) == ["train"] and list(splits_of(rows, "test")) == ["test"]
     for data, line in (
         ([{"sentence": "a"}], "data: a list is no Dataset or DatasetDict"),
-        ({"dev": rows, "val": rows, "train": rows}, "holds 'dev' and 'val', both could be 'validation'; leave one"),
+        ({"dev": rows, "val": rows, "train": rows}, "data: two of the splits dev, val, train are the same; leave one"),
         ({"trian": rows}, r"has no split '\w+'; valid: trian"),
         ({"train": rows, "dev": rows.select([])}, "data: the split 'dev' has no rows"),
+        ({"validation": rows, "dev": rows}, "data: two of the splits validation, dev are the same; leave one"),
     ):
         with pytest.raises(UserError, match=line):
             lc.factorize(str(tiny_backbone), data=data, task="sst2")

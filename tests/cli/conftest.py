@@ -11,13 +11,11 @@ from mistakes import fit
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import base
-from lit_compress.run import finish, pages, runner
 
 
 @pytest.fixture(scope="session")
 def counts():
-    """How often the run built its data, parsed its method and loaded a model."""
+    """How often the run built its data and parsed its method."""
     return Counter()
 
 
@@ -39,10 +37,6 @@ def run(short_run, tmp_path_factory, counts):
     folder = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:  # tests give its checkpoints where they do not belong
         patch.setattr("lit_compress.run.folder.Run.remove_checkpoints", lambda run, stage: None)
-        for module in (runner, finish, pages, base):
-            for name in ("load_net", "load_finetuned"):
-                if hasattr(module, name):
-                    counted(patch, counts, "loads", module, name)
         counted(patch, counts, "data", DataModule, "__init__")
         counted(patch, counts, "parsed", LightningArgumentParser, "instantiate_classes")
         main(fit(short_run, folder))

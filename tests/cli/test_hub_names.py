@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import huggingface_hub.constants
@@ -117,6 +118,15 @@ def test_a_run_goes_on_with_its_commit(made, stopped, again, tiny_backbone, shor
     main(by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last"))
     first, second = (json.loads((place / "report.json").read_text()) for place in (made[0] / "run", stopped))
     assert first["compressed"]["metric"] == second["compressed"]["metric"] and not again.asked()
+
+
+def test_a_run_that_knows_no_commit_goes_on(stopped, again, tiny_backbone, short_run):
+    """As version 0.2 made them."""
+    again.add("me/net", backbone_files(tiny_backbone))
+    config = (stopped / "config.yaml").read_text()
+    rewrite(stopped / "config.yaml", re.sub(r"me/net@\w+", "me/net", config))
+    main(by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last"))
+    assert "me/net\n" in (stopped / "config.yaml").read_text()
 
 
 def test_other_processes_take_the_commit_of_the_first(made, run, again, tiny_backbone, short_run, monkeypatch):

@@ -186,5 +186,4 @@ def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_pat
 
 
 def test_a_run_builds_its_method_and_its_data_once(run, counts):
-    """Of models it loads two."""
-    assert counts == {"data": 1, "parsed": 1, "loads": 2}
+    assert counts == {"data": 1, "parsed": 1}

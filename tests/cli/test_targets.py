@@ -113,10 +113,11 @@ def test_labels_are_in_the_order_of_the_trained_head(model, tiny_data, capsys, t
         report = json.loads((tmp_path / "out" / "report.json").read_text())
         assert report["config"]["data"]["custom"]["labels"] == ["Negative", "Positive"]
     assert scores[0] == scores[1] == scores[2]
-    made = made.cast_column("label", datasets.ClassLabel(names=["bad", "good"]))
-    made.save_to_disk(tmp_path / "other")
-    line = fails(capsys, "validate", model, "--data.task", "custom", "--data.path", tmp_path / "other")
-    assert "label 'good' is none of task 'custom'; valid: Negative, Positive" in line
+    for others in (["bad", "good"], ["negative", "1"]):  # a name is no number of the head
+        made = made.cast_column("label", datasets.ClassLabel(names=others))
+        made.save_to_disk(place := tmp_path / others[0])
+        line = fails(capsys, "validate", model, "--data.task", "custom", "--data.path", place)
+        assert f"'label' has the classes {', '.join(others)}, the labels are Negative, Positive; name both" in line
 
 
 def test_what_is_no_target_is_one_line(model, data, capsys, tmp_path):

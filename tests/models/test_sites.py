@@ -1,6 +1,7 @@
 """Every Linear of the blocks is a site, nothing else is; without a record a pattern names the sites."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from in_memory import collect_kronecker
 from tiny import ALL, SIZES, TINY, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 
+from lit_compress.calibration.statistics import watched
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import MaskedLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import blocks, find_sites, set_pattern, shared_inputs, sublayers
+from lit_compress.models.sites import _OF_ENCODER, blocks, find_sites, set_pattern, shared_inputs, sublayers
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.decompose import decompose
@@ -144,6 +146,17 @@ def test_statistics_of_an_encoder_decoder():
     batch["labels"] = batch["input_ids"][:, :4].clone()
     found = collect_kronecker(net, [batch], "summarization")
     assert set(found) == {site.name for site in find_sites(net)} and len(found) == 16
+
+
+def test_matrices_that_read_no_tokens_of_the_texts_are_one_line():
+    """A model may pad its inputs by itself, or read the states of its encoder under a name of its own."""
+    fc, sums = nn.ModuleDict({"fc": nn.Linear(4, 2)}), SimpleNamespace(by_token=True, use=lambda *_: None)
+    with watched(fc, sums, {}, [torch.ones(2, 5)], 2, ["fc"]):
+        fc["fc"](torch.ones(2, 5, 4))
+        with pytest.raises(UserError, match=r"calibration: 'fc' reads \(2, 7, 4\), not the tokens of 2 texts; leave"):
+            fc["fc"](torch.ones(2, 7, 4))
+    names = ["decoder.block.0.layer.1.EncDecAttention.k", "decoder.layers.0.encoder_attn.v_proj"]
+    assert all(map(_OF_ENCODER.search, names)) and not _OF_ENCODER.search("decoder.block.0.layer.0.SelfAttention.k")
 
 
 @pytest.mark.parametrize(

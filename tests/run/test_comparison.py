@@ -110,6 +110,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
         ({"learning_rates": ["1e-4"]}, "give a list of numbers above 0, with a point, e.g. [1.0e-4]"),
+        ({"methods": {"X": {"method": 5}}}, "methods.X.method: '5'; give the name of a class, e.g. LPAF"),
         ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
         ({"seeds": [0.5]}, "seeds: [0.5]; give a list of whole numbers, e.g. [1]"),
         ({"seeds": [True]}, "seeds: [True]; give a list of whole numbers, e.g. [1]"),

@@ -30,6 +30,14 @@ def test_a_stored_value_that_is_always_used_now_is_left_out():
     assert without_removed({"retrain": {"refit": True}}, strict=False) == {"retrain": {}}
 
 
+def test_a_method_of_the_users_own_may_have_an_option_of_this_name():
+    stored = {"model": {"class_path": "mine.Mine", "init_args": {"params": 7, "power": 0.25}}}
+    assert without_removed(stored, strict=True) == stored
+    stored["model"]["class_path"] = "lit_compress.methods.SP3"
+    with pytest.raises(UserError, match=r"params: 7 was removed in version 0\.3; --model\.density 0\.0589 is 5M"):
+        without_removed(stored, strict=True)
+
+
 def test_a_value_that_was_removed_has_a_line():
     line = "export.format 'torch': this value was removed in version 0.3; --format onnx writes a program, "
     assert str(removed_value("export.format", "torch")).startswith(line) and removed_value("--format", "torch")

@@ -58,7 +58,7 @@ class LowRankSparseLinear(nn.Module):
     def fuse(self) -> nn.Module:
         """Return the smallest layer with the same outputs: factors alone, factors with the kept rows, or a Linear.
 
-        The Linear is for matrices that would not be smaller otherwise; export/fuse.py merges those that were slower.
+        The Linear is for matrices that would not be smaller otherwise.
         """
         kept = self.sparse.ne(0).any(1)  # a sum could cancel
         stored = self.rank * (self.in_features + self.out_features) + int(kept.sum()) * self.in_features
