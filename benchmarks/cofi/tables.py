@@ -18,8 +18,8 @@ FIRST = "0.3 / 0.03"  # pair of rates
 HEAD = """## CoFi compared with ITP and LoSparse: MiniLM-L6-H384
 
 Dev accuracy in %, one seed; same teacher, examples and number of steps after it for all (`steps`: of all stages),
-all start from the fine-tuned model. `in the file`: density of the exported file, in which merged matrices (above 70 % of
-their parameters) count whole.
+all start from the fine-tuned model. `in the file`: density of the exported file. These runs
+stored matrices with above 70 % of their parameters dense, as the package no longer does; they count whole.
 CoFi learns from the teacher as in its paper (hidden states 0.9, logits 0.1, no labels), ITP and LoSparse from its
 logits and from the labels, half each; `their loss` is CoFi with this loss. Speed-up: dense / export, CPU, one thread,
 batch 32 and batch 1, at the task's length. FLOPs: dense / export. `rates`: learning rates of gates / multipliers.
