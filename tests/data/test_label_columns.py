@@ -140,6 +140,12 @@ def test_a_model_of_another_order_is_measured_in_its_order(tmp_path, capsys):
     found = capsys.readouterr().out.split(" (")[0]
     scores = lc.evaluate(str(model), data=Dataset.from_list(rows_of(24, 1)), text="comment_text", label=NAMES)
     assert f"micro_f1 {scores['micro_f1']:.6f}" in " ".join(found.split())
+    config = json.loads((model / "config.json").read_text())
+    names = {number: name.upper() for number, name in config["id2label"].items()}
+    (model / "config.json").write_text(json.dumps(config | {"id2label": names}))  # another case is the same column
+    main(["validate", str(model), *KIND, *COLUMNS, "--data.path", str(data)])
+    assert capsys.readouterr().out.split(" (")[0] == found
+    (model / "config.json").write_text(json.dumps(config))
     unscored = [row | dict.fromkeys(NAMES, -1) for row in rows_of(5)]  # as the test set of the competition
     test = write_csv(tmp_path / "test.csv", unscored)
     lines = predicted(model, tmp_path / "p", *KIND, "--data.path", test)
