@@ -159,6 +159,9 @@ def list_(folder: str = "runs", *, json: bool = False) -> None:
         folder: with runs, finished or not.
         json: a list of objects in place of the table.
     """
+    if folder in ("methods", "tasks", "recipes") and not Path(folder).is_dir():
+        advice = "`fit --help` names the methods, `--help` the recipes and their tasks"
+        raise UserError(f"list: '{folder}' was removed in version 0.3; {advice}")
     runs, _ = read_results(Path(folder).expanduser(), "list")
     lines = [
         {"run": run.name, "task": run.report and run.report["task"], "method": run.label, "budget": run.budget,
