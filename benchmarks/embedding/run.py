@@ -163,7 +163,7 @@ def teach_widely(options: Any, density: float) -> None:
     """Make a cell of ``wide``; a training that was stopped continues."""
     if not common.missing(options, f"wide-{density:g}"):
         return
-    out, before = options.work / f"wide-{density:g}", options.work / f"before-{density:g}"
+    out, before = (folder / f"wide-{density:g}" for folder in (options.work, options.work / "before"))
     data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", texts_alone(options),
             "--data.max_length", 256, "--density", density)  # fmt: skip
     more = ("--distil", STEPS, "--distil_texts", wide_texts(options), "--trainer.precision", "bf16-mixed")
