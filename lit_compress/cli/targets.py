@@ -99,7 +99,7 @@ def find_target(name: str, command: str) -> Target:
         raise UserError(f"{command}: no folder '{name}'; give a run folder, an export or a model")
     if (given / "config.yaml").is_file():
         if not (given / "export").is_dir():
-            raise UserError(f"{what} has no export yet; finish it with fit --ckpt_path last")
+            raise UserError(f"{what} has no export yet; repeat its command, with --ckpt_path last if it is fit")
         return Target(what, given / "export", Run(given).config())
     if is_export(given):
         config = read_json(command, given / "report.json", dict).get("config")

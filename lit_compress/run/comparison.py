@@ -37,7 +37,7 @@ class Entry:
     """A method of a comparison, with its options.
 
     Attributes:
-        method: class, or its import path; None: the label up to a comma.
+        method: class, or its import path; by default the label up to a comma.
         train: False: nothing is trained after the teacher; the method's untrained result is measured.
         options: of ``fit``, by name.
         split: its stages' shares of the training steps; without it all stages get the same.
