@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -159,7 +159,9 @@ def compared(label: str = "") -> list[object]:
     return [word for key, value in options.items() for word in (f"--{key}", str(value).lower())]
 
 
-def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) -> tuple[Any, dict[str, Any]]:
+def distilled(
+    cli: Any, dense: Any, model: Path, recovery: Any, losses: dict[str, float] | None = None, **changed: Any
+) -> tuple[Any, dict[str, Any]]:
     """Return the model in a folder after its distillation, as ``factorize --distil`` does it, and facts about that.
 
     Args:
@@ -167,6 +169,7 @@ def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) 
         dense: the teacher.
         model: folder of the compressed model.
         recovery: steps, texts and learning rate.
+        losses: settings of the distillation in place of the usual ones.
         **changed: arguments of the Trainer.
     """
     from lit_compress.models.storage import load_net
@@ -174,7 +177,7 @@ def distilled(cli: Any, dense: Any, model: Path, recovery: Any, **changed: Any) 
     from lit_compress.run.folder import Run
 
     job = cli.build().at()
-    job.method.given["distillation"] = LOSSES
+    job.method.given["distillation"] = replace(LOSSES, **(losses or {}))
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
         run.dense = dense

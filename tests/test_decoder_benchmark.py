@@ -77,6 +77,10 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert (told["steps"], told["batch"], told["precision"], distilled["mixed"]) == (4, 2, "bf16-mixed", 99)
     assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
     assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--temperature", "1"])
+    run.main()
+    colder = json.loads((tmp_path / "results" / "structures-0.8-distilled-at-1.json").read_text())
+    assert colder["losses"] != distilled["losses"]
 
     program = made["structures-0.8"] | {"of": "structures-0.8", "way": "round", "bytes": 9_600_000}
     stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program], "decoder/serve": []}
@@ -84,7 +88,7 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     _, rows, origin, _, programs, _ = tables.sections()
     assert "| 9.6 | K-FAC heads and neurons, uniform | 0.8 | int4, 32, rounded | " in programs
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
-    assert len(shown) == 12 and all(len(line) == 10 and all(line) for line in shown)
+    assert len(shown) == 13 and all(len(line) == 10 and all(line) for line in shown)
     assert "benchmarks.decoder.run" in origin
 
 

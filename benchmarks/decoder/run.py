@@ -1,7 +1,7 @@
 """SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
 
     python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
-        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300] [--results DIR]
+        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300 [--temperature 1]] [--results DIR]
 
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
@@ -10,12 +10,12 @@ blocks are chosen on 8 of the texts. Statistics that do not depend on the densit
 ``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``). With
 ``--mixed`` it reads so many blocks of WikiText-2's validation split and of as many letters of CNN/DailyMail's.
 ``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
-mixed precision (``factorize --distil``). ``reduce`` and ``nearest`` are heads and neurons by other estimates of the
-Fisher information than K-FAC's; second_order/estimates.py says which.
+mixed precision (``factorize --distil``); ``--temperature`` is that of both distributions. ``reduce`` and ``nearest``
+are heads and neurons by other estimates of the Fisher information than K-FAC's; second_order/estimates.py says which.
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
-machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled].json; existing ones are
-kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
+machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled | -distilled-at-1].json;
+existing ones are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ STUDY = "decoder"
 TASK, LENGTH, CALIBRATED, MEASURED = "plain_text", 256, 64, 24
 DENSITIES = (0.8, 0.6, 0.9)
 STEPS = 100
+TEMPERATURE = 2.0  # of ``factorize --distil``
 OF_A_STEP, RATE = 2, 1e-4  # of distillation: texts of a step; 3e-4 was worse on held-out blocks after 60 steps
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
 METHODS: dict[str, list[object]] = {
@@ -168,8 +169,9 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     parts, start = cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
     recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
-    net, told = common.distilled(cli, dense, model, recovery, precision="bf16-mixed")
-    return net.eval(), {"distilled": told, "distil_seconds": time.process_time() - start}
+    losses = {"temperature": options.temperature}
+    net, told = common.distilled(cli, dense, model, recovery, losses, precision="bf16-mixed")
+    return net.eval(), {"distilled": told | losses, "distil_seconds": time.process_time() - start}
 
 
 def make(options: Any, method: str, densities: Sequence[float], steps: int) -> None:
@@ -218,7 +220,8 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
 
 def ending(options: Any) -> str:
     """Return the end of the name of a refined row."""
-    return "distilled" if options.distil else "mixed" if options.mixed else "refined"
+    hotter = "" if options.temperature == TEMPERATURE else f"-at-{options.temperature:g}"
+    return f"distilled{hotter}" if options.distil else "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
@@ -248,6 +251,7 @@ def main() -> None:
     parser.add_argument("--refine", nargs="+", type=int, default=(0, STEPS), help="steps; 0: without")
     parser.add_argument("--mixed", type=int, default=0, help="refine on so many blocks of both kinds of texts")
     parser.add_argument("--distil", type=int, default=0, help="steps, of the rows that --mixed has made")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of both distributions of --distil")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None

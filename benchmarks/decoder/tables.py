@@ -27,7 +27,8 @@ NAMES = {
     "layers": "whole blocks, by measured loss",
 }
 REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
-              "both kinds, distilled": ", refined on both kinds and distilled"}  # fmt: skip  # cell -> end of a name
+              "both kinds, distilled": ", refined on both kinds and distilled",
+              "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1"}  # fmt: skip  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
@@ -53,6 +54,7 @@ REFINED = (
     "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: the calibration's."
     "\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
     "\n  *distilled*: then the whole model, on all texts of both kinds, two a step in bf16-mixed (`--distil 300 --distil_rate 1e-4`)."
+    "\n  *at 1*: at a temperature of 1 in place of 2 (`--model.distillation.temperature 1`)."
 )
 PROGRAMS = """## With integers
 
@@ -230,7 +232,9 @@ def _texts(result: dict[str, Any]) -> str:
     if "refined" not in result:
         return "no"
     on = "both kinds" if result.get("mixed") else "same texts"
-    return f"{on}, distilled" if "distilled" in result else on
+    if "distilled" not in result:
+        return on
+    return f"{on}, distilled" + " at 1" * (result["distilled"].get("temperature", 2) == 1)
 
 
 def _row(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:
