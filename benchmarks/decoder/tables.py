@@ -25,6 +25,7 @@ NAMES = {
     "llm_pruner": "LLM-Pruner",
     "slicegpt": "SliceGPT",
     "layers": "whole blocks, by measured loss",
+    "sublayers": "attentions and feed-forward networks, by measured loss",
 }
 REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
               "both kinds, distilled": ", refined on both kinds and distilled",

@@ -72,12 +72,10 @@ _BERT = Architecture(
 _LLAMA = Architecture(
     stacks={"decoder": Stack("layers.*", ("embed_tokens",), norm="norm")},
     sublayers=(
-        SubLayerSpec("attention", _under("self_attn", {f"{name}_proj": role for name, role in _QKVO.items()}),
-                     "input_layernorm"),
-        SubLayerSpec("ffn", _under("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
-                     "post_attention_layernorm"),
+        _whole("self_attn", {f"{name}_proj": role for name, role in _QKVO.items()}, "input_layernorm"),
+        _whole("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}, "post_attention_layernorm", "ffn"),
     ),
-    pre_norm=True, rms=True, rotary=True, removes_heads=True,
+    pre_norm=True, rms=True, rotary=True, removes_heads=True, cached=True, gated=False,
     heads_fields=("num_attention_heads", "num_key_value_heads"),
 )  # fmt: skip
 
@@ -96,7 +94,7 @@ _GPT_NEOX = Architecture(
 _GEMMA = replace(
     _LLAMA,
     stacks={"decoder": Stack("layers.*", ("embed_tokens",))},
-    sublayers=tuple(replace(spec, norm=None) for spec in _LLAMA.sublayers),
+    sublayers=tuple(replace(spec, norm=None, when_removed=None) for spec in _LLAMA.sublayers),
     keeps_basis="norms are before and after every sub-layer",
     activation="hidden_activation",
 )

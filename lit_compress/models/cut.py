@@ -90,7 +90,7 @@ def cut_units(net: Model, kept: Mapping[str, Tensor], whole: bool = False) -> No
     ``kept`` is name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
     head of keys and values with its queries. Other sub-layers, and models that share parameters, stay as they are.
     """
-    for part in sublayers(net, removable=whole) if kept else ():
+    for part in sublayers(net, removable=whole, gated=False) if kept else ():
         if part.last in kept:
             if whole and not kept[part.last].any():
                 _take_out(net, part, constant=True)
@@ -102,7 +102,7 @@ def cut_units(net: Model, kept: Mapping[str, Tensor], whole: bool = False) -> No
 
 def _renumber(net: Model) -> None:
     """Number the attentions that are left, as the key-value cache of generation counts them."""
-    cached = [(part, is_removed(net, part)) for part in sublayers(net) if part.cached]
+    cached = [(part, is_removed(net, part)) for part in sublayers(net, gated=False) if part.cached]
     left = [part for part, removed in cached if not removed]
     for number, part in enumerate(left if len(left) < len(cached) else ()):
         set_attributes(net.get_submodule(part.module), {"layer_idx": number})

@@ -123,6 +123,7 @@ class Architecture:
             of relative positions: it knows which it has.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
+        gated: False if sub-layers can be removed, but neither they nor their heads and neurons can have gates.
         neurons_field: the configuration's name of the number of neurons, for all blocks of a stack (``{stack}``).
         heads_fields: its names of the numbers of heads of queries and of keys, if it has the width of a head
             (``head_dim``) apart from the others. Empty: heads are as many as the width of hidden states says.
@@ -146,6 +147,7 @@ class Architecture:
     shares_bias: type[SomeHeads] | None = None
     cuts_stream: bool = False
     cached: bool = False
+    gated: bool = True
     neurons_field: str | None = "intermediate_size"
     heads_fields: tuple[str, ...] = ()
 
@@ -157,6 +159,11 @@ class Architecture:
     @property
     def has_removable_sublayers(self) -> bool:
         """Whether sub-layers can be gated and removed."""
+        return self.gated and self.removes_sublayers
+
+    @property
+    def removes_sublayers(self) -> bool:
+        """Whether sub-layers can be removed."""
         return bool(self.sublayers) and all(spec.when_removed is not None for spec in self.sublayers)
 
     @property

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from torch import nn
@@ -246,28 +247,34 @@ def embedding_params(net: Model) -> list[nn.Parameter]:
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
 
 
-def get_removable(net: Model) -> Architecture:
-    """Return the record of ``net``; a UserError if its sub-layers cannot be removed."""
+def get_removable(net: Model, gated: bool = True) -> Architecture:
+    """Return the record of ``net``; a UserError if its sub-layers cannot be ``gated``, or cannot be removed."""
     architecture, name = get_architecture(net), net.config.model_type
-    if not architecture.has_removable_sublayers:
-        able = families_with(lambda other: other.has_removable_sublayers)
+    capability, done = ("has_removable_sublayers", "gated") if gated else ("removes_sublayers", "removed")
+    if not getattr(architecture, capability):
+        able = families_with(attrgetter(capability))
         why = " (one block runs in all layers, so they have one shape)" if architecture.repeated else ""
-        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated{why}; those of {able} can")
+        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be {done}{why}; those of {able} can")
     if not getattr(net.config, "do_layer_norm_before", True):
         raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
+    if architecture.cached and len(types := set(getattr(net.config, "layer_types", None) or ())) > 1:
+        raise UserError(
+            f"model.backbone: sub-layers of this '{name}' cannot be removed: its blocks attend in different ways "
+            f"({', '.join(sorted(types))}), which the cache counts; nearest: a model whose blocks attend alike"
+        )
     return architecture
 
 
-def sublayers(net: Model, removable: bool = True) -> list[SubLayer]:
+def sublayers(net: Model, removable: bool = True, gated: bool = True) -> list[SubLayer]:
     """Return attentions and feed-forward networks of ``net`` in forward order, those already removed included.
 
     ``removable`` is whether they will be removed as a whole. False: heads and neurons of them at most, in any family;
-    then those already removed are left out.
+    then those already removed are left out. ``gated`` is whether removable ones may have gates or lose units before.
 
     Raises:
         UserError: sub-layers of its architecture cannot be removed, and shall be.
     """
-    architecture = get_removable(net) if removable else get_architecture(net)
+    architecture = get_removable(net, gated) if removable else get_architecture(net)
     keys = getattr(net.config, "num_key_value_heads", None)
     parts = []
     for number, (stack, _, block, module) in enumerate(blocks(net)):

@@ -162,6 +162,8 @@ class Refinement:
 
     def _train(self, number: int, block: nn.Module) -> None:
         parameters = [value for value in block.parameters() if value.is_floating_point()]
+        if not parameters:  # both of its sub-layers were removed
+            return
         optimizer = torch.optim.AdamW(rates(parameters, RATE), weight_decay=0.0)
         peaks = [group["lr"] for group in optimizer.param_groups]
         warmup, generator = math.ceil(WARMUP * self.steps), torch.Generator().manual_seed(number)

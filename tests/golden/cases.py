@@ -84,6 +84,8 @@ IN_MEMORY = {
     "qwen3 sliced": [*SLICED, "--budget", "params=30K"],
     "modernbert fewer": [*FEWER, *HALF],
     "llama fewer": [*FEWER, "--budget", "params=25K"],
+    "llama sublayers": [*FEWER, *HALF, "--model.prune.parts", "sublayers"],
+    "bert sublayers": [*FEWER, "--budget", "params=25K", "--model.prune.parts", "sublayers"],
 }
 
 

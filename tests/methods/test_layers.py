@@ -1,21 +1,38 @@
-"""Layers: the choice of blocks by naive loops, the divergence without a block, every family, what is refused."""
+"""Layers: the choice of blocks and sub-layers by naive loops, divergences, every family, what is refused."""
 
 import copy
 import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 from helpers import logits
-from tiny import ALL, make_batch, make_net
+from tiny import ALL, DECODERS, make_batch, make_net
 from transformers import AutoConfig
 
 from lit_compress.export.modelling import ordinary_net
 from lit_compress.methods import Layers
-from lit_compress.methods.layers import BlockLosses, KeptBlocks, divergences, evenly_spaced
+from lit_compress.methods.layers import (
+    GROUP,
+    BlockLosses,
+    KeptBlocks,
+    SubLayerLosses,
+    divergences,
+    evenly_spaced,
+    flags_of,
+    kept_sublayers,
+    remove_others,
+)
+from lit_compress.models.accounting import stored_density
 from lit_compress.models.shorten import holds_first, stack_lengths
+from lit_compress.models.sites import sublayers
+from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.fields import check_effects
 
 FOUR = {
     "distilbert": {"n_layers": 4}, "gpt2": {"n_layer": 4}, "bart": {"encoder_layers": 4, "decoder_layers": 4},
@@ -72,6 +89,75 @@ def test_the_greedy_choice_removes_the_block_that_is_missed_the_least(monkeypatc
     cost["a", 1], cost["a", 0] = 5.0, 0.5
     assert chosen(2, 2, first=True) == ({"a": [0, 1], "b": [0, 1]}, 4.0)
     assert chosen(3, 2) == ({"a": [0, 1, 2], "b": [0, 1]}, 0.0)
+
+
+def exhaustive(search, net, loss):
+    """What is left if every remaining part is tried again after every removal, and how many were."""
+    kept, before, tried = search.begin(net), 0.0, 0
+    while choices := search.choices(net, kept):
+        losses = {part: loss(without) for part, (without, _) in choices.items()}
+        best = min(choices, key=lambda part: (losses[part] - before) / choices[part][1])
+        kept, before, tried = choices[best][0], losses[best], tried + len(choices)
+    return kept, before, tried
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_lazy_choice_is_the_exhaustive_one_if_no_rise_falls(seed, monkeypatch):
+    """Parts of two weights, and pairs that are missed more together."""
+    draw, tried = random.Random(seed), []
+    own = [draw.random() for _ in range(16)]
+    pairs = [[draw.random() ** 4 for _ in range(16)] for _ in range(16)]
+
+    class Parts(BlockLosses):
+        def begin(self, net):
+            return {"a": list(range(16))}
+
+        def choices(self, net, kept):
+            return {i: ({"a": [j for j in kept["a"] if j != i]}, 1 + i % 2) for i in kept["a"] if len(kept["a"]) > 6}
+
+    def loss(kept):
+        gone = [i for i in range(16) if i not in kept["a"]]
+        return sum(own[i] for i in gone) + sum(pairs[i][j] for i, j in itertools.combinations(gone, 2))
+
+    monkeypatch.setattr(
+        "lit_compress.methods.layers.divergences",
+        lambda _, choices, *__: tried.append(len(choices)) or [loss(kept) for kept in choices],
+    )
+    kept, before, all_tried = exhaustive(Parts({}), None, loss)
+    assert Parts({}).answer(None, None, None, None) == kept | {"loss": before}
+    assert tried[0] == 16 and max(tried[1:]) == GROUP and sum(tried) < 0.6 * all_tried
+
+
+@pytest.mark.parametrize(
+    ("family", "search"), [("llama", BlockLosses({"model.layers": 3})), ("bart", SubLayerLosses(0.6))]
+)
+def test_a_tiny_model_loses_the_same_parts_with_fewer_trials_and_in_several_processes(family, search, monkeypatch):
+    depth = {"encoder_layers": 3, "decoder_layers": 3} if family == "bart" else {"num_hidden_layers": 8}
+    net = four_blocks(family, **depth | {"initializer_range": 0.3}).double()
+    kind, batches, tried = task_type("classification"), [make_batch(seed=seed) for seed in (1, 2)], []
+
+    def counted(*given):
+        tried.append(len(given[1]))
+        return divergences(*given)
+
+    kept, loss, all_tried = exhaustive(search, net, lambda kept: divergences(net, [kept], batches, kind)[0])
+    monkeypatch.setattr("lit_compress.methods.layers.divergences", counted)
+    assert search.answer(net, batches, kind, None) == kept | {"loss": pytest.approx(loss, rel=1e-9)}
+    assert sum(tried) < all_tried
+    barrier, totals = Barrier(2), {}
+
+    def process(rank):
+        def reduce(total):
+            totals[rank] = total.clone()
+            barrier.wait()
+            total.copy_(totals[0] + totals[1])
+            barrier.wait()
+
+        return search.answer(copy.deepcopy(net), batches[rank : rank + 1], kind, reduce)
+
+    with ThreadPoolExecutor() as pool:
+        one, other = pool.map(process, range(2))
+    assert one == other == kept | {"loss": pytest.approx(loss, rel=1e-5)}
 
 
 def naive(net, kept):
@@ -162,6 +248,49 @@ def test_a_candidate_runs_only_the_blocks_behind_it(monkeypatch):
     assert divergences(net, [kept], batches, kind) == [loss]
 
 
+def constant(net, kept):
+    """A copy of the model, in which sub-layers give their last bias alone."""
+    small = copy.deepcopy(net)
+    for part, flag in zip(sublayers(net, gated=False), flags_of(kept), strict=True):
+        if not flag:
+            small.get_submodule(part.last).register_forward_pre_hook(lambda _, args: (args[0] * 0,))
+    return small
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith(("gemma", "opt-350m", "qwen3-s"))])
+def test_sublayers_of_every_family_are_removed(name, tmp_path):
+    net = four_blocks(name, initializer_range=0.1)
+    method = layers(0.6, choice="measured", parts="sublayers")
+    method.check(net)
+    dense, batches, kind = copy.deepcopy(net), [make_batch()], task_type("classification")
+    kept = SubLayerLosses(0.6).answer(net, batches, kind, None)
+    loss = kept.pop("loss")
+    assert torch.equal(logits(net), logits(dense)) and not all(flags_of(kept))
+    [again] = divergences(dense, [kept], batches, kind, None, SubLayerLosses(0.6).begin(net))
+    assert again == pytest.approx(loss, abs=1e-6)
+    method.fill(net, method.plan(net, {path: torch.tensor(flags) for path, flags in kept.items()}))
+    assert torch.allclose(logits(net), logits(constant(dense, kept)), atol=1e-5)
+    assert method.kept == kept and method.behind is None and 0.4 < method.density_left(net) <= 0.6
+    save_net(net, tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(net))
+    assert 0.6 <= stored_density(layers(0.6, choice="measured", parts="sublayers").stages()[-1].outline(dense)) < 0.7
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", *(name for name in DECODERS if not name.startswith("gemma"))])
+def test_a_decoder_with_one_self_attention_writes_the_same_with_a_cache(family):
+    net = make_net(family, "xsum" if family in ("bart", "t5") else "plain_text", initializer_range=0.2).eval()
+    parts = sublayers(net, gated=False)
+    last = max(i for i, part in enumerate(parts) if part.cached)
+    kept = kept_sublayers(net, [not part.cached or i == last for i, part in enumerate(parts)])
+    assert last not in SubLayerLosses(0.1).choices(net, kept)
+    dense, ids = copy.deepcopy(net), make_batch()["input_ids"][:1]
+    remove_others(net, kept)
+    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    written = net.generate(ids, **asked)
+    assert torch.equal(written, net.generate(ids, use_cache=False, **asked))
+    assert torch.equal(written, constant(dense, kept).generate(ids, use_cache=False, **asked))
+
+
 def test_hidden_states_learn_from_evenly_spaced_ones():
     """State j of the k + 1 from state round(j n / k), halves to even."""
     method, teacher = layers(blocks=4), [torch.randn(2, 3, 4) for _ in range(7)]
@@ -186,11 +315,14 @@ def test_the_density_is_the_largest_number_of_blocks_that_fits():
         (layers(blocks=7), "bert", "model.blocks: 7 is more than the 2 blocks .* nearest valid value 2"),
         (layers(0.1), "bert", "model.density: 0.1 keeps none of 2 blocks; nearest valid value 0.5"),
         (layers(0.5), "albert", "model.backbone: blocks of 'albert' cannot be removed .one block runs"),
+        (layers(0.1, parts="sublayers"), "bert", "model.density: 0.1 keeps none of 4 sub-layers; .* valid value 0.25"),
+        (layers(0.5, parts="sublayers"), "gemma2", "model.backbone: sub-layers of 'gemma2' cannot be removed; those"),
+        (layers(0.5, parts="sublayers"), "qwen3-sliding", "of this 'qwen3' cannot be removed: its blocks attend in"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(method, family, text):
     with pytest.raises(UserError, match=text):
-        method.check(make_net(family))
+        method.check(make_net(ALL[family][0], **ALL[family][1]))
 
 
 @pytest.mark.parametrize(
@@ -204,3 +336,8 @@ def test_what_cannot_be_is_refused_in_one_line(method, family, text):
 def test_two_sizes_are_refused(options, text):
     with pytest.raises(UserError, match=text):
         Layers(**options)
+
+
+def test_a_number_of_blocks_does_not_say_how_many_sublayers_are_kept():
+    with pytest.raises(UserError, match=r"model\.blocks: 2 has no effect with model\.prune\.parts sublayers; leave it"):
+        check_effects(layers(blocks=2, choice="measured", parts="sublayers"))

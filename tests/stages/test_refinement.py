@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.methods import Layers
+from lit_compress.methods.layers import kept_sublayers, remove_others
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
 from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors
@@ -96,6 +97,14 @@ def test_a_block_that_gains_nothing_stays_as_it_was(tmp_path):
     assert told["tokens"] == sum(int(rows["attention_mask"].sum()) for rows in parts)
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), small.parameters(), strict=True))
     assert all(value.requires_grad for value in small.parameters()) and small.config.use_cache == net.config.use_cache
+
+
+def test_a_block_without_sublayers_has_nothing_to_learn(tmp_path):
+    net = make_net("llama", "sst2", initializer_range=0.2).eval()
+    small, parts = copy.deepcopy(net), calibration_parts(KIND, batches(2), None)
+    remove_others(small, kept_sublayers(net, [False, False, True, True]))
+    told = refine_net(net, small, KIND, parts, 3, tmp_path, torch.device("cpu"))
+    assert told["after"][0] == told["before"][0] > 0 and told["after"][1] < told["before"][1]
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

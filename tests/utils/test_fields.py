@@ -9,8 +9,9 @@ from typing import ClassVar
 import pytest
 
 from lit_compress import methods
-from lit_compress.methods import FWSVD, SVD, SecondOrder
+from lit_compress.methods import FWSVD, SVD, Layers, SecondOrder
 from lit_compress.methods.base import Distillation
+from lit_compress.methods.layers import KeptBlocks
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.stages.lora import LoRA, Retraining
 from lit_compress.stages.weighting import Weighted
@@ -61,6 +62,9 @@ def test_a_constructor_of_its_own_is_refused():
         (SecondOrder, {"allocation": "uniform", "retrain": KroneckerWeighted(removes="structures")},
          "model.allocation: uniform has no effect with model.retrain.removes structures; leave it out, or give "
          "model.retrain.removes components"),
+        (Layers, {"prune": KeptBlocks(parts="sublayers")},
+         "model.prune.parts: sublayers has no effect with model.prune.choice even; leave it out, or give "
+         "model.prune.choice measured"),
     ],
 )  # fmt: skip
 def test_a_changed_option_that_is_not_read_is_refused(method, settings, line):
