@@ -44,6 +44,7 @@ STEPS = 100
 TEMPERATURE = 2.0  # of ``factorize --distil``
 OF_A_STEP, RATE = 2, 1e-4  # of distillation: texts of a step; 3e-4 was worse on held-out blocks after 60 steps
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
+MEASURED_LAYERS = ("Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8)
 METHODS: dict[str, list[object]] = {
     "structures": [*STRUCTURES],
     "even": [*STRUCTURES, "--model.round_to", 32],
@@ -54,10 +55,8 @@ METHODS: dict[str, list[object]] = {
     "svd": ["SVD"],
     "llm_pruner": ["LLMPruner", "--model.prune.keep_first", 4, "--model.prune.keep_last", 2],  # as in the paper
     "slicegpt": ["SliceGPT"],
-    "layers": ["Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8],
-    "sublayers": [
-        "Layers", "--model.prune.choice", "measured", "--model.prune.parts", "sublayers", "--model.prune.examples", 8
-    ],
+    "layers": [*MEASURED_LAYERS],
+    "sublayers": [*MEASURED_LAYERS, "--model.prune.parts", "sublayers"],
 }
 ESTIMATES = ("reduce", "nearest")
 ONE_MEASUREMENT = ("structures", "even", "components", *ESTIMATES)  # it serves all densities

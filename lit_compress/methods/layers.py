@@ -2,14 +2,15 @@
 
 Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh, Debut, Chaumond, Wolf 2019,
 https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers; blocks removed one after the
-other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
+other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853). Attentions
+or networks alone are removed in "What Matters in Transformers? Not All Attention is Needed" (He, Sun, Shen, Li 2024,
+https://arxiv.org/abs/2406.15786).
 
     even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1
     measured    remove the block without which KL(model || model without it) on training rows is smallest, until k are
                 left (:class:`Losses`)
     sublayers   remove the attention or the feed-forward network without which the divergence rises the least per
-                removed weight, until ``density`` of the weights are left: "What Matters in Transformers? Not All
-                Attention is Needed" (He, Sun, Shen, Li 2024, https://arxiv.org/abs/2406.15786)
+                removed weight, until ``density`` of the weights are left
     training    as in every method: labels, logits and hidden states of the dense model; state j of the k + 1 hidden
                 states learns from the teacher's state round(j n / k)
 
@@ -18,7 +19,7 @@ The stages are dense -> prune. The export of fewer blocks is an ordinary model: 
 Deviations:
     - ShortGPT ranks blocks once, by the cosine of their inputs and outputs, and He et al. attentions or networks. Here
       the loss of the whole model decides, again after every removal, and attentions compete with networks.
-    - A sub-layer still adds its last bias, and a norm after it stays (BERT, BART): without both, the last hidden states
+    - A sub-layer still adds its last bias, and a norm after it stays (BERT, BART). Without both, the last hidden states
       of MiniLM were 1.2 to 4.4 times as far from the dense ones. A block that loses all its sub-layers stays. A decoder
       keeps one self-attention, by which its cache counts.
     - The first block stays if it alone has something that the others need: T5's table of positions, ModernBERT's
@@ -241,10 +242,10 @@ def remove_others(net: Model, kept: Kept) -> None:
 class Losses(OfModel):
     """Removes part after part of a model: each time the one without which the divergence rises the least per weight.
 
-    The search is lazy (Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set functions"): it takes
-    the last rise of a part as the least that it can have once more parts are removed. Parts are measured again in the
-    order of their last rises, until the smallest new one is no larger than the next old one. So it may miss a part
-    whose rise has fallen since. All processes have the same sums, and so measure the same parts.
+    The search is lazy (Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set functions"). It
+    assumes that the rise of a part is never below its last one, once more parts are removed. Parts are measured again
+    in the order of their last rises, until the smallest new one is no larger than the next old one. So it may miss a
+    part whose rise has fallen since. All processes have the same sums, and so measure the same parts.
     """
 
     def begin(self, net: Model) -> Kept:
