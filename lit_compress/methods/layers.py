@@ -33,7 +33,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import floor, inf
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -54,7 +54,7 @@ from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 
 DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
-GROUP = 4  # parts that are measured again together: one run of the dense model and one of the base serve them all
+GROUP = 5  # parts that are measured again together: one run of the dense model and one of the base serve them all
 # name of a list of blocks -> numbers of the kept blocks, rising; or for every block whether each sub-layer is kept
 Kept = dict[str, list[Any]]
 Outputs = dict[tuple[str, int], Any]  # of a block, by the name of its list and its number
@@ -244,7 +244,8 @@ class Losses(OfModel):
 
     The search is lazy (Minoux 1978, "Accelerated greedy algorithms for maximizing submodular set functions"). It
     assumes that the rise of a part is never below its last one, once more parts are removed. Parts are measured again
-    in the order of their last rises, until the smallest new one is no larger than the next old one. So it may miss a
+    in the order of their last rises, until the smallest new one is no larger than the next old one. The parts before
+    and behind the last removed one come first: in SmolLM2 their rises fell the most, by up to a third. So it may miss a
     part whose rise has fallen since. All processes have the same sums, and so measure the same parts.
     """
 
@@ -268,7 +269,9 @@ class Losses(OfModel):
                 for part, value in zip(group, values, strict=True):
                     losses[part], rises[part] = value, (value - loss) / choices[part][1]
             best = min(losses, key=lambda part: rises[part])
-            kept, loss = choices[best][0], losses[best]
+            kept, loss, order = choices[best][0], losses[best], [*choices]
+            place = order.index(best)
+            rises |= dict.fromkeys(order[max(0, place - 1) : place + 2], -inf)
         return kept | {"loss": loss}
 
 
