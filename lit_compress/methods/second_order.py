@@ -43,10 +43,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Ranked
+from lit_compress.methods.layers import KeptBlocks, Layers
 from lit_compress.stages.base import Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
+from lit_compress.utils.errors import UserError
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
 # more than 176 (benchmarks/second_order/findings.md); on a GPU multiples of 64 (benchmarks/device/findings.md)
@@ -58,7 +60,8 @@ class KroneckerWeighted(Weighted):
     """How the factorization is weighted, and how the factorized model is trained.
 
     Args:
-        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model.
+        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model. With
+            this default whole blocks learn at that of Layers.
     """
 
     learning_rate: float = 3e-4
@@ -79,8 +82,7 @@ class SecondOrder(Ranked):
         if self._fast and self.retrain.weighting in KRONECKER and self.retrain.removes is None:
             self.retrain = replace(self.retrain, removes="auto")  # the best kind, if only a speed-up is asked for
         if self._fast and self.round_to is None and self.retrain.removal != "components":
-            on_cuda = self.budget is not None and self.budget.runtime == "cuda"
-            self.rule = replace(rule, round_to=FAST_ON_CUDA if on_cuda else FAST)
+            self.rule = replace(rule, round_to=FAST_ON_CUDA if self._on_cuda else FAST)
 
     @property
     def _fast(self) -> bool:
@@ -88,11 +90,25 @@ class SecondOrder(Ranked):
         return self.budget is not None and self.budget.kind == "speedup"
 
     @property
+    def _on_cuda(self) -> bool:
+        """Whether the speed-up of the budget is on a GPU, where narrower matrices gain little in small batches."""
+        return self.budget is not None and self.budget.runtime == "cuda"
+
+    @property
     def kinds(self) -> tuple[Removes, ...]:
         """The kinds of removal to try: all of ``auto``, or one, whose density for a speed-up is found so."""
         one = self._fast and self.retrain.weighting in KRONECKER
-        return self.retrain.kinds or (self.retrain.removal,) * one
+        blocks: tuple[Removes, ...] = ("blocks",) if self._on_cuda else ()
+        return self.retrain.kinds + blocks if self.retrain.kinds else (self.retrain.removal,) * one
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
+        if self.retrain.removal == "blocks":
+            if not self.rule.by_density:
+                raise UserError("retrain.removes: 'blocks' needs a density; give model.density")
+            same = {name: self.given[name] for name in ("task", "backbone", "budget") if name in self.given}
+            blocks = Layers(density=self.density, prune=(prune := KeptBlocks(choice="measured")), **same)
+            usual = self.retrain.learning_rate == KroneckerWeighted.learning_rate
+            rate = prune.learning_rate if usual else self.retrain.learning_rate
+            return [CompressedStage("retrain", replace(self.retrain, learning_rate=rate), blocks)]
         return [CompressedStage("retrain", self.retrain, weighted(self.retrain, self.rule))]

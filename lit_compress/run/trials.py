@@ -1,4 +1,4 @@
-"""Choosing the kind of removal for SecondOrder by trials: heads and neurons, or components.
+"""Choosing the kind of removal for SecondOrder by trials: heads and neurons, components, or whole blocks.
 
 The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
 seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
@@ -96,7 +96,8 @@ def _try(
     method, data, device = job.method, job.data, current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
-        measured = measure(dense, _stage(job.at(LARGE), dense).compression, method.task, data, device)
+        if removes != "blocks":  # whose choice is of one density, and which are equally fast
+            measured = measure(dense, _stage(job.at(LARGE), dense).compression, method.task, data, device)
 
         def left(density: float) -> Model:
             shapes = _stage(job.at(density), dense).outline(copy.deepcopy(job.dense), measured)

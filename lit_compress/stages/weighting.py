@@ -23,7 +23,7 @@ from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
 
-Removes = Literal["auto", "structures", "components"]
+Removes = Literal["auto", "structures", "components", "blocks"]
 KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
 Weighting = Literal["none", "fisher", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
@@ -47,8 +47,9 @@ class Weighted(Retraining):
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
             sub-layers without any, which leaves ordinary narrower matrices; or ``auto``, the one of the two after which
-            the answers on held-out training rows differ least from the dense model's. None = auto for SecondOrder with
-            a budget of a speed-up, else components.
+            the answers on held-out training rows differ least from the dense model's. SecondOrder has ``blocks``, too,
+            chosen as by Layers; ``auto`` tries them for a speed-up on CUDA. None = auto for SecondOrder with a budget
+            of a speed-up, else components.
     """
 
     weighting: Weighting = "fisher"

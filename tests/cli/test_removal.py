@@ -11,6 +11,7 @@ from lit_compress.__main__ import main
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import speed_asked as speed
+from lit_compress.methods import SecondOrder
 from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
 from lit_compress.run.trials import trial_line
@@ -83,6 +84,19 @@ def test_auto_at_a_density(words, tmp_path):
     tried = report_of(tmp_path / "out")["tried"]
     assert [trial["removes"] for trial in tried] == WAYS and {trial["density"] for trial in tried} == {0.4}
     assert sum(trial["chosen"] for trial in tried) == 1 and all(trial["speed"] is None for trial in tried)
+
+
+def test_on_a_gpu_whole_blocks_are_tried_and_blocks_can_be_asked_for(words, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(SecondOrder, "_on_cuda", True)
+        main([*words, "--budget", "speedup=1.9x@eager,1x8"])
+    tried = {trial["removes"]: trial for trial in report_of(tmp_path / "out")["tried"]}
+    assert list(tried) == [*WAYS, "blocks"] and 0.5 <= tried["blocks"]["density"] < 1
+    words[2] = str(tmp_path / "blocks")
+    main([*words, "--removes", "blocks", "--density", "0.5"])
+    report = report_of(tmp_path / "blocks")
+    assert len(report["calibration"]["kept"]["bert.encoder.layer"]) == 1 and "tried" not in report
+    assert report["calibration"]["estimated_loss"] == pytest.approx(tried["blocks"]["divergence"], rel=0.5)
 
 
 @pytest.mark.parametrize("family", ["llama"])

@@ -6,11 +6,12 @@ from helpers import started
 from in_memory import collect_kronecker
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import SecondOrder
+from lit_compress.methods import FWSVD, Layers, SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 
 
@@ -52,6 +53,22 @@ def test_defaults():
     assert (method.rule.density, method.rule.allocation, method.retrain.weighting) == (0.25, "global", "kfac")
     assert method.distillation.on and method.distillation.alpha_layers > 0
     assert SecondOrder(backbone="unused", rank=7).rule.rank == 7
+
+
+def test_blocks_learn_at_the_rate_of_layers_and_are_tried_on_a_gpu():
+    (stage,) = SecondOrder(backbone="x", teacher="x", density=0.5, retrain=KroneckerWeighted(removes="blocks")).stages()
+    assert isinstance(stage.compression, Layers) and stage.compression.density == 0.5
+    assert stage.settings.learning_rate == Layers.prune.learning_rate and stage.settings.removes == "blocks"
+    retrain = KroneckerWeighted(removes="blocks", learning_rate=1e-4)
+    assert SecondOrder(backbone="x", teacher="x", retrain=retrain).stages()[0].settings.learning_rate == 1e-4
+    tried = ("structures", "components")
+    assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128").kinds == (*tried, "blocks")
+    assert SecondOrder(backbone="x", budget="speedup=3x@eager,1x128").kinds == tried
+    assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128", retrain=retrain).kinds == ("blocks",)
+    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' needs a density"):
+        SecondOrder(backbone="x", rank=3, retrain=retrain).stages()
+    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder; nearest: --model Layers"):
+        FWSVD(backbone="x", density=0.5, retrain=Weighted(weighting="kfac", removes="blocks")).stages()
 
 
 def test_mistakes_are_one_line():
