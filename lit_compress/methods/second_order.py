@@ -43,8 +43,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Ranked
-from lit_compress.methods.layers import KeptBlocks, Layers
 from lit_compress.stages.base import Stage
+from lit_compress.stages.blocks import BlockRemoval, KeptBlocks
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.units import weighted
 from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
@@ -106,8 +106,8 @@ class SecondOrder(Ranked):
         if self.retrain.removal == "blocks":
             if not self.rule.by_density:
                 raise UserError("retrain.removes: 'blocks' needs a density; give model.density")
-            same = {name: self.given[name] for name in ("task", "backbone", "budget") if name in self.given}
-            blocks = Layers(density=self.density, prune=(prune := KeptBlocks(choice="measured")), **same)
+            prune = KeptBlocks(choice="measured")
+            blocks = BlockRemoval(prune, self.density, exact=self.budget is not None)
             usual = self.retrain.learning_rate == KroneckerWeighted.learning_rate
             rate = prune.learning_rate if usual else self.retrain.learning_rate
             return [CompressedStage("retrain", replace(self.retrain, learning_rate=rate), blocks)]
