@@ -18,7 +18,7 @@ from mistakes import fails, predicted, rewrite
 from tiny import make_batch, make_inputs, make_net
 
 from lit_compress.__main__ import main
-from lit_compress.methods.layers import BlockLosses
+from lit_compress.stages.blocks import BlockLosses
 from lit_compress.methods.slicegpt import Axes
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shorten import stack_lengths

@@ -11,6 +11,7 @@ from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 
@@ -57,7 +58,7 @@ def test_defaults():
 
 def test_blocks_learn_at_the_rate_of_layers_and_are_tried_on_a_gpu():
     (stage,) = SecondOrder(backbone="x", teacher="x", density=0.5, retrain=KroneckerWeighted(removes="blocks")).stages()
-    assert isinstance(stage.compression, Layers) and stage.compression.density == 0.5
+    assert isinstance(stage.compression, BlockRemoval) and stage.compression.density == 0.5
     assert stage.settings.learning_rate == Layers.prune.learning_rate and stage.settings.removes == "blocks"
     retrain = KroneckerWeighted(removes="blocks", learning_rate=1e-4)
     assert SecondOrder(backbone="x", teacher="x", retrain=retrain).stages()[0].settings.learning_rate == 1e-4

@@ -11,7 +11,7 @@ from torch import nn
 
 from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.methods import Layers
-from lit_compress.methods.layers import kept_sublayers, remove_others
+from lit_compress.stages.blocks import kept_sublayers, remove_others
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
 from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors

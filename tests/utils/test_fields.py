@@ -11,7 +11,7 @@ import pytest
 from lit_compress import methods
 from lit_compress.methods import FWSVD, SVD, Layers, SecondOrder
 from lit_compress.methods.base import Distillation
-from lit_compress.methods.layers import KeptBlocks
+from lit_compress.stages.blocks import KeptBlocks
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.stages.lora import LoRA, Retraining
 from lit_compress.stages.weighting import Weighted
