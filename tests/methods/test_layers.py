@@ -29,6 +29,7 @@ from lit_compress.models.accounting import stored_density
 from lit_compress.models.shorten import holds_first, stack_lengths
 from lit_compress.models.sites import sublayers
 from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import describe
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -273,6 +274,8 @@ def test_sublayers_of_every_family_are_removed(name, tmp_path):
     assert method.kept == kept and method.behind is None and 0.4 < method.density_left(net) <= 0.6
     save_net(net, tmp_path)
     assert torch.equal(logits(load_net(tmp_path)), logits(net))
+    resumed = method.rebuilt(copy.deepcopy(dense), {}, {"calibration": {"kept": kept}})
+    assert describe(resumed) == describe(net)
     assert 0.6 <= stored_density(layers(0.6, choice="measured", parts="sublayers").stages()[-1].outline(dense)) < 0.7
 
 
