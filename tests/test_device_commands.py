@@ -18,12 +18,12 @@ from mistakes import fails, predicted, rewrite
 from tiny import make_batch, make_inputs, make_net
 
 from lit_compress.__main__ import main
-from lit_compress.stages.blocks import BlockLosses
 from lit_compress.methods.slicegpt import Axes
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shorten import stack_lengths
 from lit_compress.models.storage import load_net
 from lit_compress.run.trainer import _on_accelerator, make_trainer
+from lit_compress.stages.blocks import BlockLosses
 from lit_compress.tasks import KINDS
 from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
 from lit_compress.utils.errors import UserError

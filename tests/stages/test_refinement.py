@@ -10,10 +10,9 @@ from tiny import make_batch, make_net
 from torch import nn
 
 from lit_compress.calibration.walk import Walk, calibration_parts
-from lit_compress.methods import Layers
-from lit_compress.stages.blocks import kept_sublayers, remove_others
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
+from lit_compress.stages.blocks import BlockRemoval, KeptBlocks, kept_sublayers, remove_others
 from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
@@ -112,7 +111,7 @@ def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
     """Of four blocks the second and the third stay: they learn the states behind the second and the fourth."""
     net = make_net(family, "sst2", num_hidden_layers=4, initializer_range=0.2).eval()
     small, [path] = copy.deepcopy(net), stack_lengths(net)
-    method = Layers()
+    method = BlockRemoval(KeptBlocks(), 0.5)
     method.fill(small, {path: [1, 2]})
     assert method.behind == [2, 4]
     parts = calibration_parts(KIND, batches(), None)

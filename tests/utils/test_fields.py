@@ -11,8 +11,8 @@ import pytest
 from lit_compress import methods
 from lit_compress.methods import FWSVD, SVD, Layers, SecondOrder
 from lit_compress.methods.base import Distillation
-from lit_compress.stages.blocks import KeptBlocks
 from lit_compress.methods.second_order import KroneckerWeighted
+from lit_compress.stages.blocks import KeptBlocks
 from lit_compress.stages.lora import LoRA, Retraining
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
