@@ -64,7 +64,7 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
 
 
 @contextmanager
-def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[None]:
+def _one_line(what: str, name: str, option: str) -> Iterator[None]:
     """Turn the loaders' many errors into one line with advice."""
     try:
         yield
@@ -182,7 +182,8 @@ def load_net(
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     config, library = load_config(name, task, option, sites, trained), logging.getLogger("transformers.modeling_utils")
-    library.addFilter(_is_no_report)
+    quiet = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
+    library.addFilter(quiet)
     try:
         with _one_line("model", folder, option):
             net, info = _auto_class(kind).from_pretrained(
@@ -190,7 +191,7 @@ def load_net(
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=trusts_code(),
             )  # fmt: skip
     finally:
-        library.removeFilter(_is_no_report)
+        library.removeFilter(quiet)
     for unused in [key for key in info["missing_keys"] if key.startswith(kind.unused)]:
         net.get_parameter(unused).data.zero_()
         info["missing_keys"].remove(unused)
@@ -204,10 +205,6 @@ def load_net(
 def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> Model:
     """Load the model that ``option`` names with its head, which was trained on ``task``; see :func:`load_net`."""
     return load_net(name, task, sites, option, trained=True)
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -232,11 +229,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     if task.wants_vectors or backbone == EMBEDDED:
         return task.wants_vectors
     folder = Path(resolve(backbone, task) if is_name(backbone) else backbone).expanduser()
-    if not (folder / "config.json").is_file():
-        return False
-    what = f"model.backbone: '{backbone}'"
-    with _one_line("configuration", str(folder)):
-        return is_finetuned(what, _read_config(what, folder), task)
+    return is_finetuned(f"model.backbone: '{backbone}'", folder, task)
 
 
 def empty_net(config: PreTrainedConfig) -> Model:

@@ -140,7 +140,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     if config.num_labels != task.num_labels:  # e.g. a reranker of two classes
         mend = "give a model fine-tuned on this task" if task.labels else "--data.task custom takes the head's kind"
         raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
-    names = _labels(config)
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     if not task.labels or _plain(names) == _plain(task.labels):
         return
     given, wanted = ", ".join(names), ", ".join(task.labels)
@@ -173,18 +173,16 @@ def trained_head(folder: Path) -> tuple[str | None, list[str] | None]:
     return kind.name if kind else None, None if unnamed else names
 
 
-def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:
+def is_finetuned(what: str, folder: Path, task: Task) -> bool:
     """Return whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 
     Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count. Of a head
     with the classes in another order it warns: its answers would be exchanged.
     """
-    kind = task_type(task)
-    answers = (config.architectures or [""])[0].endswith(kind.suffix)
-    asked = kind.problem in (None, "", config.problem_type or "single_label_classification")
-    names = _labels(config)
+    kind, found = trained_head(folder)
+    names = found or []
     given, wanted = _plain(names), _plain(task.labels)
-    if not (wanted and answers and asked and sorted(given) == sorted(wanted)):
+    if not wanted or kind != task.kind or sorted(given) != sorted(wanted):
         return False
     if given != wanted:
         own = task.name == "custom"
@@ -193,10 +191,6 @@ def is_finetuned(what: str, config: PreTrainedConfig, task: Task) -> bool:
             f"its head is trained again, from exchanged answers{'; as --model.teacher too it gives the order' * own}"
         )
     return given == wanted
-
-
-def _labels(config: PreTrainedConfig) -> list[str]:
-    return [str(name) for _, name in sorted((config.id2label or {}).items())]
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:

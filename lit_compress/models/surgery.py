@@ -175,7 +175,7 @@ def factorize(
         else:
             for site, part in zip(names, left.split(heights), strict=True):
                 first, linear = "" if site == name else name, net.get_submodule(site)
-                replace(net, site, StackedLowRankLinear.from_factors(linear, part, right, first, len(names)))
+                replace(net, site, StackedLowRankLinear.in_stack(linear, part, right, first, len(names)))
     return link(net)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.layers import LowRankLinear, StackedLowRankLinear
+from lit_compress.layers import LowRankLinear
 from lit_compress.models.accounting import dense_layers, dense_sites, weights
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.run.results import front
@@ -51,7 +51,7 @@ def site_table(net: Model, before: Model | None = None) -> list[dict[str, Any]]:
     table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}
     for site in dense_sites(whole):
         module = net.get_submodule(site.name) if site.name in left else torch.nn.Identity()
-        rank = module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None
+        rank = module.rank if isinstance(module, LowRankLinear) else None
         share = sum(int(torch.count_nonzero(w)) for w in weights(module)) / dense[site.name].weight.numel()
         table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": rank, "density": share})
     return table

@@ -26,7 +26,7 @@ from lit_compress.numerics.losses import States, layer_distillation_loss
 from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.sharding import sum_over_ranks
+from lit_compress.utils.sharding import Shards, sum_over_ranks
 
 Load = Callable[[Path], Model]  # from the folder of a model
 Limits = dict[str, dict[str, Any]]  # option -> arguments of ``require``, of a class and those derived from it
@@ -221,7 +221,15 @@ class Stage(nn.Module):
         return layer_distillation_loss(student, teacher, mask, relative)
 
     def before_step(self, net: Model) -> None:
-        """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
+        """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped.
+
+        The stage's own parameters are never sharded; here their gradients are averaged over the ranks of FSDP2.
+        """
+        shards = Shards(next(net.parameters()))
+        for parameter in self.parameters() if shards.reduce is not None else ():
+            assert parameter.grad is not None
+            shards.reduce(parameter.grad)  # type: ignore[misc]
+            parameter.grad /= shards.place[1]
 
     def before_clipping(self, net: Model) -> None:
         """Copy gradients that :meth:`after_step` needs unclipped; called only where gradients are clipped."""

@@ -12,7 +12,7 @@ processes is the step that one process makes with all of their examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError, nearest, require
-from lit_compress.utils.sharding import Shards
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,8 @@ class GatedStage(Stage):
         return {name: gate.log_alpha for name, gate in self.gates.items()}
 
     def attach(self, net: Model) -> None:
-        """Find the ranks over which :meth:`before_step` averages gradients of gates; FSDP2 does not."""
+        """Keep the model, whose gates :meth:`losses` sets."""
         super().attach(net)
-        self._shards = Shards(next(net.parameters()))
         self._net = (net,)  # a tuple hides it from the state dict
 
     def param_groups(self, net: Model) -> list[dict[str, Any]]:
@@ -152,11 +150,6 @@ class GatedStage(Stage):
         log_alphas = {n: a if n in active else a.detach() for n, a in self.log_alphas.items()}
         density = self.size.density(log_alphas)
         return terms | {"size": lagrangian(density, self.target(step), self.linear, self.quadratic)}
-
-    def before_step(self, net: Model) -> None:
-        """Average the gradients of gates and multipliers over ranks where the strategy does not."""
-        super().before_step(net)
-        average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
 
     @torch.no_grad()
     def after_step(self, net: Model, step: int) -> None:
@@ -235,13 +228,3 @@ class GatedStage(Stage):
 def opened(gate: HardConcrete) -> Tensor:
     """Return the values of a gate whose units are all open."""
     return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
-
-
-def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
-    """Average gradients of parameters that FSDP2 does not shard over the ranks of ``group``, if any, in place."""
-    if group is None:
-        return
-    for parameter in parameters:
-        assert parameter.grad is not None
-        torch.distributed.all_reduce(parameter.grad, group=group)
-        parameter.grad /= group.size()

@@ -58,7 +58,7 @@ def run(stage, steps, monkeypatch, start=0, optimizer=None):
         torch.manual_seed(step)
         optimizer.zero_grad()
         sum(stage.losses(At(step), {}).values()).sum().backward()
-        stage.before_step(None)
+        stage.before_step(stage._net[0])
         optimizer.step()
         stage.after_step(None, step + 1)
         seen.append(stage.status(None, step + 1))

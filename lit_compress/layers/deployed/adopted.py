@@ -21,7 +21,6 @@ class SomeHeads(nn.Module):
 
     kind = "some_heads"
     heads: list[int]
-    attention_head_size: int
 
     @classmethod
     def adopt(cls, attention: Any, heads: list[int]) -> None:
@@ -31,7 +30,7 @@ class SomeHeads(nn.Module):
         attention.heads = heads
         attention.count_heads()
 
-    def count_heads(self) -> None:
+    def count_heads(self: Any) -> None:
         """Set the numbers that the model's own code has of its heads."""
         self.num_attention_heads, self.all_head_size = len(self.heads), len(self.heads) * self.attention_head_size
 
@@ -61,16 +60,13 @@ class SomeT5Heads(SomeHeads):
     """
 
     kind = "some_t5_heads"
-    key_value_proj_dim: int
-    compute_bias: Any
-    o: nn.Module
 
-    def count_heads(self) -> None:
+    def count_heads(self: Any) -> None:
         """Set the numbers that the model's own code has of its heads."""
         self.n_heads, self.inner_dim = len(self.heads), len(self.heads) * self.key_value_proj_dim
 
     def forward(  # type: ignore[override]
-        self,
+        self: Any,
         hidden_states: torch.Tensor,
         mask: torch.Tensor | None = None,
         key_value_states: torch.Tensor | None = None,
@@ -99,15 +95,6 @@ class StreamBlock(nn.Module):
     """
 
     kind = "stream_block"
-    self_attn: Any
-    self_attn_layer_norm: Any
-    final_layer_norm: Any
-    input_layernorm: Any
-    post_attention_layernorm: Any
-    fc1: Any
-    fc2: Any
-    activation_fn: Any
-    mlp: Any
 
     @classmethod
     def adopt(cls, block: nn.Module) -> None:
@@ -118,7 +105,7 @@ class StreamBlock(nn.Module):
         """Return the weights that count beside those of the sites: the matrices ``middle`` and ``end``."""
         return [turn.weight for turn in (getattr(self, "middle", None), getattr(self, "end", None)) if turn is not None]
 
-    def forward(self, hidden_states: torch.Tensor, **settings: Any) -> torch.Tensor:
+    def forward(self: Any, hidden_states: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Map [batch, length, width of the first basis] to [batch, length, width of the last]."""
         opt = hasattr(self, "fc1")
         norm = self.self_attn_layer_norm if opt else self.input_layernorm

@@ -115,7 +115,7 @@ class LowRankRowsLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-class StackedLowRankLinear(nn.Module):
+class StackedLowRankLinear(LowRankLinear):
     """y = left (right x) + bias, with ``right`` of another layer of the same kind, the first of the stack.
 
     The stacked matrices [W_1; W_2; ...] ~ [left_1; left_2; ...] right have k (out_1 + out_2 + ... + in) parameters. The
@@ -135,19 +135,15 @@ class StackedLowRankLinear(nn.Module):
     def __init__(
         self, in_features: int, out_features: int, rank: int, bias: bool = True, first: str = "", readers: int = 1
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.rank = in_features, out_features, rank
+        super().__init__(in_features, out_features, rank, bias)
         self.first, self.readers = first, readers
-        self.left = nn.Parameter(torch.empty(out_features, rank))
-        if not first:
-            self.right = nn.Parameter(torch.empty(rank, in_features))
-        self.register_parameter("weight", None)  # no weight; T5 reads the attribute before every use
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        if first:
+            del self.right
         self._holder: tuple[Any, ...] = () if first else (self,)  # in a tuple, so that it is no submodule
         self._last: tuple[Any, ...] = ()
 
     @classmethod
-    def from_factors(
+    def in_stack(
         cls, linear: Any, left: torch.Tensor, right: torch.Tensor, first: str, readers: int
     ) -> StackedLowRankLinear:
         """Return the layer with left [out, rank] and the bias of ``linear``; ``right`` [rank, in] goes to the first."""
@@ -165,10 +161,6 @@ class StackedLowRankLinear(nn.Module):
     def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return left [out_features, rank] and right [rank, in_features]."""
         return self.left, self._holder[0].right
-
-    def extra_repr(self) -> str:
-        """Return the sizes, for print."""
-        return f"{self.in_features}, {self.out_features}, rank={self.rank}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""

@@ -14,7 +14,31 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class ProjectedNorm(nn.Module):
+class StreamNorm(nn.Module):
+    """y = z * x;  z * y / sqrt(|y|^2 / features + eps), in place of the norm before a sub-layer.
+
+    Weight and bias of the original norm have been multiplied into the Linears that read it.
+
+    Attributes:
+        z: [features], values of the directions' gates in this forward, set from outside; ones at first.
+    """
+
+    kind = "stream_norm"
+    z: torch.Tensor
+
+    def __init__(self, features: int, eps: float) -> None:
+        super().__init__()
+        self.features, self.eps = features, eps
+        self.register_buffer("z", torch.ones(features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., features] to [..., features]."""
+        y = self.z * (x if x.dtype == torch.float64 else x.float())
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return (self.z * y).to(x.dtype)
+
+
+class ProjectedNorm(StreamNorm):
     """y = z * (p_in x + shift);  p_out (z * norm(y)) + bias, in place of a LayerNorm (Eqs. 8, 9).
 
     norm(y) = y / sqrt(|y|^2 / features + eps): no mean is subtracted, and the divisor is the original width however
@@ -25,25 +49,19 @@ class ProjectedNorm(nn.Module):
         shift: [features], zeros at first.
         p_out: [features, features], diag(gamma) U at first.
         bias: [features], the LayerNorm's beta.
-        z: [features], values of the directions' gates in this forward, set from outside; ones at first.
     """
 
     kind = "projected_norm"
-    z: torch.Tensor
 
     def __init__(self, features: int, eps: float, norm: Literal["rms"] = "rms") -> None:
-        super().__init__()
-        self.features, self.eps, self.norm = features, eps, norm
+        super().__init__(features, eps)
+        self.norm = norm
         self.p_in, self.p_out = (nn.Parameter(torch.empty(features, features)) for _ in range(2))
         self.shift, self.bias = (nn.Parameter(torch.zeros(features)) for _ in range(2))
-        self.register_buffer("z", torch.ones(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., features] to [..., features]."""
-        y = F.linear(x, self.p_in, self.shift)
-        y = self.z * (y if y.dtype == torch.float64 else y.float())
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return F.linear((self.z * y).to(x.dtype), self.p_out, self.bias)
+        return F.linear(super().forward(F.linear(x, self.p_in, self.shift)), self.p_out, self.bias)
 
 
 class ProjectedLinear(nn.Module):
@@ -103,30 +121,6 @@ class ProjectedLinear(nn.Module):
         if self.side == "out":
             y = F.linear(y, self.projection, self.shift)  # type: ignore[arg-type]
         return y if self.z_out is None else y * self.z_out.to(y.dtype)
-
-
-class StreamNorm(nn.Module):
-    """y = z * x;  z * y / sqrt(|y|^2 / features + eps), in place of the norm before a sub-layer.
-
-    Weight and bias of the original norm have been multiplied into the Linears that read it.
-
-    Attributes:
-        z: [features], values of the directions' gates in this forward, set from outside; ones at first.
-    """
-
-    kind = "stream_norm"
-    z: torch.Tensor
-
-    def __init__(self, features: int, eps: float) -> None:
-        super().__init__()
-        self.features, self.eps = features, eps
-        self.register_buffer("z", torch.ones(features))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [..., features] to [..., features]."""
-        y = self.z * (x if x.dtype == torch.float64 else x.float())
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return (self.z * y).to(x.dtype)
 
 
 class BasisChange(nn.Module):

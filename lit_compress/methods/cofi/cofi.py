@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import HardConcrete, Removed
+from lit_compress.layers import HardConcrete
 from lit_compress.methods.base import Method
 from lit_compress.methods.cofi.gates import (
     GATES,
@@ -49,17 +49,17 @@ from lit_compress.methods.cofi.gates import (
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.residual_stream import stream_width
-from lit_compress.models.sites import Model, embedding_params, of_kind, sublayers
+from lit_compress.models.sites import Model, embedding_params, is_removed, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import constant
 from lit_compress.numerics.losses import States
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distillation import MappedDistillation
-from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
+from lit_compress.stages.gated import GatedStage, GatedTraining, check_gates
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import Shards, sum_over_ranks
+from lit_compress.utils.sharding import sum_over_ranks
 
 _CLAMP = (-4.6051702, 4.6051702)  # log of 1/100 and 100
 _START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0.83
@@ -223,7 +223,6 @@ class MatchedStage(Stage):
     def attach(self, net: Model) -> None:
         """Make the projection W, from the values of the stage before if there are any."""
         super().attach(net)
-        self._shards = Shards(next(net.parameters()))
         self.matching = None
         if self.distillation.alpha_layers > 0:
             self.matching = MatchedLayers(stream_width(net), net.config.hidden_size)
@@ -244,12 +243,6 @@ class MatchedStage(Stage):
         """Return the distance between matched layers of student and teacher."""
         assert self.matching is not None
         return self.matching(student, teacher, mask, self.over_step)
-
-    def before_step(self, net: Model) -> None:
-        """Average the projection's gradients over ranks where the strategy does not."""
-        super().before_step(net)
-        if self.matching is not None:
-            average_gradients(self.matching.parameters(), self._shards.group)
 
     def status(self, net: Model, step: int) -> dict[str, float]:
         """Also log which student layer each teacher layer was compared with, -1 for none."""
@@ -353,8 +346,7 @@ def existing(net: Model) -> Tensor:
     """Return which layers of a pruned model have a sub-layer left, bool [layers]."""
     parts = sublayers(net)
     left = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
-    for part in parts:
-        left[part.layer] |= not any(isinstance(net.get_submodule(name), Removed) for name in part.stubs)
+    left[[part.layer for part in parts if not is_removed(net, part)]] = True
     return left
 
 

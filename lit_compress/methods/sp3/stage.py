@@ -42,11 +42,11 @@ from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_pr
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Limits
 from lit_compress.stages.compression import CALIBRATION_SEED
-from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
+from lit_compress.stages.gated import GatedStage, GatedTraining, check_gates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import from_first
+from lit_compress.utils.sharding import Shards, from_first
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,10 @@ class ProjectedStage(GatedStage):
 
         Where the model is sharded, gates and multipliers are not clipped, because they are not sharded.
         """
-        groups = super().param_groups(net)
+        groups = [*super().param_groups(net), {"params": [self.map], "weight_decay": 0.0}]
         for group in groups:
-            group |= {"constant": False, "clip": self._shards.group is None}
-        return [*groups, {"params": [self.map], "weight_decay": 0.0, "clip": self._shards.group is None}]
+            group |= {"constant": False, "clip": Shards(next(net.parameters())).group is None}
+        return groups
 
     # --------------------------------------------------------------- schedule
 
@@ -263,7 +263,6 @@ class ProjectedStage(GatedStage):
     def before_step(self, net: Model) -> None:
         """Drop the gradients of gates and multipliers that are not trained yet: AdamW must not count those steps."""
         super().before_step(net)
-        average_gradients([self.map], self._shards.group)
         for name, gate in self.gates.items():
             if name not in self._active:
                 gate.log_alpha.grad = None

@@ -201,14 +201,14 @@ class _Site:
         return len(self.write)
 
 
-def _site(module: ProjectedNorm | StreamNorm) -> _Site:
+def _site(module: StreamNorm) -> _Site:
     d, kept, beta = module.features, module.z > 0, None
     ratio = d / int(kept.sum())
-    if isinstance(module, StreamNorm):
+    if isinstance(module, ProjectedNorm):
+        p_in, p_out, shift, beta = (p.detach().double() for p in (module.p_in, module.p_out, module.shift, module.bias))
+    else:
         p_in = p_out = torch.eye(d).double()
         shift = torch.zeros(d).double()
-    else:
-        p_in, p_out, shift, beta = (p.detach().double() for p in (module.p_in, module.p_out, module.shift, module.bias))
     z = module.z.to(p_in)
     read = p_out[:, kept] * z[kept] * ratio**0.5
     return _Site(z[kept, None] * p_in[kept], (z * shift)[kept], read, beta, kept, module.eps * ratio)
@@ -222,7 +222,7 @@ def fold_projections(net: Model) -> Model:
     """
     dtype, stream = net.dtype, residual_stream(net, group_of(net))
     norms = [net.get_submodule(place.norms[0]) for place in stream.sites]
-    if sites := [_site(norm) for norm in norms if isinstance(norm, ProjectedNorm | StreamNorm)]:
+    if sites := [_site(norm) for norm in norms if isinstance(norm, StreamNorm)]:
         _fuse_stream(net, stream, sites)
     else:
         d = net.config.hidden_size
