@@ -8,15 +8,13 @@ are batched, on padding, or on the number of processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lit_compress.calibration.statistics import Batch, frozen, hooked
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
@@ -95,8 +93,7 @@ def collect_grams(
         if taken < d:
             hint = "" if tokens < d else "the examples have no more, add some: "
             raise UserError(f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; {hint}give at least {d}")
-    faster = _OneDNN() if net.device.type == "cpu" and torch.backends.mkldnn.is_available() else nullcontext()
-    with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
+    with sums.watch(), torch.autocast(net.device.type, enabled=False):
         for batch in track(kept, "calibrate", len(kept)):
             drawn = []
             for mask, flag in zip(masks(batch), flags, strict=False):
@@ -111,17 +108,6 @@ def collect_grams(
         reduce(sums.sites)
         reduce(sums.heads)
     return Grams(sums.sites.cpu(), sums.heads.cpu())
-
-
-class _OneDNN(TorchFunctionMode):
-    """Make Linears on a CPU use oneDNN for float32 products: the same precision, and MKL is slower on AMD CPUs."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and args[0].dtype == torch.float32:
-            return func(args[0].to_mkldnn(), *args[1:], **(kwargs or {})).to_dense()
-        return func(*args, **(kwargs or {}))
 
 
 class _Sums:
