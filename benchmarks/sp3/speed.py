@@ -34,8 +34,7 @@ def batches_of(examples: int, length: int, size: int = 32) -> list[dict[str, tor
 
 def calibration(examples: int, length: int) -> dict[str, Any]:
     """Time the calibration of BERT-base, and its memory over a forward of the same batch."""
-    from lit_compress.calibration.second_moments import collect_grams
-    from lit_compress.methods.sp3.stage import bases_of
+    from lit_compress.calibration.second_moments import bases_of, collect_grams
 
     net, batches = timing.random_bert().eval(), batches_of(examples, length)
     with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""Second moments (Gram matrices) of a model's hidden states and heads on some training tokens (SP3, section 3.1).
+"""Second moments (Gram matrices) of a model's hidden states and heads on some training tokens, and their axes.
 
-A number of tokens is drawn from all real tokens of the examples, the same for every module. Gram matrices are summed in
-float64 batch by batch, so memory does not depend on the number of tokens. The result does not depend on how examples
-are batched, on padding, or on the number of processes.
+SP3, section 3.1. A number of tokens is drawn from all real tokens of the examples, the same for every module. Gram
+matrices are summed in float64 batch by batch, so memory does not depend on the number of tokens. The result does not
+depend on how examples are batched, on padding, or on the number of processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.statistics import Batch, frozen, hooked
+from lit_compress.models.projected.projections import Bases
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.sites import Model, head_width
+from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 from lit_compress.tasks.base import inputs_of
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
@@ -108,6 +110,24 @@ def collect_grams(
         reduce(sums.sites)
         reduce(sums.heads)
     return Grams(sums.sites.cpu(), sums.heads.cpu())
+
+
+def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
+    """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
+
+    ``centred`` removes the mean of each input over its dimensions (R); False for axes without R.
+    """
+    axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    query, key, value = [], [], []
+    for q, k, v in grams.heads:
+        pairs = [query_key_projections(a, b) for a, b in zip(q, k, strict=True)]
+        query.append(torch.stack([of_queries for of_queries, _ in pairs]))
+        key.append(torch.stack([of_keys for _, of_keys in pairs]))
+        value.append(principal_axes(v)[0].mT.contiguous())
+    shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
+    for row, (_, energy) in zip(shares, axes_of, strict=True):
+        row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
+    return Bases([axes for axes, _ in axes_of], query, key, value), shares
 
 
 class _Sums:

@@ -7,8 +7,7 @@ import torch
 from helpers import FAMILIES, IN_FLOAT32, form_of, logits, net_of
 from tiny import make_batch
 
-from lit_compress.calibration.second_moments import collect_grams, draw_tokens
-from lit_compress.methods.sp3.stage import bases_of
+from lit_compress.calibration.second_moments import bases_of, collect_grams, draw_tokens
 from lit_compress.models.projected.projections import insert_projections
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.utils.errors import UserError

@@ -10,7 +10,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import fuse
 from lit_compress.export.speed_asked import Place
 from lit_compress.methods.second_order import KroneckerWeighted
-from lit_compress.methods.sp3.stage import ProjectedPruning
+from lit_compress.methods.sp3 import ProjectedPruning
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.outline import estimated_bytes, file_bytes
 from lit_compress.models.surgery import factorize, without_values

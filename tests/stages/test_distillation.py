@@ -15,7 +15,7 @@ from lit_compress.methods import LPAF, SVD, Magnitude
 from lit_compress.methods.base import Distillation
 from lit_compress.methods.cofi.cofi import CoFiDistillation
 from lit_compress.methods.lpaf import MixedRank
-from lit_compress.methods.sp3.sp3 import SP3Distillation
+from lit_compress.methods.sp3 import SP3Distillation
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, task_loss
 from lit_compress.run import runner as stages

@@ -11,7 +11,7 @@ import torch
 
 from lit_compress.layers import HardConcrete
 from lit_compress.methods.cofi.cofi import CoFiPruning
-from lit_compress.methods.sp3.stage import ProjectedPruning
+from lit_compress.methods.sp3 import ProjectedPruning
 from lit_compress.numerics.hard_concrete import Size, Weights, kept_units
 from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining

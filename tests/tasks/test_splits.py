@@ -19,7 +19,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import LPAF, SP3, SVD, CoFi, Theseus
 from lit_compress.methods.cofi.cofi import CoFiPruning
 from lit_compress.methods.lpaf import MixedRank
-from lit_compress.methods.sp3.stage import ProjectedPruning
+from lit_compress.methods.sp3 import ProjectedPruning
 from lit_compress.methods.theseus import Replacing
 from lit_compress.models.backbones import load_net
 from lit_compress.models.sites import find_sites

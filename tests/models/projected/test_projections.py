@@ -5,9 +5,8 @@ import torch
 from helpers import FAMILIES, IN_FLOAT32, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.second_moments import collect_grams
+from lit_compress.calibration.second_moments import bases_of, collect_grams
 from lit_compress.layers import BasisChange, StreamBlock
-from lit_compress.methods.sp3.stage import bases_of
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, even_units, gated_size

@@ -11,8 +11,7 @@ from tiny import make_batch, make_net
 
 from lit_compress.layers import ProjectedLinear
 from lit_compress.methods import SP3
-from lit_compress.methods.sp3.sp3 import SP3Distillation
-from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
+from lit_compress.methods.sp3 import ProjectedPruning, ProjectedStage, SP3Distillation
 from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.projected.gates import DIMENSIONS, GATES
 from lit_compress.models.storage import load_net, save_net
@@ -137,7 +136,7 @@ def test_a_fit(fit, dense):
                                                         ("qwen3", ("hidden", "neurons"), 3)])  # fmt: skip
 def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch, family, gates, group):
     """Nothing is lost while all gates are open, whatever the bases; the matrices that hold them are trained."""
-    monkeypatch.setattr("lit_compress.methods.sp3.stage.identity_bases", random_bases)
+    monkeypatch.setattr("lit_compress.methods.sp3.identity_bases", random_bases)
     save_net(teacher := make_net(family).eval(), tmp_path)
     stage = ProjectedStage(replace(QUICK, gates=gates, group=group, projections="identity"), 0.5)
     net = stage.build(SimpleNamespace(distillation=SP3Distillation()), tmp_path, None).eval()
