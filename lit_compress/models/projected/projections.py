@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -184,8 +184,7 @@ def plain(layer: Any) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-@dataclass(frozen=True)
-class _Site:
+class _Site(NamedTuple):
     """The matrices of one site for folding: A (write), a (shift), B (read), beta, which directions stay, norm's eps."""
 
     write: Tensor
@@ -194,11 +193,6 @@ class _Site:
     beta: Tensor | None
     kept: Tensor
     eps: float
-
-    @property
-    def width(self) -> int:
-        """Number of directions that stay."""
-        return len(self.write)
 
 
 def _site(module: StreamNorm) -> _Site:
@@ -230,16 +224,16 @@ def fold_projections(net: Model) -> Model:
         sites = [_Site(one, zero, one, None, zero, 0.0)] * len(stream.sites)
     relative = _take_positions(net)
     for sublayer in stream.sublayers:
-        lead = 0 if stream.pre_norm or not isinstance(norms[0], ProjectedNorm) else sites[sublayer.reads].width
+        lead = len(sites[sublayer.reads].write) if isinstance(norms[0], ProjectedNorm) else 0
         if sublayer.kind == "ffn":
             _fuse_ffn(net, sublayer, sites, lead)
         elif has_head_projections(net):
             _fuse_attention(net, sublayer, sites, lead, relative)
         else:
             for role, read in sublayer.roles.items():
-                replace(net, sublayer.sites[role], _reader(net, sublayer.sites[role], sites[read]))
-            weight, bias = plain(net.get_submodule(sublayer.sites["o"]))
-            replace(net, sublayer.sites["o"], _writer(weight, bias, sites[sublayer.writes]))
+                name = sublayer.sites[role]
+                replace(net, name, _narrow(*_read(net, name, sites[read])))
+            _write(net, sublayer, *plain(net.get_submodule(sublayer.last)), sites)
     return move(net, dtype)
 
 
@@ -263,10 +257,10 @@ def _fuse_stream(net: Model, stream: ResidualStream, sites: list[_Site]) -> None
     written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
     for i, (place, site) in enumerate(zip(stream.sites, sites, strict=True)):
         after = stream.sites[i + 1] if i + 1 < len(sites) else None
-        room = sites[i + 1].width if after and after.stack == place.stack and not stream.pre_norm else 0
+        room = len(sites[i + 1].write) if after and after.stack == place.stack and not stream.pre_norm else 0
         before = written.get(i) if not stream.pre_norm else None
         for name in place.norms:
-            new = NarrowNorm(before.width if before else 0, site.width, room, site.eps)
+            new = NarrowNorm(len(before.write) if before else 0, len(site.write), room, site.eps)
             if before:
                 fill(new, weight=site.write @ before.read, bias=_moved(site.write, site.shift, before))
             replace(net, name, new)
@@ -275,26 +269,26 @@ def _fuse_stream(net: Model, stream: ResidualStream, sites: list[_Site]) -> None
             shift = site.shift if number == 0 else torch.zeros_like(site.shift)
             weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
             if type(table) is nn.Embedding:
-                replace(net, name, SizedEmbedding(table.num_embeddings, site.width))
+                replace(net, name, SizedEmbedding(table.num_embeddings, len(site.write)))
             else:  # keeps a forward of its own
-                NarrowEmbedding.adopt(table, site.width)
+                NarrowEmbedding.adopt(table, len(site.write))
             fill(net.get_submodule(name), weight=weight)
     for sublayer in stream.group_ends:
         weight = module_at(net, sublayer.junction, BasisChange).weight.double()
         turned = (sites[sublayer.writes].write @ weight)[:, sites[sublayer.reads].kept]
         replace(net, sublayer.junction, SizedLinear.from_tensors(turned, None))
     if stream.reader:
-        replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
+        replace(net, stream.reader, _narrow(*_read(net, stream.reader, sites[-1])))
     net.config.tie_word_embeddings = False  # the output layer has another basis than the embeddings
     shared = f"{base_prefix(net)}shared"
     if has(net, shared):  # BART's; encoder and decoder have tables of their own now
         replace(net, shared, SizedEmbedding(net.config.vocab_size, 0))
 
 
-def _reader(net: Model, name: str, site: _Site) -> NarrowLinear:
-    """Return the folded Linear ``name``, which reads from ``site`` and has no gates."""
+def _read(net: Model, name: str, site: _Site) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of the folded Linear ``name``, which reads from ``site``, without its gates."""
     weight, bias = plain(net.get_submodule(name))
-    return _narrow(weight @ site.read, _moved(weight, bias, site))
+    return weight @ site.read, _moved(weight, bias, site)
 
 
 def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
@@ -302,9 +296,12 @@ def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
     return bias if site.beta is None else weight @ site.beta + (0 if bias is None else bias)
 
 
-def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> NarrowLinear:
-    """Return a folded Linear that writes to ``site``."""
-    return _narrow(site.write @ weight, None if bias is None else site.write @ bias, **places)
+def _write(
+    net: Model, sublayer: StreamSubLayer, weight: Tensor, bias: Tensor | None, sites: list[_Site], **places: Any
+) -> None:
+    """Replace the last Linear of a sub-layer by the folded one, with its values before they are written to the site."""
+    write = sites[sublayer.writes].write
+    replace(net, sublayer.last, _narrow(write @ weight, None if bias is None else write @ bias, **places))
 
 
 def _gate(values: Tensor | None, size: int) -> Tensor:
@@ -322,15 +319,15 @@ def _fuse_attention(
     z_v = alive.ne(0) * _gate(v.z_out, d).view(heads, -1)
     used = z_v.gt(0).any(1)  # heads with an open direction; below, directions open in any head
     in_scores, in_values = z_q.gt(0).any(0), z_v.gt(0).any(0)
+    of_heads = {"heads": int(used.sum()), "head_width": d // heads}
 
     def rows(role: str, directions: Tensor, z: Tensor) -> None:
-        layer, site = module_at(net, sublayer.sites[role], ProjectedLinear), sites[sublayer.roles[role]]
-        weight, own_bias = plain(layer)
-        bias = _moved(weight, own_bias, site)
-        picked, z = (used[:, None] & directions).flatten(), z.flatten().to(weight.device)
-        read, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
-        new = _narrow(read, bias, side="out", heads=int(used.sum()), head_width=d // heads)
+        layer = module_at(net, sublayer.sites[role], ProjectedLinear)
+        read, bias = _read(net, sublayer.sites[role], sites[sublayer.roles[role]])
+        picked, z = (used[:, None] & directions).flatten(), z.flatten().to(read.device)
+        new = _narrow((z[:, None] * read)[picked], None if bias is None else (z * bias)[picked], side="out", **of_heads)
         if positions is not None and role != "v":
+            weight, own_bias = plain(layer)
             products = positions @ weight.mT + (0 if own_bias is None else own_bias)
             new.add_positions((_gate(layer.z_out, products.shape[1]).to(products) * products)[:, picked])
         replace(net, sublayer.sites[role], new)
@@ -343,8 +340,7 @@ def _fuse_attention(
     assert o.projection is not None and o.shift is not None
     bias = alive * (weight @ o.shift.double() + (0 if bias is None else bias))
     weight = alive * (weight @ o.projection.double()[:, picked])
-    of_heads = {"heads": int(used.sum()), "head_width": d // heads}
-    replace(net, sublayer.sites["o"], _writer(weight, bias, sites[sublayer.writes], lead=lead, side="in", **of_heads))
+    _write(net, sublayer, weight, bias, sites, lead=lead, side="in", **of_heads)
     left = used.nonzero().flatten().tolist() or [0]
     tell_heads(net, sublayer.sites["q"].rpartition(".")[0], d // heads, left)
 
@@ -371,12 +367,13 @@ def _fuse_ffn(net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: in
     z = alive.ne(0) * _gate(down.z_in, down.in_features)
     kept = z > 0
     for role, read in sublayer.roles.items():
-        new, rows = _reader(net, sublayer.sites[role], sites[read]), kept.repeat(len(parts_of(role)))
-        replace(net, sublayer.sites[role], _narrow(new.weight[rows], None if new.bias is None else new.bias[rows]))
+        own, bias = _read(net, sublayer.sites[role], sites[read])
+        rows = kept.repeat(len(parts_of(role)))
+        replace(net, sublayer.sites[role], _narrow(own[rows], None if bias is None else bias[rows]))
     weight, bias = plain(down)
     alive, z = alive.to(weight), z.to(weight)
     weight, bias = alive * (weight * z)[:, kept], None if bias is None else alive * bias
-    replace(net, sublayer.sites["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
+    _write(net, sublayer, weight, bias, sites, lead=lead)
 
 
 def _narrow(weight: Tensor, bias: Tensor | None, **places: Any) -> NarrowLinear:
