@@ -46,36 +46,13 @@ def standard_error(interval: Interval) -> float:
     return (high - low) / (2 * Z)
 
 
-def _draws(rows: int) -> int:
-    return max(100, min(DRAWS, MOST_VALUES // rows))
-
-
-def _middle(scores: Tensor) -> Interval:
-    """Return the bounds of the middle 95 % of ``scores``."""
-    low, high = torch.quantile(scores.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
-
-
 def bootstrap(scores: Callable[[Tensor], Mapping[str, Tensor]], rows: int) -> dict[str, Interval]:
     """Return the intervals of ``scores(numbers of rows)`` by name."""
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = [scores(torch.randint(rows, (rows,), generator=generator)) for _ in range(_draws(rows))]
-    return {name: _middle(torch.stack([some[name] for some in drawn]).float()) for name in drawn[0]}
-
-
-def bootstrap_table(
-    scores: Callable[[Tensor], Mapping[str, Tensor]], table: Tensor, names: Collection[str]
-) -> dict[str, Interval]:
-    """Return the intervals of the scores ``names`` [...] of tables [..., true class, predicted class]."""
-    if not names:
-        return {}
-    counts = table.double().flatten()
-    rows = int(counts.sum())
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = [torch.multinomial(counts, rows, replacement=True, generator=generator) for _ in range(_draws(rows))]
-    tables = torch.stack([torch.bincount(cells, minlength=len(counts)) for cells in drawn])
-    found = scores(tables.double().view(-1, *table.shape))
-    return {name: _middle(found[name]) for name in names}
+    generator, draws = torch.Generator().manual_seed(SEED), max(100, min(DRAWS, MOST_VALUES // rows))
+    drawn = [scores(torch.randint(rows, (rows,), generator=generator)) for _ in range(draws)]
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    bounds = {name: torch.stack([some[name] for some in drawn]).double().quantile(ends) for name in drawn[0]}
+    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
 
 
 def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
@@ -142,8 +119,8 @@ class RowScores(KeptRows):
         return {name: score.float().to(self.device) for name, score in scores.items()}
 
     def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the intervals of all scores, of other rows than these."""
-        values = self.values()
+        """Return the intervals of all scores, of other rows than these, if one of ``names`` is asked for."""
+        values = self.values() if {*names} & {*self.names} else []
         return bootstrap(lambda rows: self.scores(*(some[rows] for some in values)), len(values[0])) if values else {}
 
 

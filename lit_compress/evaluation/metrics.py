@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lit_compress.evaluation.intervals import Interval, KeptRows, RowScores, Score, bootstrap_table
+from lit_compress.evaluation.intervals import KeptRows, RowScores, Score
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.span_qa import Piece, SpanQA, as_pieces, n_best
@@ -28,47 +27,43 @@ from lit_compress.utils.errors import UserError, nearest
 CONFUSION_SCORES = ("accuracy", "f1", "macro_f1", "matthews")
 
 
-def table_scores(tables: Tensor) -> dict[str, Tensor]:
-    """Return the scores [...] of tables [..., true class, predicted class], as scikit-learn defines them.
+def table_scores(table: Tensor) -> dict[str, Tensor]:
+    """Return the scores of a table [true class, predicted class], as scikit-learn defines them.
 
     They are named as in :data:`CONFUSION_SCORES`: the fraction of rows whose class is right, F1 of class 1, the mean F1
     of the classes that are seen, and Matthews correlation, 0 if truth or predictions are constant.
     """
-    right, true, predicted = tables.diagonal(dim1=-2, dim2=-1), tables.sum(-1), tables.sum(-2)
-    rows, seen = tables.sum((-2, -1)), true + predicted
-    f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)
-    product = right.sum(-1) * rows - (true * predicted).sum(-1)
-    spread = ((rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1))).sqrt()
-    found = right.sum(-1) / rows, f1[..., 1], f1.nanmean(-1), torch.where(spread > 0, product / spread, 0.0)
+    right, true, predicted, rows = table.diagonal(), table.sum(1), table.sum(0), table.sum()
+    f1 = torch.where(true + predicted > 0, 2 * right / (true + predicted), torch.nan)
+    product = right.sum() * rows - (true * predicted).sum()
+    spread = ((rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())).sqrt()
+    found = right.sum() / rows, f1[1], f1.nanmean(), torch.where(spread > 0, product / spread, 0.0)
     return {name: value.nan_to_num() for name, value in zip(CONFUSION_SCORES, found, strict=True)}
 
 
-class Confusion(Score):
+class Confusion(RowScores):
     """Scores that depend only on how often each class was taken for which: ``names`` of :data:`CONFUSION_SCORES`.
 
     Takes logits [batch, classes] and labels [batch].
     """
 
-    table: Tensor
+    predicted: list[Tensor]
+    labels: list[Tensor]
 
     def __init__(self, classes: int, names: Collection[str]) -> None:
         super().__init__()
-        self.names = names
-        self.add_state("table", default=torch.zeros(classes, classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.classes, self.names = classes, [name for name in CONFUSION_SCORES if name in names]
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
-        self.table += multiclass_confusion_matrix(preds, target, len(self.table))
+        self.keep(preds.argmax(-1), target)
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the scores of all batches of all ranks by name."""
-        scores = table_scores(self.table.cpu().double())
-        return {name: scores[name].float().to(self.device) for name in CONFUSION_SCORES if name in self.names}
-
-    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the intervals; drawing rows draws cells of the table."""
-        wanted = [name for name in CONFUSION_SCORES if name in self.names and name in names]
-        return bootstrap_table(table_scores, self.table.cpu(), wanted)
+    def scores(self, *values: Tensor) -> dict[str, Tensor]:
+        """Return the scores of some rows by name."""
+        predicted, labels = values
+        cells = (labels * self.classes + predicted).bincount(minlength=self.classes**2)
+        found = table_scores(cells.double().view(self.classes, -1))
+        return {name: found[name] for name in self.names}
 
 
 CORRELATIONS = ("pearson", "spearman", "pearson_spearman")
