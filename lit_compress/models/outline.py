@@ -11,7 +11,7 @@ numbers it has is in the record of the architecture. Where the width of a head f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -191,29 +191,31 @@ def uniform_groups(net: Model, step: int = 1) -> list[UniformGroup]:
     return groups
 
 
-def even_counts(net: Model, density: float, step: int = 1) -> dict[str, int]:
-    """Return by last matrix how many units each sub-layer keeps, near the same share of heads and of neurons.
+def even_counts(
+    net: Model, density: float, step: int = 1, loss: Callable[[UniformGroup], Tensor] | None = None
+) -> dict[str, int]:
+    """Return by last matrix how many units each sub-layer keeps, those of the smallest ``loss``.
 
     ``density``, of the weights of all sites of the dense ``net``, is not exceeded; neurons go in steps of ``step``.
+    ``loss`` returns the loss of every count of a group, float64 [counts]; None: near the same share of heads and of
+    neurons is kept.
 
     Raises:
         UserError: so few weights are not possible, or :func:`uniform_groups`.
     """
     groups, total = uniform_groups(net, step), dense_site_params(net)
     savings = [(group.price * group.removed).double() for group in groups]
-    losses = [loss * group.removed / group.units for loss, group in zip(savings, groups, strict=True)]
+    losses = [
+        saving * group.removed / group.units if loss is None or len(group.counts) == 1 else loss(group)
+        for saving, group in zip(savings, groups, strict=True)
+    ]
     options = uniform_options(losses, savings, (1 - density) * total)
     if options is None:
-        least = 1 - sum(float(loss.max()) for loss in savings) / total
+        least = 1 - sum(float(saving.max()) for saving in savings) / total
         raise UserError(
             f"model.density: {density:.4g} cannot be reached with model.shape uniform, which leaves every layer of "
             f"'{net.config.model_type}' heads and neurons; the smallest is {least + 5e-5:.4f}"
         )
-    return kept_by_part(groups, options)
-
-
-def kept_by_part(groups: list[UniformGroup], options: list[int]) -> dict[str, int]:
-    """Return by last matrix how many units each sub-layer keeps, for an option of every group."""
     pairs = zip(groups, options, strict=True)
     return {part.last: group.counts[option] for group, option in pairs for part in group.parts}
 

@@ -19,7 +19,7 @@ from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import even_counts, kept_by_part, spread_evenly, uniform_groups
+from lit_compress.models.outline import UniformGroup, even_counts, spread_evenly, uniform_groups
 from lit_compress.models.sites import Model, SubLayer, held_part, module_at, size_at, sublayers
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
@@ -28,7 +28,6 @@ from lit_compress.numerics.structures import (
     convex_path,
     inverse_moment,
     removal_path,
-    uniform_options,
     without_inputs,
 )
 from lit_compress.stages.compression import Calibration, Compression, Items, Measured
@@ -103,27 +102,6 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     return numbers
 
 
-def choose_uniform(net: Model, units: Mapping[str, Units], saving: float, round_to: int) -> dict[str, int]:
-    """Return the number to remove in every layer of the dense ``net`` of the smallest estimated loss.
-
-    Arguments, result and error as of :func:`choose_units`; only shapes of the model are read.
-    """
-    groups = [group for group in uniform_groups(net, round_to) if len(group.counts) > 1]
-    own = [[units[part.last] for part in group.parts] for group in groups]
-    losses = [
-        torch.stack([unit.path.loss(group.removed) for unit in members]).sum(0)
-        for group, members in zip(groups, own, strict=True)
-    ]
-    savings = [
-        group.removed.double() * sum(unit.price for unit in members) for group, members in zip(groups, own, strict=True)
-    ]
-    options = uniform_options(losses, savings, saving)
-    if options is None:
-        raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
-    left = kept_by_part(groups, options)
-    return {name: unit.count - left[name] for name, unit in units.items()}
-
-
 class UnitRemoval(ByRule):
     """Removes heads, neurons and sub-layers, which are chosen in one queue over all blocks.
 
@@ -175,11 +153,16 @@ class UnitRemoval(ByRule):
     def plan(self, net: Model, measured: Measured | None = None) -> dict[str, Tensor]:
         """Return the units that stay by last matrix, bool [units]; without costs the same share everywhere."""
         if measured is not None:
-            units, saving = self.units(net, measured), dense_site_params(net) * (1 - self.rule.density)
+            units, density, step = self.units(net, measured), self.rule.density, self.rule.round_to
+
+            def loss(group: UniformGroup) -> Tensor:
+                return torch.stack([units[part.last].path.loss(group.removed) for part in group.parts]).sum(0)
+
             if self.rule.uniform:
-                numbers = choose_uniform(net, units, saving, self.rule.round_to)
+                left = even_counts(net, density, step, loss)
+                numbers = {name: unit.count - left[name] for name, unit in units.items()}
             else:
-                numbers = choose_units(units, saving, self.rule.round_to)
+                numbers = choose_units(units, dense_site_params(net) * (1 - density), step)
             return {name: units[name].without(number) for name, number in numbers.items()}
         if self.rule.uniform:
             left = even_counts(net, self.rule.density, self.rule.round_to)
