@@ -69,19 +69,11 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
     return {name: bounds[name] for name in values if name in bounds}
 
 
-class Score(Metric):
-    """A metric of which some of the names that it computes have an interval that is drawn."""
+class KeptRows(Metric):
+    """A metric whose annotated attributes, each a ``list[Tensor]``, are its states: one tensor per batch."""
 
     full_state_update = False
     higher_is_better = True
-
-    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
-        """Return the drawn intervals of its scores, those called ``names`` at least, if they have one."""
-        return {}
-
-
-class KeptRows(Score):
-    """A metric whose annotated attributes, each a ``list[Tensor]``, are its states: one tensor per batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +89,10 @@ class KeptRows(Score):
         """Return the states of all ranks, [rows, ...] each, on the CPU; [] without rows."""
         states = [getattr(self, name) for name in inspect.get_annotations(type(self))]
         return [dim_zero_cat(state).cpu() for state in states] if len(states[0]) else []
+
+    def intervals(self, names: Collection[str]) -> dict[str, Interval]:
+        """Return the drawn intervals of its scores, those called ``names`` at least, if they have one."""
+        return {}
 
 
 class RowScores(KeptRows):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 
-from lit_compress.evaluation.intervals import KeptRows, RowScores, Score
+from lit_compress.evaluation.intervals import KeptRows, RowScores
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.span_qa import Piece, SpanQA, as_pieces, n_best
@@ -296,7 +296,7 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
             metric.rows = rows
 
 
-METRICS: dict[str, Callable[[Task], Score]] = {
+METRICS: dict[str, Callable[[Task], KeptRows]] = {
     **dict.fromkeys(CONFUSION_SCORES, lambda task: Confusion(task.num_labels, task.metrics)),
     **dict.fromkeys(CORRELATIONS, lambda task: Correlation({*CORRELATIONS} & {*task.metrics})),
     **dict.fromkeys(("entity_f1", "word_accuracy"), lambda task: Entities(task.labels)),
