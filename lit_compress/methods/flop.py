@@ -89,10 +89,6 @@ class RankPruning(GatedStage):
 
     settings: FLOPPruning
 
-    def __init__(self, settings: FLOPPruning, density: float) -> None:
-        super().__init__("prune", settings, density)
-        self.from_backbone = settings.init == "pretrained"
-
     def check(self, net: Model) -> None:
         """Refuse a density below one rank of every matrix."""
         least, whole = sum(sum(shape) for shape in site_shapes(net).values()), dense_site_params(net)
@@ -172,6 +168,4 @@ class FLOP(Untaught):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        stage = RankPruning(self.prune, self.density)
-        stage.round_to = self.round_to or 1
-        return [stage]
+        return [RankPruning(self.prune, self.density, self.round_to)]

@@ -103,9 +103,7 @@ class LowRankI(Untaught):
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
         factors = Factors(self.rule, sigma_side="balanced")  # Eqs. 6-7, without S
-        stage = CompressedStage("retrain", self.retrain, factors)
-        stage.from_backbone = self.retrain.init == "pretrained"
-        return [stage]
+        return [CompressedStage("retrain", self.retrain, factors)]
 
 
 class LowRankII(Untaught):

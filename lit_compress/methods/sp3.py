@@ -180,8 +180,8 @@ class ProjectedStage(GatedStage):
     matches = True
     fine = DIMENSIONS
 
-    def __init__(self, settings: ProjectedPruning, density: float) -> None:
-        super().__init__("prune", settings, density)
+    def __init__(self, settings: ProjectedPruning, density: float, round_to: int | None = None) -> None:
+        super().__init__(settings, density, round_to)
         self.form = ProjectionSpec(settings.gates, settings.group)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
@@ -386,6 +386,4 @@ class SP3(Method):
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        stage = ProjectedStage(self.prune, self.density)
-        stage.round_to = self.round_to or 1
-        return [stage]
+        return [ProjectedStage(self.prune, self.density, self.round_to)]

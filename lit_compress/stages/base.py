@@ -118,7 +118,6 @@ class Stage(nn.Module):
     """
 
     previous: Path | None = None
-    from_backbone = False
     decided_by_data = False
     shrinks_first = repeatable = False
     matches = False
@@ -135,6 +134,7 @@ class Stage(nn.Module):
         self.distil = distil
         self.rate_option = f"{name}.learning_rate"
         self.total_steps = 0
+        self.from_backbone: bool = getattr(training, "init", None) == "pretrained"
         self.over_step: Callable[[Tensor], None] = sum_over_ranks
         self.notes: dict[str, Any] = {}
         self.repeatable = self.repeatable or type(self) is Stage  # which adds nothing to a step
@@ -158,8 +158,7 @@ class Stage(nn.Module):
         if not self.keeps_all:
             return self
         plain = self.plain()
-        plain.from_backbone, plain.density, plain.round_to = self.from_backbone, 1.0, self.round_to
-        plain.uniform = self.uniform
+        plain.density, plain.round_to, plain.uniform = 1.0, self.round_to, self.uniform
         return plain
 
     def check(self, net: Model) -> None:

@@ -82,11 +82,11 @@ class GatedStage(Stage):
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
     fine: Sequence[str] = ()  # gates that alone meet the budget, if there are some: units of others stay as expected
     rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
-    round_to = 1
+    round_to: int
 
-    def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
-        super().__init__(name, settings)
-        self.density = density
+    def __init__(self, settings: GatedTraining, density: float, round_to: int | None = None) -> None:
+        super().__init__("prune", settings)
+        self.density, self.round_to = density, round_to or 1
 
     def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
         """Register the gates, by name, and the function of their sizes; make the multipliers."""

@@ -114,7 +114,6 @@ class CubicStage(Stage):
     def __init__(self, settings: CubicSchedule, density: float) -> None:
         super().__init__("prune", settings)
         self.density = density
-        self.from_backbone = settings.init == "pretrained"
 
     def set_total_steps(self, total_steps: int) -> None:
         """Turn the fractions of the steps into steps; a UserError if none is left between start and end."""

@@ -28,7 +28,7 @@ class Toy(GatedStage):
 
 
 def toy(**settings):
-    stage = Toy("prune", GatedTraining(**settings), 0.4)
+    stage = Toy(GatedTraining(**settings), 0.4)
     parts = [
         Weights(30, ("heads", 0)),
         Weights(30, ("heads", 1)),

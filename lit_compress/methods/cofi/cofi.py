@@ -257,9 +257,11 @@ class GatedPruning(MatchedStage, GatedStage):
     settings: CoFiPruning
     clamp = _CLAMP
 
-    def __init__(self, settings: CoFiPruning, density: float, distillation: CoFiDistillation) -> None:
-        GatedStage.__init__(self, "prune", settings, density)
-        self.distillation = distillation
+    def __init__(
+        self, settings: CoFiPruning, density: float, distillation: CoFiDistillation, round_to: int | None = None
+    ) -> None:
+        GatedStage.__init__(self, settings, density, round_to)
+        self.distillation, self.from_backbone = distillation, False
 
     def plain(self) -> Stage:
         """Return the stage that only compares layers."""
@@ -370,7 +372,5 @@ class CoFi(Method):
     def own_stages(self) -> list[Stage]:
         """Return distil (from the backbone), prune, retrain."""
         distil = [MatchedStage("distil", self.distil, self.distillation)] if self.prune.init == "pretrained" else []
-        prune = self.pruning(self.prune, self.density, self.distillation)
-        for stage in prune.together:
-            stage.round_to = self.round_to or 1
+        prune = self.pruning(self.prune, self.density, self.distillation, self.round_to)
         return [*distil, prune, MatchedStage("retrain", self.retrain, self.distillation)]

@@ -99,7 +99,7 @@ class OpenRows(RowSparsePruning):
     columns: Tensor
 
     def __init__(self, settings: RowsInGates, share: float, density: float, gates: RowsAndGates) -> None:
-        super().__init__(settings, share, settings.low_rank)
+        super().__init__(settings, share, settings.low_rank, gates.round_to)
         self.whole, self._gates = density, (gates,)  # a tuple hides the stage from the modules of this one
 
     def layers(self, net: Model) -> list[Any]:
@@ -203,14 +203,16 @@ class RowsAndGates(GatedPruning):
 
     settings: RowsInGates
 
-    def __init__(self, settings: RowsInGates, density: float, distillation: CoFiDistillation) -> None:
+    def __init__(
+        self, settings: RowsInGates, density: float, distillation: CoFiDistillation, round_to: int | None = None
+    ) -> None:
         share = settings.share or max(0.5, density**0.5)
         if share <= density < 1:
             raise UserError(
                 f"prune.share: {share} leaves the gates {density / share:.2f} of the weights; it must be above "
                 f"model.density {density}, e.g. {(1 + density) / 2:g}"
             )
-        super().__init__(settings, density / share, distillation)
+        super().__init__(settings, density / share, distillation, round_to)
         self.rows = OpenRows(settings, share, density, self)
 
     @property

@@ -19,9 +19,8 @@ from lit_compress.utils.errors import UserError
 
 def rows_of(net, gates, density=0.2, arrived=True, **settings):
     """The rows' part of the stage on a net, at its last step, with random scores; closed rows score highest."""
-    stage: Any = SimpleNamespace(open_units=lambda step: gates, arrived=lambda step: arrived)
+    stage: Any = SimpleNamespace(open_units=lambda step: gates, arrived=lambda step: arrived, round_to=1)
     rows = OpenRows(RowsInGates(**settings), 0.5, density, stage)
-    rows.round_to = 1
     rows.begin(net, None, {})
     rows.attach(net)
     rows.set_total_steps(100)
