@@ -41,6 +41,7 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.hard_concrete import Size, Weights
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
+from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.stages.micro_batches import MicroBatches
@@ -131,22 +132,8 @@ class RankPruning(GatedStage):
 
     def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
         """Return the ranks to keep; budget that whole matrices do not use goes to the others."""
-        goal = budget = keep_count(self.density, self.size.total)
-        kept, most, low, high = {}, -1, 0, 2 * self.size.total
-        for _ in range(16):
-            tried = super().fit(log_alphas, budget)
-            size = self.stored(tried)
-            if most < size <= goal:
-                kept, most = tried, size
-            if size == goal:
-                break
-            low, high = (max(low, budget), high) if size < goal else (low, min(high, budget))
-            budget += goal - size
-            if not low < budget < high:  # a step can go too far
-                budget = (low + high) // 2
-            if budget == low:
-                break
-        return kept
+        goal, kept = keep_count(self.density, self.size.total), super().fit
+        return kept(log_alphas, largest(lambda size: self.stored(kept(log_alphas, size)) <= goal, 0, 2 * goal))
 
     def stored(self, masks: dict[str, Tensor]) -> int:
         """Return the number of weights that the file has with these ranks."""
