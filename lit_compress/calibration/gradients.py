@@ -30,9 +30,7 @@ from torch import Tensor
 
 from lit_compress.calibration.statistics import Batch, Collector, Statistic
 from lit_compress.numerics.decompose import Axis, Importance
-from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
-from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_of_sums
 from lit_compress.utils.errors import UserError
@@ -154,12 +152,6 @@ class DiagonalFisher(Statistic):
         zeros = partial(torch.zeros, dtype=torch.float64, device=place_of_sums(device))
         return ExampleGradients({name: Fisher(*map(zeros, net.get_submodule(name).weight.shape)) for name in names})
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return one loss, summed over the examples."""
-        if task.loss == "vectors":
-            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
-        return [example_losses(logits, rows["labels"], task.loss).sum()]
-
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the whole batch; of a language model parts of it."""
         return super().parts(task, rows) if task.over_vocabulary else [rows]
@@ -184,10 +176,6 @@ class Gradients(Statistic):
         """Return empty sums."""
         zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
         return ExampleGradients({name: GradientSum(total) for name, total in zeros.items()})
-
-    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return one loss, summed over the examples."""
-        return [example_losses(logits, rows["labels"], task.loss).sum()]
 
 
 class GradientSum:

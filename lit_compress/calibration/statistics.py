@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.sites import Model, Site, find_sites
-from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.numerics.losses import example_losses
+from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
 
@@ -95,11 +96,6 @@ def tokens_at(x: Tensor, places: Tensor | None) -> Tensor:
     return x if places is None else x.index_select(0, places)
 
 
-def stack_of(site: Site) -> int:
-    """Return the number of the stack whose tokens ``site`` reads: 0 for the first one, 1 for a decoder."""
-    return 0 if site.stack == "encoder" or (site.cross and site.role in ("k", "v")) else 1
-
-
 class Collector(ABC):
     """Sums over the uses of some sites; ``by_token`` leaves padding out, else every use is a batch of examples."""
 
@@ -154,9 +150,11 @@ class Statistic(ABC):
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
         """Return a collector for some sites of ``net``; only shapes are read, its sums are on ``device``."""
 
-    @abstractmethod
     def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return the losses whose gradients are wanted, one after the other."""
+        """Return the losses whose gradients are wanted: the examples' under true labels, vectors' under drawn ones."""
+        if task.loss == "vectors":
+            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
+        return [example_losses(logits, rows["labels"], task.loss).sum()]
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the rows of a batch in the parts in which they go through the model in memory."""
@@ -173,9 +171,6 @@ class Statistic(ABC):
 
 class OfModel(ABC):
     """Asked of the whole model, in passes of its own; no matrix has sums of its own."""
-
-    labels = None
-    sites: tuple[str, ...] = ()
 
     @abstractmethod
     def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
@@ -250,7 +245,8 @@ def watched(
     used, twice = set[str](), getattr(getattr(module, "config", None), "relative_attention", False)
 
     def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-        stack = stack_of(sites[name]) if name in sites else 0
+        site = sites.get(name)  # the tokens that it reads are of the decoder, or of the first stack
+        stack = int(site is not None and site.stack == "decoder" and not (site.cross and site.role in ("k", "v")))
         # DeBERTa's queries and keys are used a second time, for its positions
         of_positions = (twice and name in used) or (sums.by_token and x.shape[:-1].numel() != masks[stack].numel())
         if len(x) % examples or (of_positions and not (twice and examples == 1)):

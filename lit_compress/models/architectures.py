@@ -100,19 +100,13 @@ _GEMMA = replace(
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "camembert": _BERT,
-    "xlm-roberta": _BERT,
+    **dict.fromkeys(("bert", "roberta", "camembert", "xlm-roberta"), _BERT),
     # BERT with a bias of relative positions, of which all layers read the same columns, one per head
     "mpnet": Architecture(
         stacks={"encoder": Stack("encoder.layer.*", _WORDS[:2], norm=_NORM)},
         sublayers=(
             _whole("attention.attn", _QKVO, "attention.LayerNorm"),
-            SubLayerSpec(
-                "ffn", {"intermediate.dense": "up", "output.dense": "down"}, "output.LayerNorm",
-                {"intermediate": "input", "output.dense": "zero"},
-            ),
+            _BERT.sublayers[1],
         ),
         embeddings=("embeddings", "encoder.relative_attention_bias"), cuts_stream=True, shares_bias=SomeHeads,
         parts_returned=1,
