@@ -165,7 +165,7 @@ class BlockPruning(MovementStage):
                 members += pairs
                 if role == "o":
                     readers += pairs
-                elif role == _values(part):
+                elif role == part.values:
                     own = line >= lines - lines // copies
                     values.append(_pairs(ids, line[own] // self.settings.block, head[own]))
             self._heads += part.heads
@@ -277,9 +277,9 @@ def _fold_constants(net: Model, part: SubLayer) -> Tensor:
     A fraction below 1, the share in the squared weights of the readers, puts those with as many in an order. A head
     without values gives the bias of its values, whose product goes into the last bias.
     """
-    values: Any = net.get_submodule(part.sites[_values(part)])
+    values: Any = net.get_submodule(part.sites[part.values])
     reader: Any = net.get_submodule(part.last)
-    copies = len(parts_of(_values(part)))
+    copies = len(parts_of(part.values))
     columns = reader.weight.ne(0).sum(0).view(part.heads, -1).sum(1)
     rows = values.weight.ne(0).sum(1).chunk(copies)[-1].view(part.heads, -1).sum(1)
     constant = (rows == 0).repeat_interleave(reader.in_features // part.heads)
@@ -292,11 +292,6 @@ def _fold_constants(net: Model, part: SubLayer) -> Tensor:
             for weight in net.get_parameter(f"{name}.weight").chunk(len(parts_of(role))):
                 count += weight.ne(0).sum(1).view(part.heads, -1).sum(1)
     return count * ((rows > 0) & (columns > 0))
-
-
-def _values(part: SubLayer) -> str:
-    """Return the role of the matrix with the values."""
-    return next(role for role in part.sites if "v" in parts_of(role))
 
 
 class BlockMovement(Method):

@@ -136,11 +136,9 @@ def _cut(
         width = size_at(net, part.last)[1] // len(units)
         columns = units.repeat_interleave(width) > 0
         if attention:
-            for role, name in part.sites.items():
-                if "v" in (parts := parts_of(role)):  # the last of them
-                    values = _spread(net, name, units, len(parts))
-                    each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
-                    _scale(net, name, rows=join_parts(role, each, width))
+            name, others = part.sites[part.values], len(parts_of(part.values)) - 1
+            values = _spread(net, name, units, others + 1)
+            _scale(net, name, rows=join_parts(part.values, [torch.ones_like(values)] * others + [values], width))
             left = (units > 0).nonzero().flatten().tolist()
             if len(left) < len(units):
                 tell_heads(net, part.module, width, left)
@@ -291,11 +289,12 @@ def _fold_neurons(net: Model, part: SubLayer) -> Tensor | None:
 
 def _fold_heads(net: Model, part: SubLayer) -> Tensor | None:
     """Return which heads (of keys) are constant, bool [heads], not all of them; see :func:`_fold_neurons`."""
-    last = [role for role in part.sites if role != "o"][-1]
-    values, reader = (net.get_submodule(name) for name in (part.sites[last], part.last))
+    values, reader = (net.get_submodule(name) for name in (part.sites[part.values], part.last))
     if (rows := _dead_rows(values)) is None:
         return None
-    of_heads, biases = (split_parts(last, t, part.width)[-1].view(-1, part.width) for t in (rows, _bias(values)))
+    of_heads, biases = (
+        split_parts(part.values, of, part.width)[-1].view(-1, part.width) for of in (rows, _bias(values))
+    )
     dead = of_heads.all(1)
     if not dead.any():
         return dead

@@ -95,8 +95,8 @@ class RowSizes:
 
     def _values(self, part: SubLayer, of_rows: Tensor) -> Tensor:
         """Return what belongs to the rows of the values of each head, [heads, width]."""
-        role, rows = [*self._firsts(part).items()][-1]
-        return split_parts(role, of_rows[rows], part.width)[-1].view(-1, part.width)
+        rows = self.matrices[part.sites[part.values]].rows
+        return split_parts(part.values, of_rows[rows], part.width)[-1].view(-1, part.width)
 
     @torch.no_grad()
     def choose(self, scores: Tensor, budget: int | Tensor) -> Tensor:
@@ -113,9 +113,8 @@ class RowSizes:
             late = torch.zeros_like(scores, dtype=torch.bool)
             for part in attentions:
                 gone = (self._values(part, places) >= number).all(1).repeat_interleave(part.width)
-                role, rows = [*self._firsts(part).items()][-1]
-                each = [torch.zeros_like(gone)] * (len(parts_of(role)) - 1) + [gone]
-                late[rows] = join_parts(role, each, part.width)
+                each = [torch.zeros_like(gone)] * (len(parts_of(part.values)) - 1) + [gone]
+                late[self.matrices[part.sites[part.values]].rows] = join_parts(part.values, each, part.width)
             order = (places + late * self.rows).argsort()
             places = _places(order)
             fits = (self.along(order) <= budget) & ~late[order]

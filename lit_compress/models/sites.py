@@ -95,6 +95,11 @@ class SubLayer:
         """Name of the Linear that reads the heads or neurons."""
         return self.sites["o" if self.kind == "attention" else "down"]
 
+    @property
+    def values(self) -> str:
+        """Role of the Linear of an attention with the values of its heads, the last of the matrices in it."""
+        return next(role for role in self.sites if "v" in parts_of(role))
+
     def count(self, net: nn.Module) -> int:
         """Return the number of heads (with grouped queries of keys) or neurons in ``net``."""
         return self.heads if self.kind == "attention" else size_at(net, self.last)[1]
