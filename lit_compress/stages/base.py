@@ -53,6 +53,7 @@ class Training:
     weight_decay: float = 0.0
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
+    updates: ClassVar[Any] = None  # the low-rank updates (lora.py) that are trained in place of the parameters
     limits: ClassVar[Limits] = {
         "epochs": {"low": 0}, "learning_rate": {"above": 0, "hint": "e.g. 2e-5"}, "warmup": {"low": 0, "high": 1},
         "weight_decay": {"low": 0},
@@ -85,11 +86,6 @@ class Training:
                 "torch.optim.lr_scheduler.ExponentialLR"
             )
         return optimizer
-
-    @property
-    def updates(self) -> Any:
-        """The low-rank updates (lora.py) that are trained in place of the parameters; None: these are trained."""
-        return None
 
 
 class Stage(nn.Module):

@@ -15,7 +15,7 @@ from lit_compress.calibration.moments import Moments
 from lit_compress.data.datamodule import DataModule
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.compression import Calibration
+from lit_compress.stages.compression import EXAMPLES, Calibration
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
@@ -27,7 +27,6 @@ Removes = Literal["auto", "structures", "components", "blocks"]
 KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
 Weighting = Literal["none", "fisher", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
-CALIBRATION_EXAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Weighted(Retraining):
     def drawn(self, data: DataModule) -> tuple[int, int]:
         """Return number and seed of the calibration examples."""
         seed = data.seed if self.calibration_seed is None else self.calibration_seed
-        return self.calibration_examples or min(CALIBRATION_EXAMPLES, data.train_size()), seed
+        return self.calibration_examples or min(EXAMPLES, data.train_size()), seed
 
 
 def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] | None = None) -> Calibration | None:
