@@ -41,7 +41,6 @@ def pooling_of(task: Task, backbone: str, teacher: str | None = None) -> Pooling
     Raises:
         UserError: the folder makes vectors in a way that no export can keep.
     """
-
     for name, option in ((teacher, "model.teacher"), (backbone, "model.backbone")):
         asks = name is not None and is_name(name) and name != DEFAULT  # the default backbone says nothing of pooling
         if name and (found := read_pooling(Path(resolve(name, task) if asks else name).expanduser(), option)):

@@ -114,7 +114,8 @@ def _try(
             measured = None  # has the ranks of another density
     stage = _stage(job.at(density), dense)
     net, _ = compress(dense, stage.compression, method.task, data, device, keep=True, measured=measured)
-    texts = stage.other_texts(data, min(ROWS, max(32, POSITIONS // data.max_length)))
+    count, seed = stage.compression.drawn(data)
+    texts = data.rest_dataloader(count, min(ROWS, max(32, POSITIONS // data.max_length)), seed)
     made = {"density": density, "divergence": divergence(net, dense, data, texts), "speed": gains.get(density)}
     return made | {"round_to": stage.round_to or 1, "why": why}
 

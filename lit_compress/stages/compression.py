@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 
 from lit_compress.calibration.moments import Moments, parts_within
 from lit_compress.calibration.statistics import OfModel, Reduce, Statistic, whole
-from lit_compress.data.batching import ResumableLoader
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import Model, find_sites
@@ -289,11 +288,6 @@ class CompressedStage(Stage):
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
         return data.calibration_dataloader(*self.compression.drawn(data), "calibration_examples")
-
-    def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
-        """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""
-        count, seed = self.compression.drawn(data)
-        return data.rest_dataloader(count, rows, seed)
 
     def outline(self, net: Model, measured: Measured | None = None) -> Model:
         """Return ``net`` in the shapes of its plan, with the measurements of all matrices if they are there."""
