@@ -362,10 +362,8 @@ def _freeze(net: Model, stream: ResidualStream) -> None:
     """Freeze the embeddings and, in post-norm models, the original matrices (pre-norm ones hold projections)."""
     for sublayer in () if stream.pre_norm else stream.sublayers:
         for name in sublayer.sites.values():
-            layer = net.get_submodule(name)
-            for parameter in (layer.weight, layer.bias):
-                if parameter is not None:
-                    parameter.requires_grad_(False)
+            for kind, parameter in net.get_submodule(name).named_parameters():
+                parameter.requires_grad_(kind in ("projection", "shift"))
     for name in (name for place in stream.sites for name in place.tables):
         net.get_submodule(name).requires_grad_(False)
 

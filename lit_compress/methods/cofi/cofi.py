@@ -117,16 +117,13 @@ class MatchedLayers(nn.Module):
         super().__init__()
         self.projection = nn.Linear(width, width_teacher)
         self.register_buffer("exists", None, persistent=False)  # lies where the hidden states do
-        with torch.no_grad():
-            self.projection.weight.copy_(torch.eye(width_teacher, width))
-            self.projection.bias.zero_()
+        nn.init.eye_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
 
     @torch.no_grad()
     def shrink(self, open_: Tensor) -> None:
         """Keep the inputs ``open_`` (bool [student width]) of the projection, those that the student still has."""
-        weight, bias = self.projection.weight[:, open_], self.projection.bias
-        self.projection = nn.Linear(weight.shape[1], weight.shape[0])
-        self.projection.weight, self.projection.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias)
+        self.projection.weight = nn.Parameter(self.projection.weight[:, open_].contiguous())
 
     def forward(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None,
