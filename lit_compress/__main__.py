@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 from importlib import import_module
 from inspect import signature
+from types import ModuleType
 
 COMMANDS = (
     "fit", "plan", "compare", "evaluate", "predict", "export", "report", "list", "bench", "factorize",
@@ -46,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         line = import_module("lit_compress.cli.lines").read_line(argv[0], argv[1:])
         import_module("lit_compress.utils.progress").silence_libraries()
-        function = getattr(import_module("lit_compress.cli.commands"), "list_" if argv[0] == "list" else argv[0])
+        function = getattr(_commands(), "list_" if argv[0] == "list" else argv[0])
         function(**line.own, **({"line": line} if "line" in signature(function).parameters else {}))
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,6 +65,19 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(2)
     finally:
         threading.excepthook = raised
+
+
+def _commands() -> ModuleType:
+    """Import the commands; the garbage collector, which else takes a second, never looks at what libraries made."""
+    name = "lit_compress.cli.commands"
+    if name in sys.modules:
+        return sys.modules[name]
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _told_by_main(raised: threading.ExceptHookArgs) -> None:

@@ -120,7 +120,7 @@ def run_factorize(
             folder = Path(work.enter_context(tempfile.TemporaryDirectory()))
         else:
             check_folder("out", folder)
-        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run))
+        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run, by_trials=True))
         report = _factorized(place, job, run, cli.dump(), recovery, work)
     if recovery.distil is not None and report is not None:
         for path in [path for path in folder.iterdir() if path.name != CURVES]:

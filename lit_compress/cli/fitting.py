@@ -125,16 +125,18 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> Job:
     return job
 
 
-def settle_budget(cli: CommandLine, run: Run | None = None, density: float | None = None) -> Job:
+def settle_budget(
+    cli: CommandLine, run: Run | None = None, density: float | None = None, by_trials: bool = False
+) -> Job:
     """Return the job at the density that meets the budget, if there is one; a run that is continued keeps its own.
 
-    The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured. If
-    ``factorize`` tries kinds of removal for a speed-up, the trials on its model find the density.
+    The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured.
 
     Args:
         cli: makes the job.
         run: that may be continued; None for a command that makes none.
         density: that the first process found; None: it is not known.
+        by_trials: where kinds of removal are tried for a speed-up, these trials will find the density.
     """
     run = run if run is not None and run.started else None
     job, choices = cli.build(), cli.config.export
@@ -161,7 +163,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, density: float | Non
         job = job.at(choices=place.choices)
     if density is None and run is not None:
         density = run.density(budget.asked)
-    if density is None and not (budget.kind == "speedup" and job.kinds and cli.line.command == "factorize"):
+    if density is None and not (by_trials and budget.kind == "speedup" and job.kinds):
         density = solve(job)
     return job.at(density)
 

@@ -47,9 +47,8 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     """
     done, stages = (run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")])
     if missing := next((name for name in stages if name not in done), None):
-        raise UserError(
-            f"export: stage {missing} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
-        )
+        again = "repeat its factorize command" if run.of_factorize else "continue it with fit --ckpt_path last"
+        raise UserError(f"export: stage {missing} of '{run.folder}' is not finished; {again}")
     key = f"val/{data.record.metrics[0]}"
     dtype = getattr(torch, done["dense"].get("dtype", "float32"))  # of the teacher's own files
 

@@ -38,6 +38,7 @@ from lit_compress.utils.removed import removed_value, without_removed
 
 T = TypeVar("T")
 CURVES = "tensorboard"  # folder of the usual logger
+SETTINGS = "settings.json"  # of unfinished work of factorize
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed. The product of devices,
 # batch_size and accumulate_grad_batches is compared by run/runner.py.
@@ -162,6 +163,11 @@ class Run:
         return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
 
     @property
+    def of_factorize(self) -> bool:
+        """Whether ``factorize --distil`` made it, as :func:`begin_work`."""
+        return (self.folder / SETTINGS).is_file()
+
+    @property
     def foreign(self) -> bool:
         """Whether the folder holds something, and is no run, not even one that was killed when it began."""
         there = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
@@ -234,7 +240,7 @@ def begin_work(option: str, folder: Path, settings: str) -> None:
         settings: hash of everything that the work depends on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "settings.json"
+    path = folder / SETTINGS
     if not {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK}:
         remove(folder / CURVES)
     elif not path.is_file():

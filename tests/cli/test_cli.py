@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -14,7 +15,9 @@ import yaml
 from jsonargparse import ArgumentParser
 from mistakes import fails, fit
 
+from lit_compress import __main__ as main_of
 from lit_compress.__main__ import COMMANDS, main
+from lit_compress.cli import commands  # noqa: F401  as after a first command
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine, _whole_first
 from lit_compress.cli.recipes import FOLDER
@@ -107,6 +110,18 @@ for words in [*([name, "--help"] for name in COMMANDS), ["fit", "--model.densty"
 print({"torch", "transformers", "lightning"} & set(sys.modules))"""
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith("set()")
+
+
+def test_the_collector_rests_while_a_command_is_imported(monkeypatch):
+    """It comes back for what the command makes, and skips what its libraries have made."""
+    name = "lit_compress.cli.commands"
+    gc.unfreeze()
+    assert main_of._commands() is sys.modules[name] and not gc.get_freeze_count()
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(main_of, "import_module", lambda given: (given, gc.isenabled()))
+    assert main_of._commands() == (name, False)
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
