@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_compress.cli.targets import Target, find_target
+from lit_compress.cli.words import Line
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
@@ -19,10 +21,6 @@ from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, show
 from lit_compress.utils.timing import STEADY, Speedup
-
-if TYPE_CHECKING:
-    from lit_compress.cli.words import Line
-    from lit_compress.data.datamodule import DataModule
 
 ON_ACCELERATORS = ("eager", "graphs", "compiled")
 Table = tuple[list[str], list[list[str]]]  # header and rows
@@ -54,7 +52,6 @@ def bench(
 
     Raises:
         UserError: an option or a folder cannot be used.
-        KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
     for name, numbers in {"threads": [threads], "rounds": [rounds], "batch": batch, "length": length}.items():
         if (least := min(numbers or [1])) < 1:
@@ -88,8 +85,6 @@ def bench(
         nets, settings, lambda result: write_json(folder / FILE, known | result), data, compared=bool(against)
     )
     _show(result, folder)
-    if result["stopped"]:
-        raise KeyboardInterrupt
 
 
 def _nets(target: Target, out: str, baseline: str | None, against: list[str]) -> dict[str, Path]:
@@ -135,8 +130,6 @@ def _show(result: dict[str, Any], output: Path) -> None:
         show(*alternatives_table(result), left=2, whole=2)
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
-    if result["stopped"]:
-        print(f"stopped: {len(shapes)} of {result['asked']} shapes are measured")
     print(f"numbers: {output / FILE}")
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
@@ -42,9 +42,6 @@ from lit_compress.utils.files import atomic_folder, check_folder, read_json, rem
 from lit_compress.utils.memory import freed_memory_returned, return_freed_memory, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 COMPRESSED = "compressed"  # the first stage of the run that --distil continues
 
@@ -144,11 +141,6 @@ def usual_losses(line: Line) -> dict[str, Any]:
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
-def load_model(name: str, method: Method) -> PreTrainedModel:
-    """Load a model that was fine-tuned on the method's task; refuse a run, and a compressed model."""
-    return load_finetuned(name, method.task, "model", method.sites)
-
-
 def one_shot_stage(method: Method) -> CompressedStage:
     """Return the stage of a method that compresses in one shot; refuse one that has to train, and wrong sizes."""
     check_sizes(method)
@@ -186,7 +178,7 @@ def _factorized(
 
     of_first("begin", begin, job.trainer)
     return_freed_memory()
-    run.dense = dense = load_model(method.backbone, method)
+    run.dense = dense = load_finetuned(method.backbone, method.task, "model", method.sites)
     job, timed = decide(job, run)
 
     def keep() -> None:

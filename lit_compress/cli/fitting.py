@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.words import Line
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.choices import Choices
 from lit_compress.export.table import print_table
@@ -39,9 +40,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, link_if_equal, read_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
-
-if TYPE_CHECKING:
-    from lit_compress.cli.words import Line
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost

@@ -11,19 +11,22 @@ import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_compress import methods
 from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
+from lit_compress.cli.words import Line
 from lit_compress.data.sources import is_one_table
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
+from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run, checked_config, flatten
 from lit_compress.run.guard import check_evaluation, check_memory
+from lit_compress.run.job import Job
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
@@ -31,12 +34,6 @@ from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lit_compress.cli.words import Line
-    from lit_compress.run.job import Job
 
 _TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
 _ANY = "FWSVD"  # the method when none is run
@@ -125,7 +122,7 @@ def open_target(target: Target, line: Line) -> Job:
     return job
 
 
-def load_checked(target: Target, job: Job, split: Literal["validation", "test", "predict"]) -> PreTrainedModel:
+def load_checked(target: Target, job: Job, split: Literal["validation", "test", "predict"]) -> Model:
     """Load the model of ``target`` for a split, or the rows of ``predict``.
 
     Raises:

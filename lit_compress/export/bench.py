@@ -171,7 +171,7 @@ def bench(
     Args:
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
         settings: the options.
-        keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
+        keep: is called with the result so far after every shape.
         data: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
         compared: every program gets a dev metric.
 
@@ -189,18 +189,14 @@ def bench(
             "hardware": hardware(), "load_average": list(os.getloadavg()),
             "versions": versions() | {package: version(package) for package in packages},
             "programs": [program.entry for program in programs],
-            "left_out": left_out, "shapes": [], "asked": len(shapes), "stopped": False,
+            "left_out": left_out, "shapes": [], "asked": len(shapes),
         }  # fmt: skip
-        try:
-            for batch, length in track(shapes, "time"):  # nothing says how long all will take: they are not alike
-                try:
-                    result["shapes"].append(_measure_shape(programs, batch, length, settings))
-                except torch.OutOfMemoryError:
-                    left_out.append({"what": f"{batch} x {length} and larger", "why": "not enough memory"})
-                    break
-                keep(result)
-        except KeyboardInterrupt:
-            result["stopped"] = True
+        for batch, length in track(shapes, "time"):  # nothing says how long all will take: they are not alike
+            try:
+                result["shapes"].append(_measure_shape(programs, batch, length, settings))
+            except torch.OutOfMemoryError:
+                left_out.append({"what": f"{batch} x {length} and larger", "why": "not enough memory"})
+                break
             keep(result)
     return result
 

@@ -6,7 +6,7 @@ import copy
 import fnmatch
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
@@ -25,7 +25,7 @@ from lit_compress.export.writing import write_writing
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import file_of, forget_code, trusts_code
-from lit_compress.models.sites import Model
+from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import odd_widths
 from lit_compress.tasks import task_type
@@ -36,9 +36,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note, track
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def check_out(out: Path) -> None:
@@ -219,7 +216,7 @@ def _write_programs(report: dict[str, Any], net: Model, data: DataModule, folder
             made |= quantize_program(folder, made, net, data, integers)
 
 
-def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:
+def write_tokenizer(data: DataModule, folder: Path, config: Config) -> None:
     """Write the tokenizer, and for a model of this ``config`` that gives vectors, the sentence-transformers' files."""
     tokenizer = copy.deepcopy(data.tokenizer)
     tokenizer.model_max_length = data.limit  # some say nothing, and truncation=True would cut nothing

@@ -13,7 +13,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,15 +20,11 @@ from torch import nn
 from lit_compress.layers import LAYERS
 from lit_compress.models.outline import ordinary_config
 from lit_compress.models.own_code import DENSE, MODULE, file_of
-from lit_compress.models.sites import Model
+from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.files import json_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
 REFUSAL = "compressed: load this folder with trust_remote_code=True"
@@ -171,7 +166,7 @@ def is_own_code(net: Model, folder: Path) -> bool:
     return auto_map == expected and code.is_file() and code.read_bytes() == text.encode()
 
 
-def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:
+def _refuse_other_classes(config: Config, path: Path) -> None:
     """Write :data:`REFUSAL` for the activation functions in the file ``path`` of ``config``.
 
     Their names, and settings that are derived from them (T5 takes three from one), are under :data:`ACTIVATIONS`.

@@ -8,21 +8,18 @@ from __future__ import annotations
 import os
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, TQDMProgressBar
+from torch.optim import Optimizer
 from tqdm import tqdm
 
 from lit_compress.numerics.foreach import largest
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import local, sum_over_ranks
-
-if TYPE_CHECKING:
-    from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
-    from torch.optim import Optimizer
 
 
 class Checkpoints(Callback):

@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
 from lit_compress.run.trainer import bare_trainer
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first, several
-
-if TYPE_CHECKING:
-    from lightning.fabric.plugins.environments import ClusterEnvironment
-
 
 T = TypeVar("T")
 DECIDED = "LIT_COMPRESS_DECIDED"  # variable of the environment in which Lightning's processes inherit

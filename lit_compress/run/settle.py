@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import Config, find_sites
 from lit_compress.run.job import Job
 from lit_compress.run.solve import Outline, outline
 from lit_compress.run.trainer import check_trainer, processes
@@ -19,9 +19,6 @@ from lit_compress.stages.base import count_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
 from lit_compress.utils.tables import print, show
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 MOST_CLASSES = 8  # that are listed with their counts
 _COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")
@@ -86,7 +83,7 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
     return facts
 
 
-def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
+def _check_given_teacher(method: Method, config: Config) -> None:
     """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
     what = f"model.teacher: '{method.teacher}'"
     refuse_compressed(what, Path(str(method.teacher)).expanduser())

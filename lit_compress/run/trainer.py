@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
@@ -45,26 +45,11 @@ class FSDP2Strategy(ModelParallelStrategy):
 StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all processes")
 
 
-class OtherAccelerator(Accelerator):
-    """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: its current device."""
-
-    parse_devices = auto_device_count = staticmethod(lambda devices=None: 1)
-    is_available = staticmethod(lambda: True)  # PyTorch has said so
-    name = staticmethod(lambda: "other")  # which no option needs
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
-        """Return the device."""
-        device = torch.accelerator.current_accelerator()
-        assert device is not None
-        return [torch.device(device.type, torch.accelerator.current_device_index())]
+class OtherAccelerator(CPUAccelerator):
+    """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: one device, as of CPUs."""
 
     def setup_device(self, device: torch.device) -> None:
         """Do nothing: it is the current device."""
-
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """Return no statistics."""
-        return {}
 
     def teardown(self) -> None:
         """Free the memory that PyTorch caches for later tensors."""
