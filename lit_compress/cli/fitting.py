@@ -19,7 +19,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.intervals import near_chance, standard_error
 from lit_compress.export.choices import Choices
-from lit_compress.export.table import print_table
+from lit_compress.export.table import choice_lines, print_table
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.backbones import finetuned_on, load_tokenizer, resolve
 from lit_compress.models.budget import budget_line
@@ -239,27 +239,12 @@ def warn_missed(report: dict[str, Any]) -> None:
 
 def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen besides the folder itself; warn of integers that lose too much."""
-    for trial in report.get("tried") or ():
-        print(trial_line(trial))
-    if words := report["vocabulary"]:
-        print(
-            f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "
-            f"{words['inputs']:,} training inputs and {words['dev_changed']:,} of {words['dev_inputs']:,} dev inputs "
-            "have other pieces now"
-        )
-    if table := report["embeddings"]:
-        print(
-            f"embeddings: {table['form']}, {table['bytes']:,} of {table['of']:,} bytes; off by {table['error']:.1%} of "
-            "the norm"
-        )
-    if made := report.get("program"):
-        said = "its logits differ by {difference:.1e}" if "dtype" not in made else "{dtype}, {bytes:,} bytes"
-        print(f"{made['file']}: {said.format_map(made)}")
-        if wrote := made.get("writing"):
-            print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
-        if lost := _lost(made, report) if "dtype" in made else "":
-            what = f"{made['dtype']} loses {lost}; leave --dtype {made['dtype']} out, or compress less"
-            warnings.warn(what, stacklevel=2)
+    for line in (*map(trial_line, report.get("tried") or ()), *choice_lines(report)):
+        print(line)
+    made = report.get("program") or {}
+    if lost := _lost(made, report) if "dtype" in made else "":
+        what = f"{made['dtype']} loses {lost}; leave --dtype {made['dtype']} out, or compress less"
+        warnings.warn(what, stacklevel=2)
 
 
 def _lost(made: dict[str, Any], report: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from lit_compress.export.modelling import REFUSAL
-from lit_compress.export.table import counted, markdown, speed_line
+from lit_compress.export.table import choice_lines, counted, markdown, speed_line
 from lit_compress.models.backbones import EMBEDDED, resolve
 from lit_compress.models.files import net_bytes, stored_dtype
 from lit_compress.models.own_code import read_settings
@@ -78,7 +78,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     made = ModelCard.from_template(
         data, str(TEMPLATE), report=report, task=task, kind=kind, name=name, commit=commit, factors=factors,
         here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report), table=markdown(report), speed=speed_line(report),
-        plain=escaped, code=as_code,
+        chosen=choice_lines(report), plain=escaped, code=as_code,
     )  # fmt: skip
     return f"{made}\n"
 

@@ -102,6 +102,31 @@ def score_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def choice_lines(report: dict[str, Any]) -> list[str]:
+    """Return one line for everything that was chosen besides the folder itself, for the screen and the card."""
+    lines = []
+    if words := report["vocabulary"]:
+        lines.append(
+            f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "
+            f"{words['inputs']:,} training inputs and {words['dev_changed']:,} of {words['dev_inputs']:,} dev inputs "
+            "have other pieces now"
+        )
+    if table := report["embeddings"]:
+        size = f"{table['bytes']:,} of {table['of']:,} bytes"
+        lines.append(f"embeddings: {table['form']}, {size}; off by {table['error']:.1%} of the norm")
+    if made := report.get("program"):
+        said = "its logits differ by {difference:.1e}"
+        if "dtype" in made:
+            said = f"{{dtype}}, {{bytes:,}} bytes, dev {report['metric']['name']} {{metric:.4f}}"
+            said += " ({interval[0]:.4f}-{interval[1]:.4f})" if made["interval"] else ""
+            said += " with {examples} training examples" if made.get("examples") else ""
+        lines.append(f"{made['file']}: {said.format_map(made)}")
+        if wrote := made.get("writing"):
+            files, tokens = wrote["files"][2], wrote["tokens"]
+            lines.append(f"write.py: with the cache of {files}, {tokens} tokens as the model writes them")
+    return lines
+
+
 def print_table(report: dict[str, Any]) -> None:
     """Print the final table, the score and the speed-up."""
     header, body = rows(report)
