@@ -156,7 +156,7 @@ def runner(options: Any, task: str, key: str) -> Callable[[dict[str, Any]], Any]
 
     folder = options.work / f"{task}-{key}"
     if key != STATIC:
-        return RUNTIMES["openvino"].load(folder / FILES["openvino"], Setting("", ("logits",), options.threads))
+        return RUNTIMES["openvino"].load(folder / FILES["openvino"], Setting(("logits",), options.threads))
     vectors = read(folder)
     if (folder / "head.npz").is_file():
         stored = numpy.load(folder / "head.npz")

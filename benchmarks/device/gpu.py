@@ -188,7 +188,7 @@ def _runners(nets: dict[str, Any], device: str, ways: tuple[str, ...]) -> dict[t
 
     from lit_compress.export.runtimes import Setting, torch_runner
 
-    setting, runs = Setting("", ("logits",), device=device, dtype="bfloat16"), {}
+    setting, runs = Setting(("logits",), device=device, dtype="bfloat16"), {}
     for name, net in nets.items():
         for way in ways:
             try:

@@ -43,7 +43,7 @@ def times(programs: dict[str, Path], threads: int) -> list[dict[str, Any]]:
     from lit_compress.export.runtimes import RUNTIMES, Setting
     from lit_compress.utils.timing import in_turns, speedup, summary
 
-    runs = {name: RUNTIMES["onnx"].load(path, Setting("", ("logits",), threads)) for name, path in programs.items()}
+    runs = {name: RUNTIMES["onnx"].load(path, Setting(("logits",), threads)) for name, path in programs.items()}
     rows = []
     for texts, tokens in SHAPES:
         ids = numpy.random.default_rng(0).integers(1000, 20000, (texts, tokens))

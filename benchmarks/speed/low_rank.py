@@ -61,7 +61,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
         for form, rule in FORMS.items()
         for density in DENSITIES
     }
-    settings, runs = Settings(threads=threads, trust=True), {}
+    settings, runs = Settings(threads=threads), {}
     with tempfile.TemporaryDirectory() as folder:
         for name, net in nets.items():
             place = Path(folder) / name
@@ -70,7 +70,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
             source = BenchedNet("net", place, settings, place)
             inputs = placed(source.inputs(timing.BATCH, timing.LENGTH), "cpu")
             for runtime in (name for name in RUN_IN if all(map(find_spec, RUNTIMES[name].packages))):
-                loaded = RUNTIMES[runtime].load(source.file(*RUNTIMES[runtime].forms[0]), source.setting)
+                loaded = source.load(RUNTIMES[runtime])
                 runs[name, runtime] = partial(loaded, inputs)
         with pinned(threads):
             times = dict(

@@ -12,12 +12,11 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
-from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder, read_json, write_json
+from lit_compress.utils.files import check_folder, write_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print, show
 from lit_compress.utils.timing import STEADY, Speedup
@@ -63,14 +62,14 @@ def bench(
     usual = [name for name in RUNTIMES if name != "graphs"] if place.type == "cpu" else ON_ACCELERATORS
     if place.index is not None:
         raise UserError(f"--device: '{place}' names one of several; bench measures on the first: '{place.type}'")
-    target, trusted = find_target(out, "bench"), line.last("trust_remote_code") == "true"
-    trust_code(trusted)
+    target = find_target(out, "bench")
+    trust_code(line.last("trust_remote_code") == "true")
     nets = _nets(target, out, baseline, against or [])
     folder = Path(output or target.place).expanduser()
     check_folder("--output", folder)
     settings = Settings(
         tuple(batch or BATCHES), tuple(length or LENGTHS), tuple(dict.fromkeys(runtimes or usual)), threads, rounds,
-        seconds, place.type, trusted, dtype or ("float32" if place.type == "cpu" else "bfloat16"),
+        seconds, place.type, dtype or ("float32" if place.type == "cpu" else "bfloat16"),
     )  # fmt: skip
 
     def data() -> DataModule:
@@ -91,7 +90,7 @@ def _nets(target: Target, out: str, baseline: str | None, against: list[str]) ->
     """Return the folders by label: the dense model, which is named or the run's, others by their names, OUT."""
     nets, dense = {}, target.folder.resolve().parent / "dense" / "net"
     if baseline is not None:
-        nets["dense"] = _loadable(find_target(baseline, "--baseline").folder, baseline)
+        nets["dense"] = find_target(baseline, "--baseline").folder
     elif target.folder.name == "export" and (dense / "config.json").is_file():
         nets["dense"] = dense
     else:
@@ -99,16 +98,8 @@ def _nets(target: Target, out: str, baseline: str | None, against: list[str]) ->
     for name in against:
         if (label := Path(name).name) in (*nets, "dense", "compressed"):
             raise UserError(f"--against: '{name}': another model has the label '{label}'; rename the folder")
-        nets[label] = _loadable(find_target(name, "--against").folder, name)
-    return nets | {"compressed": _loadable(target.folder, out)}
-
-
-def _loadable(folder: Path, name: str) -> Path:
-    """Return a folder that transformers can load; refuse the model of a stage, whose layers only this package has."""
-    structure = folder / "structure.json"
-    if structure.is_file() and read_json("bench", structure, dict) and not (folder / f"{MODULE}.py").is_file():
-        raise UserError(f"bench: '{name}' is the model of a stage, which loads in this package only; give the run")
-    return folder
+        nets[label] = find_target(name, "--against").folder
+    return nets | {"compressed": target.folder}
 
 
 def _show(result: dict[str, Any], output: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from torch import Tensor
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
-from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import PROBES, Program, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
@@ -47,7 +47,7 @@ Data = Callable[[], "DataModule"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of ``bench``; with ``trust``, the code of a folder is run also if this version would not write it."""
+    """The options of ``bench``."""
 
     batches: tuple[int, ...] = BATCHES
     lengths: tuple[int, ...] = LENGTHS
@@ -56,7 +56,6 @@ class Settings:
     rounds: int = ROUNDS
     seconds: float = SECONDS
     device: str = "cpu"
-    trust: bool = False
     dtype: str = "float32"
 
 
@@ -66,7 +65,7 @@ class BenchedNet:
     ``work`` is a folder for programs that are not next to the model, ``data`` returns the data of its task.
 
     Raises:
-        UserError: it cannot be loaded, or brings code that no export has.
+        UserError: it cannot be loaded.
     """
 
     def __init__(self, label: str, folder: Path, settings: Settings, work: Path, data: Data | None = None) -> None:
@@ -74,18 +73,12 @@ class BenchedNet:
 
         self.label, self.folder, self.work, self._data = label, folder, work / label, data
         self.work.mkdir()
-        self.net: Model = _load(folder)
+        self.net: Model = _load(folder).requires_grad_(False)
         self.tokenizer: Any = lambda text: dict[str, Any]()  # asks for no token types
         with suppress(OSError, ValueError):
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-        if not (settings.trust or is_own_code(self.net, folder)):
-            raise UserError(
-                f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
-                "runs it, or export the model again"
-            )
-        self.kind, trust = task_type_of_net(self.net.config), trusts_code() or (folder / f"{MODULE}.py").is_file()
-        own, threads, device, dtype = self.kind, settings.threads, settings.device, settings.dtype
-        self.setting = Setting(own.auto_class, own.results, threads, device, trust, dtype)
+        self.kind = task_type_of_net(self.net.config)
+        self.setting = Setting(self.kind.results, settings.threads, settings.device, settings.dtype)
 
     @cached_property
     def data(self) -> DataModule:
@@ -104,6 +97,11 @@ class BenchedNet:
         """Return the results of a runtime by name, on the CPU in float32."""
         values = [torch.as_tensor(value).float().cpu() for value in run(placed(inputs, "cpu"))]
         return dict(zip(self.setting.results, values, strict=True))
+
+    def load(self, runtime: Runtime) -> Runner:
+        """Return the model, or its program, in a runtime."""
+        hf = not runtime.runs_programs
+        return runtime.load(copy.deepcopy(self.net) if hf else self.file(*runtime.forms[0]), self.setting)
 
     def file(self, form: Format, dtype: Dtype) -> Path:
         """Return the input of a runtime: the folder, or a program, which is written first if it is not there."""
@@ -135,6 +133,7 @@ class BenchedNet:
 def _load(folder: Path) -> Model:
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     if (folder / "structure.json").is_file():
         return load_net(folder)
     check_code(f"bench: '{folder}'", folder)
@@ -221,14 +220,14 @@ def _opened(
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         given, eager = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
-        reference = eager.load(source.folder, source.setting)
+        reference = source.load(eager)
         expected = [source.answers(reference, probe) for probe in probes]
         for runtime in track(given, f"load {source.label}", len(given)):
             try:
                 if missing := runtime.missing():
                     raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
                 path = source.file(*runtime.forms[0])
-                run = reference if runtime is eager else runtime.load(path, source.setting)
+                run = reference if runtime is eager else source.load(runtime)
                 off = farthest(source.kind, partial(source.answers, run), probes, expected)
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (off <= most or (runtime.dtype != "float32" and isfinite(off))):

@@ -176,7 +176,7 @@ def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
 def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
     """Return a function that runs a program file, without inputs that the program was not made with."""
     runtime = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"]
-    load = runtime.load(path, Setting("", results, torch.get_num_threads()))
+    load = runtime.load(path, Setting(results, torch.get_num_threads()))
 
     def run(given: Inputs) -> Inputs:
         outputs = load({name: value.numpy() for name, value in given.items()})

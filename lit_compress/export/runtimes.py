@@ -28,18 +28,14 @@ class Setting:
     """How a model is run.
 
     Attributes:
-        auto_class: the class of transformers that loads it.
         results: names of its outputs.
         threads: of the runtime.
         device, dtype: of PyTorch; ``cpu``, ``cuda``, ...
-        trust: whether the code of the folder is run.
     """
 
-    auto_class: str
     results: tuple[str, ...]
     threads: int = 1
     device: str = "cpu"
-    trust: bool = False
     dtype: str = "float32"
 
 
@@ -50,14 +46,15 @@ class Runtime:
     Attributes:
         name: as users type it.
         packages: that must be installed.
-        load: makes a function of the loaded files; raises LookupError if the runtime does not run on the device.
-        forms: format and dtype of its input, a folder (``hf``) or a program; the first is the one that is written.
+        load: makes a function of a model (``hf``) or the file of a program; raises LookupError if the runtime does not
+            run on the device.
+        forms: format and dtype of its input; the first is the one that is written.
         tolerance: by how much its results usually differ from PyTorch's, relative above 1.
     """
 
     name: str
     packages: tuple[str, ...]
-    load: Callable[[Path, Setting], Runner]
+    load: Callable[[Any, Setting], Runner]
     forms: tuple[tuple[Format, Dtype], ...] = (("hf", "float32"),)
     tolerance: float = 1e-4
 
@@ -72,7 +69,7 @@ class Runtime:
 
     @property
     def runs_programs(self) -> bool:
-        """Whether it loads a program in place of a folder."""
+        """Whether it loads a program in place of a model."""
         return self.forms[0][0] != "hf"
 
 
@@ -149,16 +146,6 @@ class _Graphs:
         return {name: value.clone() for name, value in output.items()}
 
 
-def _torch(folder: Path, setting: Setting, way: str = "eager") -> Runner:
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(setting.threads)
-    kind = getattr(transformers, setting.auto_class)
-    net = kind.from_pretrained(folder, dtype=getattr(torch, setting.dtype), trust_remote_code=setting.trust)
-    return torch_runner(net.requires_grad_(False), setting, way)
-
-
 def _onnx(file: Path, setting: Setting) -> Runner:
     import onnxruntime
 
@@ -201,9 +188,9 @@ def placed(inputs: Mapping[str, Any], device: str) -> Inputs:
 RUNTIMES = {
     runtime.name: runtime
     for runtime in (
-        Runtime("eager", ("torch", "transformers"), _torch),
-        Runtime("compiled", ("torch", "transformers"), partial(_torch, way="compiled")),
-        Runtime("graphs", ("torch", "transformers"), partial(_torch, way="graphs")),
+        Runtime("eager", ("torch", "transformers"), torch_runner),
+        Runtime("compiled", ("torch", "transformers"), partial(torch_runner, way="compiled")),
+        Runtime("graphs", ("torch", "transformers"), partial(torch_runner, way="graphs")),
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "float32"),)),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino,
                 (("onnx", "float32"), ("openvino", "float32")), tolerance=1e-3),

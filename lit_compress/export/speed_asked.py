@@ -137,7 +137,7 @@ class Programs:
     def __init__(self, dense: Model, tokenizer: Any, place: Place) -> None:
         self.place, self._tokenizer = place, tokenizer
         net, dtype = with_random_values(dense), "float32" if place.device == "cpu" else "bfloat16"
-        self._setting = Setting("", task_type_of_net(net.config).results, device=place.device, dtype=dtype)
+        self._setting = Setting(task_type_of_net(net.config).results, device=place.device, dtype=dtype)
         examples = (example_inputs(net, tokenizer, *shape, padded=False) for shape in place.shapes)
         self._inputs = [placed(inputs, place.device) for inputs in examples]
         self._dense = self._runner(net)

@@ -24,14 +24,14 @@ from lit_compress.utils.errors import UserError
 
 OLD = Path(__file__).resolve().parents[1] / "old_runs" / "lpaf"
 NETS = {"dense": OLD / "dense" / "net", "compressed": OLD / "export"}
-FEW = Settings(batches=(8, 1), lengths=(16, 8), rounds=3, runtimes=("eager",), trust=True)  # an older version's code
+FEW = Settings(batches=(8, 1), lengths=(16, 8), rounds=3, runtimes=("eager",))
 
 
 def made_up(monkeypatch, name, change=lambda result: result, before=lambda inputs: None, **values):
     """Add a runtime that does what PyTorch does, and something to its results."""
 
-    def load(folder, setting):
-        eager = RUNTIMES["eager"].load(folder, setting)
+    def load(given, setting):  # a model, or its folder in place of a program
+        eager = RUNTIMES["eager"].load(given if isinstance(given, nn.Module) else module._load(given), setting)
 
         def run(inputs):
             before(inputs)
@@ -63,28 +63,18 @@ def test_a_dense_and_a_compressed_net():
 
 
 def test_code_of_a_stranger_is_not_run(tmp_path):
-    """The code of an export is run as users run it; other code only with consent."""
+    """Of an export no code is run, but this package's layers; a model with code of its own needs consent."""
     layer = (net := make_net("bert").eval()).bert.encoder.layer[0].output.dense
     replace_module(net, "bert.encoder.layer.0.output.dense", LowRankLinear.from_factors(
         layer, *(factor.detach() for factor in (layer.weight[:, :4], layer.weight[:4]))))  # fmt: skip
     write_model(net, tmp_path)
-    assert bench({"compressed": tmp_path}, replace(FEW, trust=False))["shapes"]
     code, config, ran = tmp_path / "modeling_compressed.py", tmp_path / "config.json", tmp_path / "ran"
-    stranger = f"open({str(ran)!r}, 'w')\n"
-    for file, text, said in (
-        (code, code.read_text() + stranger, "brings code that this version of lit_compress does not write; --trust_"),
-        (
-            config,
-            config.read_text().replace("modeling_", "other_"),
-            r"code of its own \(other_compressed.py\), which is",
-        ),
-    ):
-        before = file.read_text()
-        file.write_text(text)
-        (tmp_path / "other_compressed.py").write_text(code.read_text() + stranger)
-        with pytest.raises(UserError, match=said):
-            bench({"compressed": tmp_path}, replace(FEW, trust=False))
-        file.write_text(before)
+    code.write_text(code.read_text() + f"open({str(ran)!r}, 'w')\n")
+    assert bench({"compressed": tmp_path}, FEW)["shapes"]
+    (tmp_path / "other_compressed.py").write_text(code.read_text())
+    config.write_text(config.read_text().replace("modeling_", "other_"))
+    with pytest.raises(UserError, match=r"code of its own \(other_compressed.py\), which is"):
+        bench({"compressed": tmp_path}, FEW)
     assert not ran.exists()
 
 
@@ -195,7 +185,7 @@ def test_onnx_in_float32_and_int8_beside_pytorch_in_16_bits(monkeypatch):
 
 def test_in_16_bits_a_model_has_what_its_file_would_have():
     net = make_net("llama")
-    run = torch_runner(net, Setting("", ("logits",), dtype="bfloat16"))
+    run = torch_runner(net, Setting(("logits",), dtype="bfloat16"))
     assert net.score.weight.dtype == torch.bfloat16
     assert net.model.rotary_emb.inv_freq.dtype == torch.float32, "no file has it, and loading leaves it"
     ids = np.arange(12).reshape(2, 6)
