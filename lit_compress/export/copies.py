@@ -14,7 +14,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from lit_compress.export import writer
 from lit_compress.export.card import HERE
-from lit_compress.export.modelling import MODULE, is_own_code, write_as
+from lit_compress.export.modelling import MODULE, write_as
 from lit_compress.models.own_code import brings_code, file_of, forget_code
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
@@ -83,13 +83,11 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     types = [str(module.get("type")) for module in (read_json(what, path, list) if path.is_file() else [])]
     if strange := next((name for name in types if not name.startswith("sentence_transformers.")), None):
         raise UserError(f"{what}: modules.json names '{strange}', code that no export has; export the run again")
-    ours = is_own_code(net, folder)
     for name, path in export_files(what, folder).items():
-        if not name.endswith(".py") or file_of(net) or (ours and name == f"{MODULE}.py"):
+        if not name.endswith(".py") or file_of(net):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to / name)
-    if not ours:
-        write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
+    write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
     if (folder / "write.py").is_file():
         shutil.copyfile(writer.__file__, to / "write.py")
     forget_code(to)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import as_linears, describe, empty_parameters, replace
 from lit_compress.tasks import task_type_of_net
-from lit_compress.utils.files import json_of
 
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
 REFUSAL = "compressed: load this folder with trust_remote_code=True"
@@ -130,18 +129,13 @@ def write_as(net: Model, ordinary: Model | None, folder: Path, save: Callable[[M
     own = (getattr(net.config, DENSE, None) or net.config.auto_map) if file_of(net) else {}
     if own:  # its configuration, and the class that the compressed one extends
         setattr(net.config, DENSE, own)
-    net.config.auto_map = _auto_map(net, own)
+    kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
+    net.config.auto_map = kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
     save(net, folder)
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
     if net.config.structure or own:
         _refuse_other_classes(net.config, folder / "config.json")
     (folder / f"{MODULE}.py").write_text(code_of(base, kinds, file_of(net)))
-
-
-def _auto_map(net: Model, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the classes of an export; ``own``: the model's."""
-    kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
-    return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
 
 
 def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
@@ -153,17 +147,6 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
     return _TEMPLATE.format(
         base=base, source=source, activations=ACTIVATIONS, refusal=REFUSAL, layers=code, names=names
     )
-
-
-def is_own_code(net: Model, folder: Path) -> bool:
-    """Return whether the code in ``folder``, if any, is byte by byte what :func:`write_model` writes for ``net``."""
-    auto_map, code = json_of(folder / "config.json").get("auto_map"), folder / f"{MODULE}.py"
-    if auto_map is None and not code.exists():
-        return not describe(net)
-    kinds = {spec["kind"] for spec in describe(net).values()} - {"attributes"}
-    expected = _auto_map(net, getattr(net.config, "auto_map", {}) if file_of(net) else {})
-    text = code_of(type(net).__name__, kinds, file_of(net))
-    return auto_map == expected and code.is_file() and code.read_bytes() == text.encode()
 
 
 def _refuse_other_classes(config: Config, path: Path) -> None:
