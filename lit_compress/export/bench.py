@@ -21,7 +21,7 @@ from torch import Tensor
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
-from lit_compress.export.program import PROBES, Program, example_inputs, farthest, program_bytes, write_program
+from lit_compress.export.program import PROBES, Program, by_name, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
@@ -93,11 +93,6 @@ class BenchedNet:
         """Return random tokens; ``padded``: half of the second text is padding."""
         return example_inputs(self.net, self.tokenizer, batch, length, padded)
 
-    def answers(self, run: Runner, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the results of a runtime by name, on the CPU in float32."""
-        values = [torch.as_tensor(value).float().cpu() for value in run(placed(inputs, "cpu"))]
-        return dict(zip(self.setting.results, values, strict=True))
-
     def load(self, runtime: Runtime) -> Runner:
         """Return the model, or its program, in a runtime."""
         hf = not runtime.runs_programs
@@ -124,7 +119,7 @@ class BenchedNet:
     def score(self, run: Runner) -> dict[str, Any]:
         """Return the dev ``metric`` of a runtime's answers and its ``interval``."""
         check_head(f"bench: '{self.folder}'", self.net.config, self.data.record)
-        program = Program(partial(self.answers, run), self.net.config)
+        program = Program(by_name(run, self.setting.results), self.net.config)
         scores = evaluate(program, self.data, sure=True)  # type: ignore[arg-type]
         key = f"val/{self.data.record.metrics[0]}"
         return {"metric": scores[key], "interval": interval_of(scores, key)}
@@ -221,14 +216,14 @@ def _opened(
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         given, eager = [RUNTIMES[name] for name in settings.runtimes], RUNTIMES["eager"]
         reference = source.load(eager)
-        expected = [source.answers(reference, probe) for probe in probes]
+        expected = list(map(by_name(reference, source.setting.results), probes))
         for runtime in track(given, f"load {source.label}", len(given)):
             try:
                 if missing := runtime.missing():
                     raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
                 path = source.file(*runtime.forms[0])
                 run = reference if runtime is eager else source.load(runtime)
-                off = farthest(source.kind, partial(source.answers, run), probes, expected)
+                off = farthest(source.kind, by_name(run, source.setting.results), probes, expected)
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])
                 if not (off <= most or (runtime.dtype != "float32" and isfinite(off))):
                     raise LookupError(f"its results differ from PyTorch's by {off:.1e}, more than {most:.0e}")

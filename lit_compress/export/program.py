@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.export.runtimes import FILES, RUNTIMES, ProgramFormat, Setting
+from lit_compress.export.runtimes import FILES, RUNTIMES, ProgramFormat, Runner, Setting, placed
 from lit_compress.models.accounting import random_inputs
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
@@ -176,15 +176,17 @@ def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
 def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
     """Return a function that runs a program file, without inputs that the program was not made with."""
     runtime = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"]
-    load = runtime.load(path, Setting(results, torch.get_num_threads()))
+    return by_name(runtime.load(path, Setting(results, torch.get_num_threads())), results)
 
-    def run(given: Inputs) -> Inputs:
-        outputs = load({name: value.numpy() for name, value in given.items()})
-        if runtime.name != "onnx":  # OpenVINO writes there again
-            outputs = [value.copy() for value in outputs]
-        return {name: torch.from_numpy(value) for name, value in zip(results, outputs, strict=True)}
 
-    return run
+def by_name(run: Runner, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
+    """Return a function that returns the results of a runtime by name, on the CPU in float32."""
+
+    def call(given: Inputs) -> Inputs:
+        values = (torch.as_tensor(value).float().cpu() for value in run(placed(given, "cpu")))
+        return dict(zip(results, [value.clone() for value in values], strict=True))  # OpenVINO writes there again
+
+    return call
 
 
 class Program(nn.Module):
