@@ -141,6 +141,11 @@ def usual_losses(line: Line) -> dict[str, Any]:
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
+def load_model(name: str, method: Method) -> Model:
+    """Load a model that was fine-tuned on the method's task; refuse a run, and a compressed model."""
+    return load_finetuned(name, method.task, "model", method.sites)
+
+
 def one_shot_stage(method: Method) -> CompressedStage:
     """Return the stage of a method that compresses in one shot; refuse one that has to train, and wrong sizes."""
     check_sizes(method)
@@ -178,7 +183,7 @@ def _factorized(
 
     of_first("begin", begin, job.trainer)
     return_freed_memory()
-    run.dense = dense = load_finetuned(method.backbone, method.task, "model", method.sites)
+    run.dense = dense = load_model(method.backbone, method)
     job = decide(job, run)
 
     def keep() -> None:

@@ -155,7 +155,7 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
     def work(*_, **__):
         raise AssertionError("the work was begun")
 
-    for name in ("commands.export_run", "factorizing.load_finetuned", "commands.evaluate_net", "targets.load_net"):
+    for name in ("commands.export_run", "factorizing.load_model", "commands.evaluate_net", "targets.load_net"):
         monkeypatch.setattr(f"lit_compress.cli.{name}", work)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "mine").mkdir()
