@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -183,8 +184,9 @@ def by_name(run: Runner, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]
     """Return a function that returns the results of a runtime by name, on the CPU in float32."""
 
     def call(given: Inputs) -> Inputs:
-        values = (torch.as_tensor(value).float().cpu() for value in run(placed(given, "cpu")))
-        return dict(zip(results, [value.clone() for value in values], strict=True))  # OpenVINO writes there again
+        values = run(placed(given, "cpu"))
+        copies = (torch.tensor(v) if isinstance(v, np.ndarray) else v for v in values)  # OpenVINO writes there again
+        return {name: value.float().cpu() for name, value in zip(results, copies, strict=True)}
 
     return call
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from lit_compress.methods.base import Method
 from lit_compress.models.backbones import load_config, load_tokenizer, resolve
-from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
 from lit_compress.models.sites import Config, find_sites
 from lit_compress.run.job import Job
@@ -86,9 +85,8 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
 def _check_given_teacher(method: Method, config: Config) -> None:
     """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width."""
     what = f"model.teacher: '{method.teacher}'"
-    refuse_compressed(what, Path(str(method.teacher)).expanduser())
     check_form(what, Path(resolve(str(method.teacher), method.task, "model.teacher")), whole=True)
-    teacher = load_config(str(method.teacher), method.task, "model.teacher")
+    teacher = load_config(str(method.teacher), method.task, "model.teacher", trained=True)
     vectors = method.kind.loss == "vectors"
     if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
         raise UserError(
