@@ -119,8 +119,8 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         made(recovery, *auto)
     monkeypatch.setattr(Distilling, "fit", fit)
-    said = fails(capsys, "export", str(tmp_path / "out.distil"), str(tmp_path / "shipped"))
-    assert said.endswith("/out.distil' is not finished; repeat its factorize command"), said
+    said = "/out.distil' is not finished; repeat its factorize command"
+    assert fails(capsys, "export", str(tmp_path / "out.distil"), str(tmp_path / "shipped")).endswith(said)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
         made(Recovery(distil=5), *auto)
     for module, name in ((factorizing, "compress_and_refine"), (trials, "choose_removal")):

@@ -59,8 +59,7 @@ def report_of(folder):
 
 
 def test_factorize_gives_the_speed_that_is_asked_for(words, tmp_path, capsys, monkeypatch):
-    """The trials find the density, and nothing else searches for one."""
-    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda *_: 1 / 0)
+    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda *_: 1 / 0)  # the trials find the density
     main([*words, "--budget", "speedup=3x@eager,2x8"])
     said, report = capsys.readouterr().out, report_of(tmp_path / "out")
     tried = {trial["removes"]: trial for trial in report["tried"]}
