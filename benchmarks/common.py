@@ -160,7 +160,7 @@ def compared(label: str = "") -> list[object]:
 
 
 def distilled(
-    cli: Any, dense: Any, model: Path, recovery: Any, losses: dict[str, float] | None = None, **changed: Any
+    cli: Any, dense: Any, model: Path, recovery: Any, losses: dict[str, Any] | None = None, **changed: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model in a folder after its distillation, as ``factorize --distil`` does it, and facts about that.
 
