@@ -72,6 +72,8 @@ def _commands() -> ModuleType:
     name = "lit_compress.cli.commands"
     if name in sys.modules:
         return sys.modules[name]
+    if not gc.isenabled():
+        return import_module(name)
     gc.disable()
     try:
         return import_module(name)

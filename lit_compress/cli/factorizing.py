@@ -30,7 +30,7 @@ from lit_compress.run.folder import CURVES, Run, begin_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
-from lit_compress.run.trials import decide
+from lit_compress.run.trials import LARGE, decide
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.refinement import check_refinement, refine_net
@@ -117,7 +117,7 @@ def run_factorize(
             folder = Path(work.enter_context(tempfile.TemporaryDirectory()))
         else:
             check_folder("out", folder)
-        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run, by_trials=True))
+        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run, by_trials=True), by_trials=True)
         report = _factorized(place, job, run, cli.dump(), recovery, work)
     if recovery.distil is not None and report is not None:
         for path in [path for path in folder.iterdir() if path.name != CURVES]:
@@ -169,7 +169,8 @@ def _factorized(
     learns = distils and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = compression.reads_labels(method.kind) or learns
     load_config(method.backbone, method.task, "model", trained=True)  # refuses a model of another task
-    check_factorize(job, stage, distils)
+    undecided = job.kinds and method.budget is not None and method.budget.kind == "speedup"  # with its density
+    check_factorize(job, one_shot_stage(job.at(LARGE).method) if undecided else stage, distils)
     job.choices.check(job.dense)
     if recovery.refine is not None:
         check_refinement(job.dense, compression.dense_states, type(method).__name__)

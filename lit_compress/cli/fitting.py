@@ -63,10 +63,11 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
         return run, _report(run, job)
 
 
-def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job]) -> Job:
+def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job], by_trials: bool = False) -> Job:
     """Return on every process the job that ``prepare`` settles, which the first one alone calls.
 
-    Commits of names, the teacher and the density of the other processes are the first one's.
+    Commits of names, the teacher and the density of the other processes are the first one's; ``by_trials`` as in
+    :func:`settle_budget`.
     """
     made = list[Job]()
 
@@ -79,7 +80,7 @@ def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job]) -> Job:
     if made:
         return made[0]
     _as_stored(cli, told["config"])
-    return settle_budget(cli, run, told["density"])
+    return settle_budget(cli, run, told["density"], by_trials)
 
 
 @contextmanager
@@ -162,8 +163,19 @@ def settle_budget(
     if density is None and run is not None:
         density = run.density(budget.asked)
     if density is None and not (by_trials and budget.kind == "speedup" and job.kinds):
-        density = solve(job)
+        return _solved(job)
     return job.at(density)
+
+
+def _solved(job: Job) -> Job:
+    """Return the job at the density that meets its budget, with the first kind of removal that can, from its own on."""
+    errors, kinds = list[UserError](), job.kinds
+    for removes in kinds[kinds.index(job.method.given["retrain"].removes) :] if kinds else (None,):
+        try:
+            return job.at(solve(job.at(removes=removes)), removes)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:

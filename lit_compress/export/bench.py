@@ -190,6 +190,7 @@ def bench(
                 result["shapes"].append(_measure_shape(programs, batch, length, settings))
             except torch.OutOfMemoryError:
                 left_out.append({"what": f"{batch} x {length} and larger", "why": "not enough memory"})
+                keep(result)
                 break
             keep(result)
     return result

@@ -9,12 +9,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from lit_compress.export import writer
 from lit_compress.export.card import HERE
 from lit_compress.export.modelling import MODULE, write_as
+from lit_compress.models.files import stored_dtype
 from lit_compress.models.own_code import brings_code, file_of, forget_code
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
@@ -87,7 +89,9 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
         if not name.endswith(".py") or file_of(net):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to / name)
+    own, net.config.dtype = net.config.dtype, getattr(torch, stored_dtype(folder))
     write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
+    net.config.dtype = own
     if (folder / "write.py").is_file():
         shutil.copyfile(writer.__file__, to / "write.py")
     forget_code(to)

@@ -115,7 +115,7 @@ def choice_lines(report: dict[str, Any]) -> list[str]:
         size = f"{table['bytes']:,} of {table['of']:,} bytes"
         lines.append(f"embeddings: {table['form']}, {size}; off by {table['error']:.1%} of the norm")
     if made := report.get("program"):
-        said = "its logits differ by {difference:.1e}"
+        said = "its outputs differ by {difference:.1e}"
         if "dtype" in made:
             said = f"{{dtype}}, {{bytes:,}} bytes, dev {report['metric']['name']} {{metric:.4f}}"
             said += " ({interval[0]:.4f}-{interval[1]:.4f})" if made["interval"] else ""

@@ -138,8 +138,11 @@ class _Decode(nn.Module):
 
 
 def _tensors(cache: Any) -> list[Tensor]:
-    """Return keys, values, keys, ... of the blocks."""
-    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    """Return keys, values, keys, ... of the blocks that have an attention; these are the first ones of the cache."""
+    layers = [layer for layer in cache.layers if layer.keys is not None]
+    if layers != cache.layers[: len(layers)]:
+        raise ValueError("some blocks of the decoder read nothing of the encoder")
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
 
 
 def _facts(net: Model, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Layers: keep some of the transformer blocks, then distil; the most common way to make a model smaller.
 
 Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh, Debut, Chaumond, Wolf 2019,
-https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers; blocks removed one after the
+https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers. Blocks removed one after the
 other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853). Attentions
 or networks alone are removed in "What Matters in Transformers? Not All Attention is Needed" (He, Sun, Shen, Li 2024,
 https://arxiv.org/abs/2406.15786).

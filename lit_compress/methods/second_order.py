@@ -60,8 +60,7 @@ class KroneckerWeighted(Weighted):
     """How the factorization is weighted, and how the factorized model is trained.
 
     Args:
-        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model. With
-            this default whole blocks learn at that of Layers.
+        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model.
     """
 
     learning_rate: float = 3e-4
@@ -106,9 +105,7 @@ class SecondOrder(Ranked):
         if self.retrain.removal == "blocks":
             if not self.rule.by_density:
                 raise UserError("retrain.removes: 'blocks' needs a density; give model.density")
-            prune = KeptBlocks(choice="measured")
-            blocks = BlockRemoval(prune, self.density, exact=self.budget is not None)
-            usual = self.retrain.learning_rate == KroneckerWeighted.learning_rate
-            rate = prune.learning_rate if usual else self.retrain.learning_rate
-            return [CompressedStage("retrain", replace(self.retrain, learning_rate=rate), blocks)]
+            settings = KeptBlocks(choice="measured", examples=self.retrain.calibration_examples)
+            blocks = BlockRemoval(settings, self.density, exact=self.budget is not None, drawn=self.retrain.drawn)
+            return [CompressedStage("retrain", self.retrain, blocks)]
         return [CompressedStage("retrain", self.retrain, weighted(self.retrain, self.rule))]

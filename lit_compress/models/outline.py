@@ -194,7 +194,7 @@ def uniform_groups(net: Model, step: int = 1) -> list[UniformGroup]:
 def even_counts(
     net: Model, density: float, step: int = 1, loss: Callable[[UniformGroup], Tensor] | None = None
 ) -> dict[str, int]:
-    """Return by last matrix how many units each sub-layer keeps, those of the smallest ``loss``.
+    """Return by last matrix how many units each sub-layer keeps; the ones of the smallest ``loss``.
 
     ``density``, of the weights of all sites of the dense ``net``, is not exceeded; neurons go in steps of ``step``.
     ``loss`` returns the loss of every count of a group, float64 [counts]; None: near the same share of heads and of

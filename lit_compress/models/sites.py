@@ -261,7 +261,7 @@ def get_removable(net: Model, gated: bool = True) -> Architecture:
         why = " (one block runs in all layers, so they have one shape)" if architecture.repeated else ""
         raise UserError(f"model.backbone: sub-layers of '{name}' cannot be {done}{why}; those of {able} can")
     if not getattr(net.config, "do_layer_norm_before", True):
-        raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
+        raise UserError(f"model.backbone: an OPT with do_layer_norm_before False (350m) cannot be {done}; others can")
     if architecture.cached and len(set(getattr(net.config, "layer_types", None) or ())) > 1:  # so has the cache
         raise UserError(f"model.backbone: sub-layers of this '{name}' cannot be removed: its blocks attend differently")
     return architecture

@@ -1,13 +1,13 @@
 """Removal of whole blocks or of sub-layers, evenly spaced or by measured loss: the one-shot step of Layers.
 
-Equations and deviations are in methods/layers.py. SecondOrder removes blocks by it, too.
+Equations and deviations are in methods/layers.py. SecondOrder also removes blocks by it.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from typing import Any, ClassVar, Literal
@@ -72,13 +72,17 @@ class BlockRemoval(Compression):
         density: fraction of the blocks, or of the weights of their matrices, that is kept.
         blocks: number of blocks that is kept, in place of ``density``.
         exact: False to read a density of 0.33 as a third.
+        drawn: number and seed of the rows that a calibration draws, of which the choice reads the first; None: its own.
     """
 
     name, rounds = "blocks", False
     by_block = False  # blocks change their numbers
 
-    def __init__(self, settings: KeptBlocks, density: float, blocks: int | None = None, exact: bool = False) -> None:
-        self.settings, self.density, self.blocks, self.exact = settings, density, blocks, exact
+    def __init__(
+        self, settings: KeptBlocks, density: float, blocks: int | None = None, exact: bool = False,
+        drawn: Callable[[DataModule], tuple[int, int]] | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self.density, self.blocks, self.exact, self._drawn = settings, density, blocks, exact, drawn
         self.decided_by_data = settings.parts == "sublayers"
 
     @property
@@ -124,7 +128,8 @@ class BlockRemoval(Compression):
         """Return the losses of models without a part; None for evenly spaced blocks."""
         if self.settings.choice == "even":
             return None
-        batches = data.calibration_dataloader(self.examples(data), CALIBRATION_SEED, "prune.examples")
+        seed = CALIBRATION_SEED if self._drawn is None else self._drawn(data)[1]
+        batches = data.calibration_dataloader(self.examples(data), seed, "prune.examples")
         return Calibration(self.search(net), batches)
 
     def search(self, net: Model) -> Losses:
@@ -139,6 +144,10 @@ class BlockRemoval(Compression):
             )
         return SubLayerLosses(self.density)
 
+    def drawn(self, data: DataModule) -> tuple[int, int | None]:
+        """Return number and seed of the examples that :meth:`CompressedStage.texts` takes."""
+        return super().drawn(data) if self._drawn is None else self._drawn(data)
+
     def examples(self, data: DataModule) -> int:
         """Return how many training examples decide."""
         return self.settings.examples or min(128, data.train_size())
@@ -150,12 +159,12 @@ class BlockRemoval(Compression):
         return {"choice": "measured", "examples": self.examples(data), "kept": self.kept, "estimated_loss": loss}
 
     def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
-        """Yield what is kept, and the loss."""
+        """Yield the kept parts, and the loss."""
         for path, numbers in statistics.items():
             yield (), {path: torch.tensor(numbers)}
 
     def plan(self, net: Model, measured: Measured | None = None) -> Kept:
-        """Return what is kept as measured; else evenly spaced blocks, or the first sub-layers."""
+        """Return the kept parts as measured; else evenly spaced blocks, or sub-layers, of which networks go first."""
         if measured:
             return {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
         if self.settings.parts == "sublayers":
@@ -168,7 +177,7 @@ class BlockRemoval(Compression):
         return float(measured["loss"]) if measured else 0.0
 
     def fill(self, net: Model, plan: Kept, measured: Measured | None = None) -> None:
-        """Remove the other parts; of a model with values note what is kept."""
+        """Remove the other parts; of a model with values note the kept ones."""
         if net.device.type != "meta":
             self.kept = plan
             if self.settings.parts == "blocks":
@@ -225,10 +234,10 @@ class Losses(OfModel):
 
     @abstractmethod
     def choices(self, net: Model, kept: Kept) -> dict[Any, tuple[Kept, int]]:
-        """Return of each part that can be removed next what is left without it, and its weights; {} at the end."""
+        """Return by part that can be removed next the parts that are left without it, its weights; {} at the end."""
 
     def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return what is kept at the end, and the ``loss``, the divergence of this model; 0 if it has all."""
+        """Return the kept parts, and the ``loss``, the divergence of this model; 0 if it has all."""
         kept, loss, rises = self.begin(net), 0.0, dict[Any, float]()
         while choices := self.choices(net, kept):
             queue, losses = sorted(choices, key=lambda part: rises.get(part, 0.0)), dict[Any, float]()
@@ -256,7 +265,7 @@ class BlockLosses(Losses):
     counts: Mapping[str, int]
 
     def choices(self, net: Model, kept: Kept) -> dict[Any, tuple[Kept, int]]:
-        """Return what is left without each block of the lists that have too many; blocks count alike."""
+        """Return the other blocks by block of the lists that have too many; blocks count alike."""
         return {
             (path, number): (kept | {path: [other for other in numbers if other != number]}, 1)
             for path, numbers in kept.items()
@@ -280,7 +289,7 @@ class SubLayerLosses(Losses):
         return kept_sublayers(net, [True] * len(sublayers(net, gated=False)))
 
     def choices(self, net: Model, kept: Kept) -> dict[Any, tuple[Kept, int]]:
-        """Return what is left without each sub-layer; one stays, of a decoder a self-attention."""
+        """Return the other sub-layers by sub-layer; one stays, of a decoder a self-attention."""
         parts, flags = sublayers(net, gated=False), flags_of(kept)
         weights, left = [part.weights(net) for part in parts], [i for i, flag in enumerate(flags) if flag]
         if sum(weights[i] for i in left) <= self.density * sum(weights) + 1e-6:
@@ -290,12 +299,16 @@ class SubLayerLosses(Losses):
         return {i: (kept_sublayers(net, those), weights[i]) for i, those in without.items()}
 
     def first(self, net: Model) -> Kept:
-        """Return the first sub-layers, with no less than the density; for sizes before anything is measured."""
-        parts, flags = sublayers(net, gated=False), list[bool]()
-        spare = (1 - self.density) * sum(part.weights(net) for part in parts) + 1e-6
-        for part in reversed(parts):
-            flags.insert(0, part.weights(net) > spare)
-            spare -= 0 if flags[0] else part.weights(net)
+        """Return the sub-layers that are left, no less than the density, if networks go first; for sizes beforehand.
+
+        No other choice has more FLOPs, as attentions have the most for a weight.
+        """
+        parts = sublayers(net, gated=False)
+        weights = [part.weights(net) for part in parts]
+        flags, spare = [True] * len(parts), (1 - self.density) * sum(weights) + 1e-6
+        for i in sorted(range(len(parts)), key=lambda i: (parts[i].kind != "ffn", -i)):
+            if weights[i] <= spare:
+                flags[i], spare = False, spare - weights[i]
         return kept_sublayers(net, flags)
 
 
@@ -337,6 +350,8 @@ def divergences(
     if reduce is not None:
         total = total.to(net.device, torch.float32)
         reduce(total)
+    if not total.isfinite().all():
+        raise UserError("prune.choice: 'measured': an answer of the model is not finite; nearest: even")
     return (total[:-1] / total[-1]).tolist()
 
 

@@ -46,9 +46,9 @@ class Weighted(Retraining):
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
             sub-layers without any, which leaves ordinary narrower matrices; or ``auto``, the one of the two after which
-            the answers on held-out training rows differ least from the dense model's. SecondOrder has ``blocks``, too,
-            chosen as by Layers; ``auto`` tries them for a speed-up on CUDA. None = auto for SecondOrder with a budget
-            of a speed-up, else components.
+            the answers on held-out training rows differ least from the dense model's. SecondOrder also has
+            ``blocks``, chosen as by Layers; ``auto`` tries them for a speed-up on CUDA. None = auto for SecondOrder
+            with a budget of a speed-up, else components.
     """
 
     weighting: Weighting = "fisher"
@@ -60,7 +60,7 @@ class Weighted(Retraining):
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
         **{key: {"weighting": ("fisher",)} for key in ("axis", "fisher_examples")},
-        "labels": {"weighting": ("kfac",)},
+        "labels": {"weighting": ("kfac",), "removes": ("components", "structures", "auto", None)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
 
@@ -68,6 +68,10 @@ class Weighted(Retraining):
         super().__post_init__()
         require(self, "retrain.fisher_examples", low=1)
         require(self, "retrain.calibration_examples", low=1)
+        if self.removes == "blocks" and self.weighting != "kfac":
+            raise UserError(
+                "retrain.removes: 'blocks' is for SecondOrder with weighting kfac; nearest: the method Layers"
+            )
         if self.removal != "components" and self.weighting not in KRONECKER:
             raise UserError(
                 f"retrain.removes: '{self.removes}' needs whole second moments, which weighting '{self.weighting}' has "

@@ -90,7 +90,7 @@ def test_auto_at_a_density(words, tmp_path):
 def test_on_a_gpu_whole_blocks_are_tried_and_blocks_can_be_asked_for(words, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(SecondOrder, "_on_cuda", True)
-        main([*words, "--budget", "speedup=1.9x@eager,1x8"])
+        main([*words, "--budget", "speedup=1.9x@eager,1x8", "--distil", "2"])
     tried = {trial["removes"]: trial for trial in report_of(tmp_path / "out")["tried"]}
     assert list(tried) == [*WAYS, "blocks"] and 0.5 <= tried["blocks"]["density"] < 1
     words[2] = str(tmp_path / "blocks")

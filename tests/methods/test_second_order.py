@@ -1,12 +1,15 @@
 """Second-order compression as a method: its factorization is that of the command, its defaults, its mistakes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import started
 from in_memory import collect_kronecker
+from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import FWSVD, Layers, SecondOrder
+from lit_compress.methods import FWSVD, SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
@@ -14,6 +17,7 @@ from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.fields import check_effects
 
 
 def second_order(**settings):
@@ -56,20 +60,28 @@ def test_defaults():
     assert SecondOrder(backbone="unused", rank=7).rule.rank == 7
 
 
-def test_blocks_learn_at_the_rate_of_layers_and_are_tried_on_a_gpu():
+def test_blocks_are_tried_on_a_gpu_and_chosen_on_rows_of_the_calibration():
     (stage,) = SecondOrder(backbone="x", teacher="x", density=0.5, retrain=KroneckerWeighted(removes="blocks")).stages()
     assert isinstance(stage.compression, BlockRemoval) and stage.compression.density == 0.5
-    assert stage.settings.learning_rate == Layers.prune.learning_rate and stage.settings.removes == "blocks"
-    retrain = KroneckerWeighted(removes="blocks", learning_rate=1e-4)
-    assert SecondOrder(backbone="x", teacher="x", retrain=retrain).stages()[0].settings.learning_rate == 1e-4
+    retrain = KroneckerWeighted(removes="blocks", calibration_examples=20, calibration_seed=7)
+    (stage,) = SecondOrder(backbone="x", teacher="x", retrain=retrain).stages()
+    asked = []
+    data = SimpleNamespace(train_size=lambda: 99, calibration_dataloader=lambda *given: asked.append(given))
+    stage.compression.calibration(make_net(num_hidden_layers=4), data)
+    assert asked == [(20, 7, "prune.examples")] and stage.compression.drawn(data) == (20, 7)
     tried = ("structures", "components")
     assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128").kinds == (*tried, "blocks")
     assert SecondOrder(backbone="x", budget="speedup=3x@eager,1x128").kinds == tried
     assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128", retrain=retrain).kinds == ("blocks",)
     with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' needs a density"):
         SecondOrder(backbone="x", rank=3, retrain=retrain).stages()
-    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder; nearest: --model Layers"):
+    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder; nearest: the method Layers"):
         FWSVD(backbone="x", density=0.5, retrain=Weighted(weighting="kfac", removes="blocks")).stages()
+    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder with weighting kfac"):
+        KroneckerWeighted(weighting="inputs", removes="blocks")
+    drawn = KroneckerWeighted(removes="blocks", labels="drawn")
+    with pytest.raises(UserError, match=r"retrain\.labels: drawn has no effect with model\.retrain\.removes blocks"):
+        check_effects(SecondOrder(backbone="x", retrain=drawn))
 
 
 def test_mistakes_are_one_line():

@@ -252,6 +252,19 @@ def test_a_candidate_runs_only_the_blocks_behind_it(monkeypatch):
     assert divergences(net, [kept], batches, kind) == [loss]
 
 
+def test_sizes_beforehand_are_those_of_the_dearest_choice():
+    """The networks go first: attentions have more FLOPs for a weight."""
+    net = four_blocks("bert")
+    assert flags_of(SubLayerLosses(0.6).first(net)) == [True, True] + [True, False] * 3
+
+
+def test_an_answer_that_is_not_finite_is_refused():
+    net = four_blocks("bert")
+    net.classifier.weight.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"prune\.choice: 'measured': an answer of the model is not finite"):
+        least_missed(net, {"bert.encoder.layer": 3}, [make_batch()], task_type("classification"))
+
+
 def constant(net, kept):
     """A copy of the model, in which sub-layers give their last bias alone."""
     small = copy.deepcopy(net)

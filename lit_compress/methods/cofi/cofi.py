@@ -17,10 +17,9 @@ Deviations:
       in CoFi's program. With ``prune.init finetuned`` it is left out: the dense model itself is pruned.
     - A removed layer is never matched with a teacher layer (their program marks the wrong ones as removed); a layer
       exists while its attention or its feed-forward network does.
-    - The model that is evaluated is the one that would be exported: sub-layers without open heads or neurons are
-    closed,
-      their LayerNorm is skipped; the units kept are those that fit the budget. An epoch
-      may count as the best only after the target's warm-up.
+    - The model that is evaluated is the one that would be exported. Sub-layers without open heads or neurons are
+      closed, and their LayerNorm is skipped. The units kept are those that fit the budget. An epoch may count as the
+      best only after the target's warm-up.
     - The values of open gates are folded into rows, biases, embeddings and LayerNorms, which is exact (cut.py).
     - Embeddings are not trained, as in their program. Retraining has the usual decaying learning rate.
     - ELECTRA, DeBERTa, OPT and BART keep their hidden dimensions; BART's layers are not matched.
