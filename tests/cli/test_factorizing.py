@@ -77,7 +77,8 @@ def made(words, tmp_path, monkeypatch):
     (model,), data = words
 
     def make(recovery=Recovery(), *options, name="out"):
-        line = read_line("factorize", [model, str(tmp_path / name), *data, "--density", "0.5", *options])
+        size = () if "--budget" in options else ("--density", "0.5")
+        line = read_line("factorize", [model, str(tmp_path / name), *data, *size, *options])
         return run_factorize(line.own["model"], line.own["out"], line, recovery)
 
     return make
@@ -145,6 +146,9 @@ def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     for name in ("compress_and_refine", "write_export"):
         monkeypatch.setattr(factorizing, name, lambda *_: pytest.fail("work of the first process"))
     assert made(Recovery(distil=2)) is None and len(fitted) == 1
+    monkeypatch.setattr(fitting, "solve", lambda *_: pytest.fail("times programs"))
+    monkeypatch.setattr("lit_compress.run.trials.of_first", lambda *_: {"density": 0.5, "removes": "structures"})
+    assert made(Recovery(distil=2), "--budget", "speedup=1.1x@eager,1x8") is None and len(fitted) == 2
 
 
 def test_a_sliced_model_learns_the_logits_alone(made):

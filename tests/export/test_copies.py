@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
+import torch
+from tiny import make_net
+from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export import copies as pushes
 from lit_compress.export.copies import export_files
@@ -209,3 +212,13 @@ def test_links_inside_and_those_of_the_hubs_cache_are_files(files, tmp_path):
     (repository / "blobs").symlink_to(blobs)  # leads on
     with pytest.raises(UserError, match="is a link to"):
         export_files("x", snapshot)
+
+
+def test_a_copy_of_an_export_of_16_bits_loads_in_16_bits(tmp_path):
+    (tmp_path / "copy").mkdir()
+    make_net().half().save_pretrained(tmp_path / "export")
+    net = make_net()
+    pushes.copy_export("export", net, tmp_path / "export", tmp_path / "copy")
+    config, copy = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("export", "copy"))
+    assert config["dtype"] == copy["dtype"] == "float16" and net.config.dtype != "float16"
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "copy").dtype is torch.float16
