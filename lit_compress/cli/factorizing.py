@@ -185,7 +185,7 @@ def _factorized(
     of_first("begin", begin, job.trainer)
     return_freed_memory()
     run.dense = dense = load_model(method.backbone, method)
-    job = decide(job, run)
+    job, timed = decide(job, run)
 
     def keep() -> None:
         if COMPRESSED in run.finished():
@@ -213,7 +213,7 @@ def _factorized(
     trim()
     scores, tried = facts.pop("dense"), (run.removal() or {}).get("tried")
     more = facts | ({"tried": tried} if tried else {})
-    return write_export(out, one_shot(job, net, dense, scores, config, more), job.choices)
+    return write_export(out, one_shot(job, net, dense, scores, config, more, timed), job.choices)
 
 
 def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Model, dict[str, Any]]:

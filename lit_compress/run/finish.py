@@ -14,6 +14,7 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
+from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.models.backbones import resolve
 from lit_compress.models.files import net_bytes
@@ -26,15 +27,16 @@ from lit_compress.utils.errors import UserError
 
 
 def one_shot(
-    job: Job, net: Model, dense: Model, scores: Mapping[str, float], config: dict[str, Any], more: dict[str, Any]
-) -> Export:
+    job: Job, net: Model, dense: Model, scores: Mapping[str, float], config: dict[str, Any],
+    more: dict[str, Any], timed: Programs | None = None,
+) -> Export:  # fmt: skip
     """Return the export of ``net``, made of ``dense`` without training; ``more`` are fields of the report."""
     method, data = job.method, job.data
     size = net_bytes(Path(resolve(method.backbone, method.task)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
     budget = (method.budget, method.density) if method.budget else None
     more = more | {"license": license_of(method.backbone)}
-    return Export(net, before, type(method).__name__, data, config, None, more, budget)
+    return Export(net, before, type(method).__name__, data, config, None, more, budget, timed)
 
 
 def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:

@@ -68,13 +68,13 @@ def run_stages(job: Job, run: Run) -> Job:
         if name in run.finished():
             continue
         if "dense" in run.finished():
-            job = decide(job, run)
+            job = decide(job, run)[0]
         stage = next(stage for stage in job.method.stages() if stage.name == name)
         if stage.distil and job.method.distillation.on:
             _check_teacher(job, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         run_stage(job, stage, run, f"{number + 1}/{len(names)} ", previous)
-    return decide(job, run)
+    return decide(job, run)[0]
 
 
 def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | None) -> None:

@@ -34,11 +34,11 @@ POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :d
 LARGE = 0.9  # density at which every kind of removal is possible that is possible at all
 
 
-def choose_removal(dense: Model, job: Job) -> dict[str, Any]:
+def choose_removal(dense: Model, job: Job) -> tuple[dict[str, Any], Programs | None]:
     """Try the kinds of removal of a job on the fine-tuned model, and choose one.
 
     Returns:
-        The chosen ``density`` and ``removes``, and all trials, ``tried``.
+        The chosen ``density`` and ``removes``, and all trials, ``tried``; the programs that were timed for a speed-up.
 
     Raises:
         UserError: no kind can be done, or none is fast enough.
@@ -60,29 +60,31 @@ def choose_removal(dense: Model, job: Job) -> dict[str, Any]:
         raise too_fast(job, reached) if reached else UserError(tried[-1]["why"])
     best = min(able, key=lambda trial: trial["divergence"])
     best["chosen"] = True
-    return {"density": best["density"], "removes": best["removes"], "tried": tried}
+    return {"density": best["density"], "removes": best["removes"], "tried": tried}, timed
 
 
-def decide(job: Job, run: Run) -> Job:
-    """Return the job with the kind of removal that trials on the run's dense model choose, and its density.
+def decide(job: Job, run: Run) -> tuple[Job, Programs | None]:
+    """Choose the kind of removal by trials on the dense model of a run, as :func:`choose_removal`; the run keeps it.
 
-    The run keeps what :func:`choose_removal` found.
+    Returns:
+        The job with its kind and its density; the programs that were timed for a speed-up, if they were now.
     """
     if not job.kinds:
-        return job
-    budget = job.method.budget
+        return job, None
+    budget, timed = job.method.budget, list[Programs | None]()
     asked = [budget.asked if budget else f"density={job.method.density:g}", *job.kinds]
 
     def choose() -> dict[str, Any]:
         if (known := run.removal(asked)) is not None:
             return known
         with alone():
-            chosen = choose_removal(run.dense, job)
+            chosen, programs = choose_removal(run.dense, job)
+        timed.append(programs)
         run.keep("removal.json", {"asked": asked, **chosen})
         return chosen
 
     chosen = of_first("removal", choose, job.trainer)
-    return job.at(chosen["density"], chosen["removes"], kinds=())
+    return job.at(chosen["density"], chosen["removes"], kinds=()), timed[0] if timed else None
 
 
 def _try(
