@@ -70,9 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 def _commands() -> ModuleType:
     """Import the commands; the garbage collector, which else takes a second, never looks at what libraries made."""
     name = "lit_compress.cli.commands"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not gc.isenabled():
+    if name in sys.modules or not gc.isenabled():
         return import_module(name)
     gc.disable()
     try:

@@ -169,8 +169,7 @@ def _factorized(
     learns = distils and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = compression.reads_labels(method.kind) or learns
     load_config(method.backbone, method.task, "model", trained=True)  # refuses a model of another task
-    undecided = job.kinds and method.budget is not None and method.budget.kind == "speedup"  # with its density
-    check_factorize(job, one_shot_stage(job.at(LARGE).method) if undecided else stage, distils)
+    check_factorize(job, one_shot_stage(job.at(LARGE).method) if job.undecided else stage, distils)
     job.choices.check(job.dense)
     if recovery.refine is not None:
         check_refinement(job.dense, compression.dense_states, type(method).__name__)

@@ -162,7 +162,7 @@ def settle_budget(
         job = job.at(choices=place.choices)
     if density is None and run is not None:
         density = run.density(budget.asked)
-    if density is None and not (by_trials and budget.kind == "speedup" and job.kinds):
+    if density is None and not (by_trials and job.undecided):
         return _solved(job)
     return job.at(density)
 

@@ -23,10 +23,12 @@ from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
 from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm
 
-LAYERS: dict[str, Any] = {
-    layer.kind: layer for layer in [*globals().values()] if "kind" in getattr(layer, "__dict__", {})
-}
-LAYER_TYPES = tuple(LAYERS.values())  # all that a structure can name
+LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
+    BasisChange, Int8Embedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
+    NarrowEmbedding, NarrowLinear, NarrowNorm, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
+    SizedLinear, SizedNorm, SomeHeads, SomeT5Heads, StackedLowRankLinear, StreamBlock, StreamNorm,
+)  # fmt: skip
+LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
     "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
     "HardConcrete", "Int8Embedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",

@@ -182,8 +182,7 @@ def load_net(
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     config, library = load_config(name, task, option, sites, trained), logging.getLogger("transformers.modeling_utils")
-    quiet = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
-    library.addFilter(quiet)
+    library.addFilter(_is_no_report)
     try:
         with _one_line("model", folder, option):
             net, info = _auto_class(kind).from_pretrained(
@@ -191,7 +190,7 @@ def load_net(
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=trusts_code(),
             )  # fmt: skip
     finally:
-        library.removeFilter(quiet)
+        library.removeFilter(_is_no_report)
     for unused in [key for key in info["missing_keys"] if key.startswith(kind.unused)]:
         net.get_parameter(unused).data.zero_()
         info["missing_keys"].remove(unused)
@@ -205,6 +204,10 @@ def load_net(
 def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> Model:
     """Load the model that ``option`` names with its head, which was trained on ``task``; see :func:`load_net`."""
     return load_net(name, task, sites, option, trained=True)
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:

@@ -67,6 +67,12 @@ class Job:
         return without_values(lambda: empty_net(config))
 
     @property
+    def undecided(self) -> bool:
+        """Whether trials of kinds of removal find the density that has the speed of the budget."""
+        budget = self.method.budget
+        return bool(self.kinds) and budget is not None and budget.kind == "speedup"
+
+    @property
     def length(self) -> int:
         """Tokens of a text at which models are measured."""
         return reading_length(self.dense, read_task(self.data))

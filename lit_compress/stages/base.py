@@ -53,7 +53,6 @@ class Training:
     weight_decay: float = 0.0
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
-    updates: ClassVar[Any] = None  # the low-rank updates (lora.py) that are trained in place of the parameters
     limits: ClassVar[Limits] = {
         "epochs": {"low": 0}, "learning_rate": {"above": 0, "hint": "e.g. 2e-5"}, "warmup": {"low": 0, "high": 1},
         "weight_decay": {"low": 0},
@@ -86,6 +85,11 @@ class Training:
                 "torch.optim.lr_scheduler.ExponentialLR"
             )
         return optimizer
+
+    @property
+    def updates(self) -> Any:
+        """The low-rank updates (lora.py) that are trained in place of the parameters; None: these are trained."""
+        return None
 
 
 class Stage(nn.Module):
@@ -221,10 +225,11 @@ class Stage(nn.Module):
         The stage's own parameters are never sharded; here their gradients are averaged over the ranks of FSDP2.
         """
         shards = Shards(next(net.parameters()))
-        for parameter in self.parameters() if shards.reduce is not None else ():
-            assert parameter.grad is not None
-            shards.reduce(parameter.grad)  # type: ignore[misc]
-            parameter.grad /= shards.place[1]
+        if (reduce := shards.reduce) is not None:
+            for parameter in self.parameters():
+                assert parameter.grad is not None
+                reduce(parameter.grad)
+                parameter.grad /= shards.place[1]
 
     def before_clipping(self, net: Model) -> None:
         """Copy gradients that :meth:`after_step` needs unclipped; called only where gradients are clipped."""

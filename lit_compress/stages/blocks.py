@@ -128,9 +128,10 @@ class BlockRemoval(Compression):
         """Return the losses of models without a part; None for evenly spaced blocks."""
         if self.settings.choice == "even":
             return None
-        seed = CALIBRATION_SEED if self._drawn is None else self._drawn(data)[1]
-        batches = data.calibration_dataloader(self.examples(data), seed, "prune.examples")
-        return Calibration(self.search(net), batches)
+        seed, option = CALIBRATION_SEED, "prune.examples"
+        if self._drawn is not None:
+            seed, option = self._drawn(data)[1], "retrain.calibration_examples"
+        return Calibration(self.search(net), data.calibration_dataloader(self.examples(data), seed, option))
 
     def search(self, net: Model) -> Losses:
         """Return the search for the parts that are removed; a UserError if none of them would be left."""
@@ -351,7 +352,7 @@ def divergences(
         total = total.to(net.device, torch.float32)
         reduce(total)
     if not total.isfinite().all():
-        raise UserError("prune.choice: 'measured': an answer of the model is not finite; nearest: even")
+        raise UserError("calibration: an answer of the model is not finite; nearest: blocks that are evenly spaced")
     return (total[:-1] / total[-1]).tolist()
 
 

@@ -68,7 +68,7 @@ class Retraining(Training):
     matters: ClassVar[dict[str, Any]] = {"lora": {"parameters": ("lora",)}}
 
     @property
-    def updates(self) -> LoRA | None:  # type: ignore[override]
+    def updates(self) -> LoRA | None:
         """The low-rank updates that are trained in place of the parameters; None: these are trained."""
         return self.lora if self.parameters == "lora" else None
 

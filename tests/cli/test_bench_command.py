@@ -57,7 +57,10 @@ def test_any_model_and_any_baseline(run, tmp_path, capsys):
 def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module.BenchedNet, "file", lambda self, form, dtype: self.folder)
     for name, dtype in (("twin", "float32"), ("int8", "int8")):
-        load = lambda path, setting: RUNTIMES["eager"].load(module._load(path), setting)  # noqa: E731
+
+        def load(path, setting):
+            return RUNTIMES["eager"].load(module._load(path), setting)
+
         monkeypatch.setitem(RUNTIMES, name, Runtime(name, ("torch",), load, (("onnx", dtype),)))
     shutil.copytree(run / "export", tmp_path / "one")
     line = ["bench", str(run), "--runtimes", "eager", "twin", "int8", "--rounds", "2", "--batch", "1", "2",

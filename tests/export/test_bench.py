@@ -202,8 +202,10 @@ def test_a_shape_that_does_not_fit_ends_the_measurement(monkeypatch):
         return inner(programs, batch, length, settings)
 
     monkeypatch.setattr(module, "_measure_shape", measure)
-    result = bench(NETS, FEW)
+    kept = []
+    result = bench(NETS, FEW, keep=lambda so_far: kept.append(list(so_far["left_out"])))
     batch, length = shapes[1]
+    assert kept[-1] == result["left_out"], "what is written has the reason"
     assert len(result["shapes"]) == 1 and len(shapes) == 2 < result["asked"]
     assert {"what": f"{batch} x {length} and larger", "why": "not enough memory"} in result["left_out"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tiny import DECODERS, make_batch
 
 from lit_compress.export import writing
 from lit_compress.export.writing import write_writing
+from lit_compress.stages.blocks import kept_sublayers, remove_others
 
 _CODE = """
 import sys
@@ -50,6 +52,19 @@ def test_the_same_tokens_as_the_net(variant, tmp_path):
     done = subprocess.run([sys.executable, "-c", _CODE, given], cwd=tmp_path, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert json.loads(done.stdout) == net.generate(**inputs, max_new_tokens=9, do_sample=False, num_beams=1).tolist()
+
+
+@pytest.mark.slow
+def test_a_decoder_that_lost_an_attention_writes_the_same_tokens(tmp_path):
+    """Its cache has a layer without keys behind the others."""
+    pytest.importorskip("onnxruntime")
+    net = make_writer("llama").eval().requires_grad_(False)
+    remove_others(net, kept_sublayers(net, [False, True, True, True]))
+    texts = [{name: make_batch(2, 12)[name][:1] for name in ("input_ids", "attention_mask")}]
+    assert write_writing(net, tmp_path, texts)["difference"] <= 1e-4
+    with pytest.raises(ValueError, match="some blocks of the decoder read nothing of the encoder"):
+        layers = [SimpleNamespace(keys=None, values=None), SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))]
+        writing._tensors(SimpleNamespace(layers=layers))
 
 
 def test_other_tokens_are_seen(tmp_path, monkeypatch):

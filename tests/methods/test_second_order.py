@@ -68,7 +68,7 @@ def test_blocks_are_tried_on_a_gpu_and_chosen_on_rows_of_the_calibration():
     asked = []
     data = SimpleNamespace(train_size=lambda: 99, calibration_dataloader=lambda *given: asked.append(given))
     stage.compression.calibration(make_net(num_hidden_layers=4), data)
-    assert asked == [(20, 7, "prune.examples")] and stage.compression.drawn(data) == (20, 7)
+    assert asked == [(20, 7, "retrain.calibration_examples")] and stage.compression.drawn(data) == (20, 7)
     tried = ("structures", "components")
     assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128").kinds == (*tried, "blocks")
     assert SecondOrder(backbone="x", budget="speedup=3x@eager,1x128").kinds == tried

@@ -261,7 +261,7 @@ def test_sizes_beforehand_are_those_of_the_dearest_choice():
 def test_an_answer_that_is_not_finite_is_refused():
     net = four_blocks("bert")
     net.classifier.weight.data[0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"prune\.choice: 'measured': an answer of the model is not finite"):
+    with pytest.raises(UserError, match="calibration: an answer of the model is not finite"):
         least_missed(net, {"bert.encoder.layer": 3}, [make_batch()], task_type("classification"))
 
 
