@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
-from benchmarks.decoder import texts
+from benchmarks.decoder import search, texts
 from benchmarks.second_order.estimates import OtherFactors
 
 STUDY = "decoder"
@@ -57,9 +57,10 @@ METHODS: dict[str, list[object]] = {
     "slicegpt": ["SliceGPT"],
     "layers": [*MEASURED_LAYERS],
     "sublayers": [*MEASURED_LAYERS, "--model.prune.parts", "sublayers"],
+    "search": [*STRUCTURES, "--model.round_to", 64],
 }
 ESTIMATES = ("reduce", "nearest")
-ONE_MEASUREMENT = ("structures", "even", "components", *ESTIMATES)  # it serves all densities
+ONE_MEASUREMENT = ("structures", "even", "search", "components", *ESTIMATES)  # it serves all densities
 NOT_REFINED = ("slicegpt", *ESTIMATES)  # SliceGPT's hidden states have other axes than the dense ones
 
 
@@ -103,6 +104,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
     from lit_compress.calibration.statistics import OfModel
     from lit_compress.cli.factorizing import load_model, one_shot_stage
     from lit_compress.stages.compression import collected, compress
+    from lit_compress.stages.units import UnitRemoval
 
     cli, device, start = command_line(options, method), torch.device("cpu"), time.process_time()
     parts = cli.build()
@@ -127,8 +129,16 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
             measured = {name: value for part in found for _, tensors in part for name, value in tensors.items()}
             if method in ONE_MEASUREMENT:
                 gathered, start = gathered + time.process_time() - start, time.process_time()
+        more: dict[str, Any] = {}
+        if method == "search":
+            assert isinstance(compression, UnitRemoval)
+            compression = search.Searched(compression.rule, compression.settings)
+            more = search.search(options.work / "search", dense, compression, measured, data, parts.method.kind)
         net, _ = compress(dense, compression, task, data, device, keep=True, measured=measured)
-        facts = {"file_density": compression.density_left(net), "seconds": gathered + time.process_time() - start}
+        facts = {
+            "file_density": compression.density_left(net),
+            "seconds": gathered + time.process_time() - start,
+        } | more
         yield density, net, facts
         del net
         start = time.process_time()
