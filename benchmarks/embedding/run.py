@@ -13,7 +13,9 @@ of them sentences of STS-B, half questions and paragraphs of SQuAD; the dense mo
 ``wide`` is ``factorize --distil`` with 800 steps on 25,600 different texts: half of them pieces of articles (SQuAD's
 training split, XSum, CNN/DailyMail), a quarter questions of SQuAD, a quarter sentences of STS-B. It is scored on 2,000
 questions of SQuAD's dev set among 2,000 paragraphs, and on CNN/DailyMail's test articles by their highlights, with the
-dense model and the export before training next to it.
+dense model and the export before training next to it. ``layers`` is the same with whole blocks, by measured loss.
+``int8`` is the dense model as OpenVINO's program in 8 bits, calibrated on questions and paragraphs of SQuAD's training
+split, and scored on the same questions and highlights.
 
 Writes benchmarks/embedding/results/<cell>-<density>.json (the export's report.json, ``retrieval`` of export and model,
 for ``vectors`` also ``similarity``, the scores on STS-B); existing ones are kept, so the script can be stopped and
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,8 @@ from benchmarks.second_order.run import shortened
 
 STUDY = "embedding"
 DENSITIES = (0.5, 0.25, 0.16, 0.10)
-CELLS = ("kfac", "none", "passages", "vectors", "wide")
+CELLS = ("kfac", "none", "passages", "vectors", "wide", "layers", "int8")
+LAYERS = ("--method", "Layers", "--model.prune.choice", "measured")
 QUESTIONS, CALIBRATED, TAUGHT = 500, 1024, 10_240
 MANY, STEPS, WIDE, WORDS = 2000, 800, 25_600, 100  # questions, steps, texts, words of a piece of an article
 
@@ -159,22 +163,23 @@ def retrieval(options: Any, net: Path, folder: Path | None = None) -> dict[str, 
     return common.metrics_on(net, folder or asked(options), options.threads, *words, "--data.max_length", 256)
 
 
-def teach_widely(options: Any, density: float) -> None:
-    """Make a cell of ``wide``; a training that was stopped continues."""
-    if not common.missing(options, f"wide-{density:g}"):
+def teach_widely(options: Any, cell: str, density: float) -> None:
+    """Make a cell of ``wide`` or ``layers``; a training that was stopped continues."""
+    name = f"{cell}-{density:g}"
+    if not common.missing(options, name):
         return
-    out, before = (folder / f"wide-{density:g}" for folder in (options.work, options.work / "before"))
+    out, before = options.work / name, options.work / name.replace("wide", "before").replace("layers", "whole")
     data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", texts_alone(options),
-            "--data.max_length", 256, "--density", density)  # fmt: skip
+            "--data.max_length", 256, "--density", density, *(LAYERS if cell == "layers" else ()))  # fmt: skip
     more = ("--distil", STEPS, "--distil_texts", wide_texts(options), "--trainer.precision", "bf16-mixed")
     common.command(options, "factorize", options.backbone, before, *data)
     common.command(options, "factorize", options.backbone, out, *data, *more)
     if options.list:
         return
     nets = {"dense": options.backbone, "before": before, "compressed": out}
-    sets = {"squad": asked(options, MANY), "cnn": highlights(options)}
     scored = {
-        name: {key: retrieval(options, net, folder) for key, folder in sets.items()} for name, net in nets.items()
+        name: {key: retrieval(options, net, folder) for key, folder in searches(options).items()}
+        for name, net in nets.items()
     }
     stsb = ("--data.task", "stsb_embedding")
     similarity = {
@@ -182,8 +187,39 @@ def teach_widely(options: Any, density: float) -> None:
         for name, net in nets.items()
     }
     report = shortened(json.loads((out / "report.json").read_text()))
-    made = {"name": f"wide-{density:g}", "threads": options.threads, "records": [], "density": density}
-    common.write(options, f"wide-{density:g}", {**made, "searched": scored, "similar": similarity, **report})
+    made = {"name": name, "threads": options.threads, "records": [], "density": density}
+    common.write(options, name, {**made, "searched": scored, "similar": similarity, **report})
+
+
+def searches(options: Any) -> dict[str, Path]:
+    """Return the folders of questions and of highlights."""
+    return {"squad": asked(options, MANY), "cnn": highlights(options)}
+
+
+def quantize(options: Any) -> None:
+    """Make the dense model as a program in 8 bits, and score it on both searches."""
+    if not common.missing(options, "int8"):
+        return
+    made: dict[str, Any] = {"name": "int8", "threads": options.threads, "records": [], "programs": {}}
+    for key, folder in searches(options).items():
+        both, out = options.work / f"int8-{key}-data", options.work / f"int8-{key}"
+        if not options.list:
+            both.mkdir(exist_ok=True)
+            lines = [
+                json.dumps({"query": query, "document": text}) + "\n"
+                for query, text in pairs(options.data / "squad" / "train_extra.parquet", CALIBRATED)
+            ]
+            (both / "train.jsonl").write_text("".join(lines))
+            shutil.copy(folder / "validation.jsonl", both)
+        common.command(
+            options, "factorize", options.backbone, out, "--data.task", "custom", "--data.custom.kind", "embedding",
+            "--data.custom.text", "[query,document]", "--data.path", both, "--data.max_length", 256, "--density", 1.0,
+            "--format", "openvino", "--dtype", "int8",
+        )  # fmt: skip
+        if not options.list:
+            made["programs"][key] = json.loads((out / "report.json").read_text())["program"]
+    if not options.list:
+        common.write(options, "int8", made | common.frame())
 
 
 def main() -> None:
@@ -193,9 +229,12 @@ def main() -> None:
     options = parser.parse_args()
     texts = common.source("stsb_embedding", options.data / "glue" / "stsb")
     for cell in options.only:
-        for density in options.densities:
-            if cell in ("vectors", "wide"):
-                (train if cell == "vectors" else teach_widely)(options, density)
+        for density in options.densities if cell != "int8" else ():
+            if cell in ("wide", "layers"):
+                teach_widely(options, cell, density)
+                continue
+            if cell == "vectors":
+                train(options, density)
                 continue
             name = f"{cell}-{density:g}"
             if not common.missing(options, name):
@@ -211,6 +250,8 @@ def main() -> None:
             scored = {"compressed": retrieval(options, out), "dense": retrieval(options, options.backbone)}
             made = {"name": name, "weighting": cell, "memory_mib": memory, "threads": options.threads}
             common.write(options, name, {**made, "records": [], "retrieval": scored, **report})
+    if "int8" in options.only:
+        quantize(options)
 
 
 if __name__ == "__main__":

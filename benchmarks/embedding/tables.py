@@ -34,7 +34,8 @@ WIDE = """## After `--distil 800` on 25,600 different texts
 No text is read twice: 4,662 paragraphs and 6,400 questions of SQuAD's training split, 8,138 pieces of articles of XSum and
 CNN/DailyMail, 6,400 sentences of STS-B. bf16-mixed, rate 3e-4. nDCG@10 of 2,000 questions of SQuAD's dev set among their
 2,000 paragraphs (standard error 0.8), and of 500 highlights of CNN/DailyMail among their articles. `before`:
-right after the factorization on the same calibration.
+right after the factorization on the same calibration. *Whole blocks*: the method Layers with the same distillation.
+*Program in 8 bits*: the dense model in OpenVINO, weights and activations.
 """
 
 
@@ -63,7 +64,7 @@ def sections() -> Iterator[str]:
             [_trained(result) for result in sorted(trained, key=file_density, reverse=True)],
         )
         yield origin(trained[0], STUDY, 1)
-    if wide := sorted((result for result in load(STUDY) if "searched" in result), key=file_density, reverse=True):
+    if wide := sorted((result for result in load(STUDY) if "searched" in result), key=_place):
         yield WIDE
         head = [
             "density",
@@ -73,19 +74,31 @@ def sections() -> Iterator[str]:
             "CNN/DailyMail, nDCG@10",
             "cosine to the dense vector",
         ]
-        yield table(head, [row for number, result in enumerate(wide) for row in _wide(result, not number)])
+        dense = [["1", "dense", *_scores(wide[0], "dense"), ""]]
+        for result in (result for result in load(STUDY) if "programs" in result):
+            searched = (percent(result["programs"][key]["metric"]) for key in ("squad", "cnn"))
+            dense.append(["1", "program in 8 bits", "", *searched, ""])
+        yield table(head, [*dense, *(row for result in wide for row in _wide(result))])
         yield origin(wide[0], STUDY, 1)
 
 
-def _wide(result: dict[str, Any], with_dense: bool) -> list[list[str]]:
-    names = {"dense": "dense"} if with_dense else {}
+def _place(result: dict[str, Any]) -> tuple[bool, float]:
+    return result["method"] == "Layers", -result["density"]
+
+
+def _scores(result: dict[str, Any], name: str) -> list[str]:
+    """Return the similarity and both searches of one of the models of a result."""
+    searched = (percent(result["searched"][name][key]["val/ndcg_at_10"]) for key in ("squad", "cnn"))
+    return [percent(result["similar"][name]["val/spearman"]), *searched]
+
+
+def _wide(result: dict[str, Any]) -> list[list[str]]:
+    blocks = "whole blocks, " if result["method"] == "Layers" else ""
+    cosines = {"before": "", "compressed": f"{result['compressed']['metric']:.3f}"}
     return [
-        ["1" if name == "dense" else f"{file_density(result):.3f}", shown,
-         percent(result["similar"][name]["val/spearman"]),
-         *(percent(result["searched"][name][key]["val/ndcg_at_10"]) for key in ("squad", "cnn")),
-         f"{result['compressed']['metric']:.3f}" if name == "compressed" else ""]
-        for name, shown in {**names, "before": "before", "compressed": "trained"}.items()
-    ]  # fmt: skip
+        [f"{result['density']:.3f}", f"{blocks}{shown}", *_scores(result, name), cosines[name]]
+        for name, shown in {"before": "before", "compressed": "trained"}.items()
+    ]
 
 
 def _trained(result: dict[str, Any]) -> list[str]:
