@@ -12,6 +12,8 @@ blocks and sub-layers are chosen on 8 of the texts. Statistics that do not depen
 ``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
 mixed precision (``factorize --distil``); ``--temperature`` is that of both distributions. ``reduce`` and ``nearest``
 are heads and neurons by other estimates of the Fisher information than K-FAC's; second_order/estimates.py says which.
+``search`` chooses sub-layers, heads and neurons together (search.py), ``rounds`` whole blocks between refinements
+(rounds.py).
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
 machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled | -distilled-at-1].json;
@@ -34,7 +36,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
-from benchmarks.decoder import search, texts
+from benchmarks.decoder import rounds, search, texts
 from benchmarks.second_order.estimates import OtherFactors
 
 STUDY = "decoder"
@@ -58,9 +60,11 @@ METHODS: dict[str, list[object]] = {
     "layers": [*MEASURED_LAYERS],
     "sublayers": [*MEASURED_LAYERS, "--model.prune.parts", "sublayers"],
     "search": [*STRUCTURES, "--model.round_to", 64],
+    "rounds": [*MEASURED_LAYERS],
 }
 ESTIMATES = ("reduce", "nearest")
 ONE_MEASUREMENT = ("structures", "even", "search", "components", *ESTIMATES)  # it serves all densities
+ONLY_REFINED = ("rounds",)
 NOT_REFINED = ("slicegpt", *ESTIMATES)  # SliceGPT's hidden states have other axes than the dense ones
 
 
@@ -153,6 +157,9 @@ def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any,
 
     cli = command_line(options, method, options.mixed)
     stage, parts = one_shot_stage(cli.build().at(density).method), cli.build()
+    if method == "rounds":
+        dense, own = load_model(str(options.backbone), parts.method), command_line(options, method).build().data
+        return rounds.in_rounds(dense, own, stage.texts(parts.data), parts.method.kind, density, steps)
     dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}")
     start, kind = time.process_time(), parts.method.kind
     rows = calibration_parts(kind, stage.texts(parts.data), None)
@@ -222,7 +229,7 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
                 facts |= {key: own[key] for key in keys}
             else:
                 net, facts = refined(options, method, density, steps)
-                own = read(options, before)
+                own = {"file_density": density, "seconds": 0.0} if method == "rounds" else read(options, before)
                 facts |= {key: own[key] for key in ("file_density", "seconds")} | {"mixed": options.mixed}
             store(f"{before}-{ending(options)}", density, net, facts)
     else:
@@ -273,10 +280,11 @@ def main() -> None:
     if common.missing(options, "dense"):
         alone(options, "dense", (1.0,), 0)
     for steps in options.refine:
-        for method in (m for m in options.only if not (steps and m in NOT_REFINED)):
+        for method in (m for m in options.only if m not in (NOT_REFINED if steps else ONLY_REFINED)):
             ended = f"-{ending(options)}" if steps else ""
             todo = [d for d in options.densities if common.missing(options, f"{method}-{d:g}{ended}")]
-            if before := [d for d in todo if steps and not (options.work / f"{method}-{d:g}").exists()]:
+            need = steps and method not in ONLY_REFINED
+            if before := [d for d in todo if need and not (options.work / f"{method}-{d:g}").exists()]:
                 alone(options, method, before, 0)
             if todo:
                 alone(options, method, todo, steps)

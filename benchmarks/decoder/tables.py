@@ -26,6 +26,8 @@ NAMES = {
     "slicegpt": "SliceGPT",
     "layers": "whole blocks, by measured loss",
     "sublayers": "attentions and feed-forward networks, by measured loss",
+    "search": "one search over sub-layers, heads and neurons",
+    "rounds": "whole blocks, removed and refined in three rounds",
 }
 REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
               "both kinds, distilled": ", refined on both kinds and distilled",
