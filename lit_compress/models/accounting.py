@@ -6,7 +6,7 @@ import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from lit_compress.utils.devices import synchronize
 from lit_compress.utils.timing import in_turns, pinned
 
 Graph = Literal["none", "parameters", "sites"]
+_DENSE = dict[tuple[type[Any], str], dict[Site, nn.Linear]]()  # by class and configuration, of the last four
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,21 @@ def dense_layers(net: Model) -> dict[str, nn.Linear]:
     return {site.name: layer for site, layer in dense_sites(net).items()}
 
 
-def dense_sites(net: Model) -> dict[Site, nn.Linear]:
-    """Return the sites that ``net`` had before compression, and their Linears; models of the same sizes share them."""
+def dense_sites(net: Model, dense: Model | None = None) -> dict[Site, nn.Linear]:
+    """Return the sites that ``net`` had before compression, and their Linears; models of the same sizes share them.
+
+    ``dense`` is the model before compression, without values, which nobody changes; None: it is built.
+    """
     kind: Any = type(net)
     config = json.loads(net.config.to_json_string(use_diff=False))
     for name in ("_name_or_path", "architectures", "structure"):  # say where a model is, not what
         config.pop(name, None)
-    return _built(kind, json.dumps(config))
-
-
-@lru_cache(maxsize=4)
-def _built(kind: type[Any], config: str) -> dict[Site, nn.Linear]:
-    own = kind.config_class.from_dict(json.loads(config))
-    dense = without_values(lambda: as_linears(kind(own)))
-    return {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
+    if (key := (kind, json.dumps(config))) not in _DENSE:
+        dense = dense or without_values(lambda: as_linears(kind(kind.config_class.from_dict(config))))
+        while len(_DENSE) >= 4:
+            del _DENSE[next(iter(_DENSE))]
+        _DENSE[key] = {site: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
+    return _DENSE[key]
 
 
 def count_params(net: Model) -> Params:

@@ -13,6 +13,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
 from lit_compress.methods.base import Method
+from lit_compress.models.accounting import dense_sites
 from lit_compress.models.backbones import empty_net, load_config, resolve
 from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
@@ -64,7 +65,9 @@ class Job:
         refuse_compressed(what, Path(method.backbone).expanduser())
         check_form(what, Path(resolve(method.backbone, method.task)), whole=True)
         config = load_config(method.backbone, method.task, sites=method.sites)
-        return without_values(lambda: empty_net(config))
+        net = without_values(lambda: empty_net(config))
+        dense_sites(net, net)  # all models of its sizes are counted by it
+        return net
 
     @property
     def undecided(self) -> bool:
