@@ -29,6 +29,7 @@ from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
 from lit_compress.cli.targets import find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
+from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
@@ -192,17 +193,7 @@ def evaluate(
         if isinstance(model, str | Path):
             values = evaluate_net(load_checked(target, parts, split), parts.data, split, sure=True)
         else:
-            record, config = parts.data.record, net.config
-            check_head(f"model: a {type(model).__name__}", config, record)
-            device, training, padding = net.device, net.training, getattr(config, "pad_token_id", None)
-            generation = copy.deepcopy(getattr(net, "generation_config", None))
-            try:
-                set_padding(config, str(target.folder), record, "model")
-                task_type(record).configure(net, record)
-                values = evaluate_net(net, parts.data, split, sure=True)
-            finally:
-                net.to(device).train(training)
-                net.generation_config, config.pad_token_id = generation, padding
+            values = _in_memory(net, parts.data, str(target.folder), split)
     return {name.removeprefix("test/" if split == "test" else "val/"): value for name, value in values.items()}
 
 
@@ -273,6 +264,21 @@ def _made(command: str, report: dict[str, Any] | None, export: Path, place: Shar
         raise UserError(f"trainer.devices: several processes were started; the command {command} is for them")
     warn_missed(report)
     return with_export(export, place)
+
+
+def _in_memory(net: Any, data: DataModule, folder: str, split: Literal["validation", "test"]) -> dict[str, float]:
+    """Return the scores of a model of the user's, which stays as it is; ``folder`` has its tokenizer."""
+    record, config = data.record, net.config
+    check_head(f"model: a {type(net).__name__}", config, record)
+    device, training, padding = net.device, net.training, getattr(config, "pad_token_id", None)
+    generation = copy.deepcopy(getattr(net, "generation_config", None))
+    try:
+        set_padding(config, folder, record, "model")
+        task_type(record).configure(net, record)
+        return evaluate_net(net, data, split, sure=True)
+    finally:
+        net.to(device).train(training)
+        net.generation_config, config.pad_token_id = generation, padding
 
 
 def _of_method(method: Any) -> dict[str, Any]:

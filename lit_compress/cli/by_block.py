@@ -61,12 +61,7 @@ def factorize_by_block(
     """
     return_freed_memory()
     method, data, choices = job.method, job.data, job.choices
-    for name in ("format", "vocabulary", "embeddings"):
-        if (value := getattr(choices, name)) != getattr(Choices(), name):
-            hint = "leave it out, or pass it to 'export' where the model fits"
-            raise UserError(f"--by_block: --{name} {value} needs the whole model; {hint}")
-    if recovery.distil is not None:
-        raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")
+    _check_choices(choices, recovery)
     dense, compression = _read_shapes(method), stage.compression
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
@@ -107,6 +102,16 @@ def factorize_by_block(
         work.out.rename(temporary)
     remove(work.folder)
     return report
+
+
+def _check_choices(choices: Choices, recovery: Recovery) -> None:
+    """Refuse what needs the whole model."""
+    for name in ("format", "vocabulary", "embeddings"):
+        if (value := getattr(choices, name)) != getattr(Choices(), name):
+            hint = "leave it out, or pass it to 'export' where the model fits"
+            raise UserError(f"--by_block: --{name} {value} needs the whole model; {hint}")
+    if recovery.distil is not None:
+        raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")
 
 
 class _Work:

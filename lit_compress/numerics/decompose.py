@@ -126,13 +126,17 @@ def weighted_svd(
         forward, inverse = basis * scale[:, None], basis / scale[:, None]
     left, right = (inverse, forward.T @ wide) if side == "in" else (wide @ forward, inverse.T)
     if target != side:
-        lengths = torch.linalg.vector_norm(left if side == "out" else right.T, dim=0)
-        share = lengths.sqrt() if target == "balanced" else lengths
-        if side == "out":
-            left, right = torch.where(share > 0, left / share, 0.0), share[:, None] * right
-        else:
-            left, right = left * share, torch.where(share > 0, right.T / share, 0.0).T
+        left, right = _moved(left, right, side, target)
     return Factorization(sigma * (first * second), left, right, weight.dtype, weight.device, name)
+
+
+def _moved(left: Tensor, right: Tensor, side: SigmaSide, target: SigmaSide) -> tuple[Tensor, Tensor]:
+    """Return factors whose singular values go from the factor at ``side`` to the other, or to both if balanced."""
+    lengths = torch.linalg.vector_norm(left if side == "out" else right.T, dim=0)
+    share = lengths.sqrt() if target == "balanced" else lengths
+    if side == "out":
+        return torch.where(share > 0, left / share, 0.0), share[:, None] * right
+    return left * share, torch.where(share > 0, right.T / share, 0.0).T
 
 
 def decompose(
