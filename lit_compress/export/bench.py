@@ -231,7 +231,7 @@ def _opened(
                 entry: dict[str, Any] = {
                     "net": source.label, "runtime": runtime.name,
                     "dtype": runtime.dtype if runtime.runs_programs else settings.dtype,
-                    "difference": off, "far": off > runtime.tolerance,
+                    "difference": off, "far": off > most,
                     "bytes": (program_bytes(path) if path.is_file() else net_bytes(path)) or None,
                 }  # fmt: skip
             except Exception as error:  # compilers, exporters and runtimes raise anything
