@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import processes
+import pytest
 import torch
 
 from benchmarks import timing
@@ -26,10 +28,8 @@ def measure(results: Path, *words: str) -> None:
     gpu.BATCHES, gpu.LENGTHS, gpu.ROUNDS, gpu.MEMORY_SHAPE = (1,), (4, 8), 2, (1, 4)
     gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.PACKED_BATCH, gpu.SHAPES = 4, 2, 4, (timing.BERT_BASE,)
     gpu.TRAINED, gpu.WORDS, gpu.TEXTS, step_times.SKIPPED = (16, 2), 6, 64, 0
-    gpu.FIRST, gpu.METHODS = (
-        ("dense", gpu.LABELS, "Theseus"),
-        {name: gpu.METHODS[name] for name in ("LPAF", "Theseus", "SVD")},
-    )
+    gpu.FIRST = ("dense", gpu.LABELS, "Theseus")
+    gpu.METHODS = {name: gpu.METHODS[name] for name in ("LPAF", "Theseus", "SVD")}
     gpu.apart = lambda function, *args, seconds: function(*args)
     sys.argv = ["gpu", "--results", str(results), "--device", "second", *words]
     gpu.main()
@@ -39,11 +39,10 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     processes.on_second_device(measure, tmp_path, "--only", "answers", "mixed", "training")
     (file,) = tmp_path.iterdir()
     found = json.loads(file.read_text())
-    times = [row for row in found["answers"] if "times" in row]
-    assert [(row["batch"], row["length"]) for row in times] == [(1, 4), (1, 8)]
+    assert [(row["batch"], row["length"]) for row in found["answers"] if "times" in row] == [(1, 4), (1, 8)]
     sizes = {row["form"]: row for row in found["answers"] if "form" in row}
-    assert sizes["dense"]["density"] == 1 and 0.07 < sizes["even, odd, 0.10"]["density"] <= 0.1
-    assert sizes["blocks, 1/4"]["density"] == 0.25
+    densities = [sizes[form]["density"] for form in ("dense", "blocks, 1/4")]
+    assert densities == [1, 0.25] and 0.07 < sizes["even, odd, 0.10"]["density"] <= 0.1
     stages = [(row["method"], row.get("stage")) for row in found["training"]]
     assert stages[:3] == [("dense", "dense"), (gpu.LABELS, "prune"), (gpu.LABELS, "retrain")]
     assert "failed" in found["training"][3], "0.25 of two blocks is none: the others are measured all the same"
@@ -59,16 +58,26 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     assert len(again["training"]) == len(found["training"]), "only what failed is tried again"
 
 
+def test_what_fails_or_takes_too_long_costs_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "_answers_of", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    gpu.answers("cuda", 0.0, (rows := []).append)
+    step = {"method": "SVD", "stage": "retrain", "ms": 2.0, "dense_ms": None, "peak_mb": 1.0}
+    said = "".join(gpu_tables.tables({"answers": rows, "training": [step]}))
+    assert "answers minilm-l6-h384: OutOfMemoryError: full" in said and "| SVD | retrain | 2.0 | - |" in said
+    with pytest.raises(TimeoutError):
+        gpu.apart(subprocess.run, ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], seconds=10)
+    left = Path("/proc", (tmp_path / "pid").read_text().strip())
+    assert any(time.sleep(0.1) or not left.exists() for _ in range(100))
+
+
 def test_packed_texts_have_the_answers_of_padded_ones():
     dense = timing.random_bert(timing.MINILM, **TINY).eval()
     lengths = np.array([3, 8, 5])
     row = {name: torch.as_tensor(value) for name, value in packed.packed(lengths, 12).items()}
     assert row["input_ids"].shape == (1, 24) and row["starts"].tolist() == [0, 3, 11, 16, 24]
     with torch.inference_mode():
-        alone = [
-            dense(input_ids=row["input_ids"][:, begin:end]).logits
-            for begin, end in itertools.pairwise(row["starts"].tolist())
-        ]
+        texts = row["input_ids"].split(row["starts"].diff().tolist(), 1)
+        alone = [dense(input_ids=text).logits for text in texts]
         found = packed.Packed(dense, 12)(**row)["logits"]
     torch.testing.assert_close(found, torch.cat(alone))
 

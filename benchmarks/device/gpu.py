@@ -14,6 +14,8 @@ Writes benchmarks/device/results/gpu/<card>.json.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -104,16 +106,18 @@ def apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
     """Return ``function(*args)`` of a process of its own, forked from one that has imported everything.
 
     Raises:
-        TimeoutError: it takes longer than ``seconds``; it is killed.
+        TimeoutError: it takes longer than ``seconds``; it is killed, and every command that it started.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", "lit_compress.cli.commands", "lit_compress.methods", __name__])
-    pool = ProcessPoolExecutor(1, mp_context=context)
+    pool = ProcessPoolExecutor(1, mp_context=context, initializer=os.setsid)
     try:
         return pool.submit(function, *args).result(timeout=max(1.0, seconds))
     finally:
-        for process in list((pool._processes or {}).values()):
+        for pid, process in list((pool._processes or {}).items()):
             process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         pool.shutdown()
 
 
@@ -121,25 +125,33 @@ def apart(function: Callable[..., Any], *args: Any, seconds: float) -> Any:
 
 
 def answers(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:
-    """Time the forms of BERT-base, then of MiniLM's shape, at every batch and length, the cheapest first."""
+    """Time the forms of BERT-base, then of MiniLM; a card too small for one may have room for the other."""
+    for shape in SHAPES:
+        try:
+            _answers_of(shape, device, end, keep, done)
+        except torch.OutOfMemoryError as error:
+            keep({"shape": shape, **failed(error)})
+
+
+def _answers_of(shape: str, device: str, end: float, keep: Row, done: Collection[Any]) -> None:
+    """Time the forms of one shape at every batch and length, the cheapest first."""
     from benchmarks.device.gpu_forms import forms
     from lit_compress.export.runtimes import placed
 
-    for shape in SHAPES:
-        pairs = sorted(((batch, length) for batch in BATCHES for length in LENGTHS), key=lambda pair: pair[0] * pair[1])
-        pairs = [pair for pair in pairs if key({"shape": shape, "batch": pair[0], "length": pair[1]}) not in done]
-        if not pairs:
-            continue
-        nets = forms(shape)
-        runs = _runners(nets, device, ("eager", "graphs"))
-        for name, net in nets.items():
-            if key({"shape": shape, "form": name}) not in done:
-                keep({"shape": shape, "form": name, **_size(net, nets["dense"], device)})
-        for batch, length in pairs:
-            if time.monotonic() > end:
-                return
-            inputs = placed(_inputs(batch, length), device)
-            keep({"shape": shape, "batch": batch, "length": length, "times": _times(runs, inputs, device)})
+    pairs = sorted(((batch, length) for batch in BATCHES for length in LENGTHS), key=lambda pair: pair[0] * pair[1])
+    pairs = [pair for pair in pairs if key({"shape": shape, "batch": pair[0], "length": pair[1]}) not in done]
+    if not pairs or time.monotonic() > end:
+        return
+    nets = forms(shape)
+    runs = _runners(nets, device, ("eager", "graphs"))
+    for name, net in nets.items():
+        if key({"shape": shape, "form": name}) not in done:
+            keep({"shape": shape, "form": name, **_size(net, nets["dense"], device)})
+    for batch, length in pairs:
+        if time.monotonic() > end:
+            return
+        inputs = placed(_inputs(batch, length), device)
+        keep({"shape": shape, "batch": batch, "length": length, "times": _times(runs, inputs, device)})
 
 
 def mixed(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> None:

@@ -41,7 +41,8 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
         dense = next((row for row in rows if row["method"] == "dense"), rows[0])
         yield table(
             ["method", "stage", "ms", "x dense", "peak MB", "x dense"],
-            [[row["method"], row["stage"], f"{row['ms']:.1f}", f"{row['ms'] / row['dense_ms']:.2f}",
+            [[row["method"], row["stage"], f"{row['ms']:.1f}",
+              f"{row['ms'] / row['dense_ms']:.2f}" if row["dense_ms"] else "",
               f"{row['peak_mb']:,.0f}", f"{row['peak_mb'] / dense['peak_mb']:.2f}"]
              for row in rows],
         )  # fmt: skip
@@ -51,7 +52,7 @@ def tables(result: dict[str, Any]) -> Iterator[str]:
     for part in ("answers", "mixed", "compiled", "training", "factorize"):
         for row in result.get(part, []):
             if "failed" in row:
-                yield f"Not measured: {part} {row.get('method', '')}: {row['failed']}\n"
+                yield f"Not measured: {part} {row.get('method') or row.get('shape', '')}: {row['failed']}\n"
 
 
 def _speeds(rows: list[dict[str, Any]], way: str) -> str:
