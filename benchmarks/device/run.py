@@ -47,6 +47,7 @@ METHODS: dict[str, list[str]] = {
     "Theseus": ["--model.replace.epochs", "2"],
     "LLMPruner": PRUNE,
     "SliceGPT": PRUNE,
+    "Layers": PRUNE,
 }
 
 
