@@ -59,7 +59,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     answered = task.spans.null_threshold is None  # True: rows without an answer are refused
     key = short_hash(
         FORMAT, source.key(), task.kind, task.text, task.label_columns or task.label, task.labels, task.numbered,
-        answered, labelled, optional,
+        answered, labelled, optional, task.hub is None,
     )  # fmt: skip
     folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled, optional))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
@@ -101,7 +101,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     kind, table = task_type(task), source.read()
     if table.names is not None:
         check_names(task, source.where, table.names)
-    by_name = task.hub is None or set(table.classes or ()) == set(task.labels)  # not by numbers of another order
+    alike = {name.casefold() for name in table.classes or ()} == {name.casefold() for name in task.labels}
+    by_name = task.hub is None or alike  # not by numbers of another order
     if (classes := table.classes if by_name else None) and task.hub is None:
         _check_classes(task, source.where, classes)
     rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)

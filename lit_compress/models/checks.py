@@ -194,5 +194,6 @@ def is_finetuned(what: str, folder: Path, task: Task) -> bool:
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:
-    """Return names in small letters, without punctuation where something else is left."""
-    return [re.sub(r"[\W_]+", "", name.casefold()) or name for name in names]
+    """Return names in small letters, without punctuation where something else is left; as they are if two are alike."""
+    plain = [re.sub(r"[\W_]+", "", name.casefold()) or name for name in names]
+    return plain if len(set(plain)) == len(plain) else list(names)

@@ -110,6 +110,7 @@ READ = {
     "rows of questions in an object": ("squad", "train.json", b'{"data": [' + qa("film", 5).splitlines()[0] + b"]}", "was it?", 1, ""),
     "answer written as text": ("squad", "train.csv", b"question,context,answers\nwas it?,good film,film\n", "was it?", 1, ""),
     "names of a table's numbers": ("sst2", "train.parquet", classes(["positive", "negative"], 0, 1), "good", 2, ""),
+    "names of other letters": ("sst2", "train.parquet", classes(["Positive", "Negative"], 0, 1), "good", 2, ""),
 }  # fmt: skip
 
 

@@ -125,6 +125,9 @@ def test_a_backbone_with_labels_in_another_order_is_named(folder):
         assert not finetuned_on(str(folder), SST2)
     with pytest.warns(UserWarning, match="exchanged answers; as --model.teacher too it gives the order"):
         assert not finetuned_on(str(folder), replace(SST2, name="custom"))
+    configure(folder, id2label={0: "C++", 1: "C#"}, label2id={"C++": 0, "C#": 1})  # alike without their signs
+    with pytest.warns(UserWarning, match="another order"):
+        assert not finetuned_on(str(folder), replace(SST2, labels=("C#", "C++")))
 
 
 @pytest.mark.parametrize("labels", [{0: "negative", 1: "positive"}, {0: "LABEL_0", 1: "LABEL_1"}, {0: "a", 1: "b"}])
