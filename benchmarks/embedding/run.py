@@ -168,7 +168,7 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     name = f"{cell}-{density:g}"
     if not common.missing(options, name):
         return
-    out, before = options.work / name, options.work / name.replace("wide", "before").replace("layers", "whole")
+    out, before = (folder / name for folder in (options.work, options.work / "before"))
     data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", texts_alone(options),
             "--data.max_length", 256, "--density", density, *(LAYERS if cell == "layers" else ()))  # fmt: skip
     more = ("--distil", STEPS, "--distil_texts", wide_texts(options), "--trainer.precision", "bf16-mixed")
@@ -198,11 +198,11 @@ def searches(options: Any) -> dict[str, Path]:
 
 def quantize(options: Any) -> None:
     """Make the dense model as a program in 8 bits, and score it on both searches."""
-    if not common.missing(options, "int8"):
-        return
-    made: dict[str, Any] = {"name": "int8", "threads": options.threads, "records": [], "programs": {}}
     for key, folder in searches(options).items():
-        both, out = options.work / f"int8-{key}-data", options.work / f"int8-{key}"
+        name = f"int8-{key}"
+        if not common.missing(options, name):
+            continue
+        both, out = options.work / f"{name}-data", options.work / name
         if not options.list:
             both.mkdir(exist_ok=True)
             lines = [
@@ -217,9 +217,9 @@ def quantize(options: Any) -> None:
             "--format", "openvino", "--dtype", "int8",
         )  # fmt: skip
         if not options.list:
-            made["programs"][key] = json.loads((out / "report.json").read_text())["program"]
-    if not options.list:
-        common.write(options, "int8", made | common.frame())
+            program = json.loads((out / "report.json").read_text())["program"]
+            made = {"name": name, "searched_in": key, "threads": options.threads, "program": program}
+            common.write(options, name, made | common.frame())
 
 
 def main() -> None:

@@ -74,9 +74,10 @@ def sections() -> Iterator[str]:
             "CNN/DailyMail, nDCG@10",
             "cosine to the dense vector",
         ]
+        integers = {result["searched_in"]: result["program"] for result in load(STUDY) if "searched_in" in result}
         dense = [["1", "dense", *_scores(wide[0], "dense"), ""]]
-        for result in (result for result in load(STUDY) if "programs" in result):
-            searched = (percent(result["programs"][key]["metric"]) for key in ("squad", "cnn"))
+        if len(integers) == 2:
+            searched = (percent(integers[key]["metric"]) for key in ("squad", "cnn"))
             dense.append(["1", "program in 8 bits", "", *searched, ""])
         yield table(head, [*dense, *(row for result in wide for row in _wide(result))])
         yield origin(wide[0], STUDY, 1)
