@@ -340,7 +340,8 @@ def _explained(error: Exception, method: str) -> str | None:
         kind, option = next(iter(re.findall(r"Expected a <class '([\w.]+)'>", own)), "value"), f"{option}.{argument}"
     if choices := choices_of(kind):
         return f"{option}: '{value}' is not a valid value of {', '.join(choices)}; {nearest(value, choices)}"
-    return f"{option}: '{value}' is not a valid {kind.replace(' | ', ' or ').replace('None', 'null')}"
+    hint = f"; for a text, quote it inside of the list: '[\"{value}\"]'" if "list[str]" in kind else ""
+    return f"{option}: '{value}' is not a valid {kind.replace(' | ', ' or ').replace('None', 'null')}{hint}"
 
 
 def _of_class(option: str, text: str, value: str) -> str:

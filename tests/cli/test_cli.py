@@ -58,6 +58,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ),
         (("fit", "--model.backbone", "null"), "model.backbone: it is null; give a model (./null for a folder"),
         ((*CONFIG, "--ckpt_path", "x.ckpt"), "ckpt_path: 'x.ckpt' is not a valid value of last"),
+        ((*CONFIG, "--data.custom.labels", "[1,x]"), """quote it inside of the list: '["1"]'"""),
     ],
 )
 def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):
