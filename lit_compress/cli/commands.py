@@ -144,7 +144,7 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     check_folder("--output", path, file=True)
     parts = open_target(found, line)
     if not task_type(parts.data.record).answered:
-        raise UserError("predict: a language model has no answer for a row; `test` gives its perplexity")
+        raise UserError("predict: a language model has no answer for a row; `evaluate` gives its perplexity")
     if path.exists() and path.samefile(Path(parts.data.place.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(found, parts, "predict")

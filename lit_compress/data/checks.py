@@ -101,11 +101,9 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     kind, table = task_type(task), source.read()
     if table.names is not None:
         check_names(task, source.where, table.names)
-    alike = {name.casefold() for name in table.classes or ()} == {name.casefold() for name in task.labels}
-    by_name = task.hub is None or alike  # not by numbers of another order
-    if (classes := table.classes if by_name else None) and task.hub is None:
+    if classes := table.classes or []:
         _check_classes(task, source.where, classes)
-    rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes or []), table.rows), start=1)
+    rows: Iterator[tuple[int, Row]] = enumerate(map(partial(_with_label, task, classes), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise no_rows(source.where, table.names)

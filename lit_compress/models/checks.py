@@ -194,6 +194,7 @@ def is_finetuned(what: str, folder: Path, task: Task) -> bool:
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:
-    """Return names in small letters, without punctuation where something else is left; as they are if two are alike."""
-    plain = [re.sub(r"[\W_]+", "", name.casefold()) or name for name in names]
-    return plain if len(set(plain)) == len(plain) else list(names)
+    """Return names in small letters without punctuation; less is left out where two names would be alike."""
+    small = [name.casefold() for name in names]
+    plain = [re.sub(r"[\W_]+", "", name) or name for name in small]
+    return next(found for found in (plain, small, list(names)) if len({*found}) == len({*names}))

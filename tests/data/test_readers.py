@@ -30,6 +30,7 @@ def read(task, folder, name, content, **form):
 
 # name -> task, name of the training file, its bytes, what the line says besides the file
 REFUSED = {
+    "classes of other names": ("sst2", "train.parquet", classes(["pos", "neg"], 0, 1), "has the classes pos, neg, the labels are negative, positive"),
     "no bytes": ("sst2", "train.csv", b"", "is empty (0 bytes)"),
     "no bytes in a table": ("sst2", "train.parquet", b"", "0 bytes"),
     "no rows": ("sst2", "train.csv", b"sentence,label\n", "has a header (sentence, label) and no rows"),

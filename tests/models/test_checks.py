@@ -128,6 +128,7 @@ def test_a_backbone_with_labels_in_another_order_is_named(folder):
     configure(folder, id2label={0: "C++", 1: "C#"}, label2id={"C++": 0, "C#": 1})  # alike without their signs
     with pytest.warns(UserWarning, match="another order"):
         assert not finetuned_on(str(folder), replace(SST2, labels=("C#", "C++")))
+    assert finetuned_on(str(folder), replace(SST2, labels=("c++", "c#")))
 
 
 @pytest.mark.parametrize("labels", [{0: "negative", 1: "positive"}, {0: "LABEL_0", 1: "LABEL_1"}, {0: "a", 1: "b"}])
