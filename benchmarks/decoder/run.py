@@ -46,7 +46,7 @@ STEPS = 100
 TEMPERATURE = 2.0  # of ``factorize --distil``
 OF_A_STEP, RATE = 2, 1e-4  # of distillation: texts of a step; 3e-4 was worse on held-out blocks after 60 steps
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
-MEASURED_LAYERS = ("Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8)
+MEASURED_LAYERS = ("Layers", "--model.prune.choice", "measured", "--model.prune.examples", texts.JUDGES)
 METHODS: dict[str, list[object]] = {
     "structures": [*STRUCTURES],
     "even": [*STRUCTURES, "--model.round_to", 32],
@@ -229,7 +229,7 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
                 facts |= {key: own[key] for key in keys}
             else:
                 net, facts = refined(options, method, density, steps)
-                own = {"file_density": density, "seconds": 0.0} if method == "rounds" else read(options, before)
+                own = facts if method in ONLY_REFINED else read(options, before)
                 facts |= {key: own[key] for key in ("file_density", "seconds")} | {"mixed": options.mixed}
             store(f"{before}-{ending(options)}", density, net, facts)
     else:

@@ -13,7 +13,8 @@ Every sub-layer has a few sizes, down to none. The steps:
 
 SPDY (Frantar and Alistarh, ICML 2022, https://arxiv.org/abs/2201.13096) has coefficients and dynamic programming; ZipLM
 (https://arxiv.org/abs/2302.04089) prunes heads and neurons so. The factors and the finals are ours. 8 texts of the
-calibration judge, the same that choose whole blocks. What is known is kept in ``--work``/search and read again.
+calibration judge, the same that choose whole blocks. The table is kept in
+``--work``/search and read again; it is of one model and one calibration.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.decoder.texts import JUDGES
 from lit_compress.calibration.moments import KroneckerFactors
 from lit_compress.calibration.statistics import frozen, real_rows
 from lit_compress.calibration.walk import calibration_parts
@@ -45,7 +47,7 @@ from lit_compress.stages.units import UnitRemoval, unit_inputs
 from lit_compress.utils.files import write_json
 from lit_compress.utils.progress import track
 
-JUDGES, REFINED_ON, STEPS = 8, 16, 10  # texts that judge; texts and steps a block of the finals
+REFINED_ON, STEPS = 16, 10  # texts and steps a block of the finals
 EIGHTHS = (7, 6, 5, 4, 2, 0)  # of the neurons that a feed-forward network may keep
 ALIGNED = 64  # numbers of neurons are multiples of it
 FACTORS, DRAWS = (1.0, 0.5, 0.25, 0.125), 16  # of the losses of removed sub-layers; models of each that are judged
@@ -54,9 +56,12 @@ Sizes = dict[str, int]  # last matrix of a sub-layer -> units that stay
 
 
 def best_sizes(losses: Sequence[Sequence[float]], prices: Sequence[Sequence[int]], limit: int) -> list[int]:
-    """Return an option for every group so that the sum of the losses is least within ``limit``, the sum of the prices.
+    """Return an option for every group so that the sum of the losses is least, and that of the prices within ``limit``.
 
-    >>> best_sizes([[0, 1, 5], [0, 2, 3]], [[4, 2, 0], [4, 2, 0]], 4)
+    Raises:
+        ValueError: the cheapest options cost more.
+
+    >>> best_sizes([[0, 1, 5], [0, 2, 4]], [[4, 2, 0], [4, 2, 0]], 4)
     [1, 1]
     """
     least = torch.zeros(limit + 1, dtype=torch.float64)  # of the groups so far, by what they may cost together
@@ -67,6 +72,8 @@ def best_sizes(losses: Sequence[Sequence[float]], prices: Sequence[Sequence[int]
             options[option, cost:] = least[: limit + 1 - cost] + own
         least, choice = options.min(0)
         choices.append(choice)
+    if least[limit] == math.inf:
+        raise ValueError(f"nothing costs {limit} or less")
     found: list[int] = []
     for choice, price in zip(reversed(choices), reversed(prices), strict=True):
         found.append(int(choice[limit]))

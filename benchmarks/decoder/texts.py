@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 UNKNOWN, HEADING = "<unk>", " ="
+JUDGES = 8  # texts of the calibration that choose parts by measured divergence
 # as WikiText-2 writes -> as people write
 RULES = (
     (r" @(\S)@ ", r"\1"),  # 10 @,@ 000, top @-@ ten
