@@ -56,6 +56,16 @@ def logits(net, **settings):
         return net(input_ids=ids, attention_mask=batch["attention_mask"]).logits
 
 
+def cached_logits(net):
+    """A decoder's logits in two steps with a cache, and in one without."""
+    ids = make_batch(size=2)["input_ids"]
+    with torch.no_grad():
+        whole = net(ids, use_cache=False).logits
+        first = net(ids[:, :5], use_cache=True)
+        second = net(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    return torch.cat([first.logits, second.logits], 1), whole
+
+
 def alone(folder, texts):
     """The logits that transformers alone gives to single texts, in float32."""
     tokenizer = AutoTokenizer.from_pretrained(folder)

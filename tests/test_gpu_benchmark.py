@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import processes
 import pytest
 import torch
 
 from benchmarks import timing
-from benchmarks.device import gpu, gpu_forms, gpu_tables, packed, step_times
+from benchmarks.device import gpu, gpu_forms, gpu_tables, step_times
+from benchmarks.speed import one_shot
+from lit_compress.export import mixed
 
 TINY = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
@@ -22,21 +23,23 @@ TINY = {
 
 
 def measure(results: Path, *words: str) -> None:
-    """Run the script on tiny models; the second device computes nothing in bfloat16 quickly."""
+    """Run the script on tiny models; the second device computes nothing in bfloat16 quickly, and compiles nothing."""
     timing.SHAPES = timing.SHAPES | {timing.BERT_BASE: TINY}
     gpu_forms.STEP = 8
     gpu.BATCHES, gpu.LENGTHS, gpu.ROUNDS, gpu.MEMORY_SHAPE = (1,), (4, 8), 2, (1, 4)
-    gpu.MIXED_TEXTS, gpu.MIXED_BATCH, gpu.PACKED_BATCH, gpu.SHAPES = 4, 2, 4, (timing.BERT_BASE,)
+    gpu.MIXED_TEXTS, mixed.BATCH, mixed.PACKED, gpu.SHAPES = 4, 2, 4, (timing.BERT_BASE,)
     gpu.TRAINED, gpu.WORDS, gpu.TEXTS, step_times.SKIPPED = (16, 2), 6, 64, 0
+    one_shot.VOCABULARY, one_shot.TESTED = 500, 32
     gpu.FIRST = ("dense", gpu.LABELS, "Theseus")
     gpu.METHODS = {name: gpu.METHODS[name] for name in ("LPAF", "Theseus", "SVD")}
+    gpu.COMPILED_AT, torch.compile = gpu.COMPILED_AT[:1], lambda net, **_: net  # type: ignore[assignment]
     gpu.apart = lambda function, *args, seconds: function(*args)
     sys.argv = ["gpu", "--results", str(results), "--device", "second", *words]
     gpu.main()
 
 
 def test_the_whole_path_on_the_second_device(tmp_path):
-    processes.on_second_device(measure, tmp_path, "--only", "answers", "mixed", "training")
+    processes.on_second_device(measure, tmp_path, "--only", *gpu.PARTS)
     (file,) = tmp_path.iterdir()
     found = json.loads(file.read_text())
     assert [(row["batch"], row["length"]) for row in found["answers"] if "times" in row] == [(1, 4), (1, 8)]
@@ -49,8 +52,10 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     assert ("LPAF", "retrain") in stages and all(row["ms"] > 0 < row["peak_mb"] for row in found["training"][:3])
     said = "\n".join(gpu_tables.tables(found))
     assert "| even, multiples of 8, 0.10 | " in said and "| LPAF, labels alone | retrain |" in said
+    assert found["factorize"][0]["density"] <= 0.16 and "`factorize` of BERT-base's shape, " in said
     assert "Not measured: training Theseus: SystemExit" in said
     processes.on_second_device(measure, tmp_path, "--only", "answers", "training")
+    assert [time["way"] for time in found["compiled"][0]["times"]] == ["compiled"] * 2, "it has no graphs"
     again = json.loads(file.read_text())
     assert [row["way"] for row in found["mixed"][0]["mixed"]].count("packed, eager") == 2
     assert again["answers"] == found["answers"] and again["training"][:3] == found["training"][:3]
@@ -68,18 +73,6 @@ def test_what_fails_or_takes_too_long_costs_nothing_else(tmp_path, monkeypatch):
         gpu.apart(subprocess.run, ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], seconds=10)
     left = Path("/proc", (tmp_path / "pid").read_text().strip())
     assert any(time.sleep(0.1) or not left.exists() for _ in range(100))
-
-
-def test_packed_texts_have_the_answers_of_padded_ones():
-    dense = timing.random_bert(timing.MINILM, **TINY).eval()
-    lengths = np.array([3, 8, 5])
-    row = {name: torch.as_tensor(value) for name, value in packed.packed(lengths, 12).items()}
-    assert row["input_ids"].shape == (1, 24) and row["starts"].tolist() == [0, 3, 11, 16, 24]
-    with torch.inference_mode():
-        texts = row["input_ids"].split(row["starts"].diff().tolist(), 1)
-        alone = [dense(input_ids=text).logits for text in texts]
-        found = packed.Packed(dense, 12)(**row)["logits"]
-    torch.testing.assert_close(found, torch.cat(alone))
 
 
 def test_a_speed_up_that_the_spread_does_not_carry_is_no_number():

@@ -4,10 +4,10 @@
 
 Needs nothing but the tree: BERTs of random weights, whose speed is that of any weights. *Answers*: dense models and
 their compressed forms (gpu_forms.py) in bfloat16, in turns, eager and as CUDA graphs, over batches and lengths.
-*Mixed*: 512 texts of mixed lengths, padded and packed (packed.py). *Compiled*: answers after `torch.compile` of the
-blocks. *Training*: every method's steps by `fit` in bf16-mixed, 32 texts of 128 tokens, each next to dense fine-tuning.
-*factorize*: seconds and memory of the command. It ends after --minutes, writes what is there after every row, and
-prints the tables last. Rows that a result has are not measured again.
+*Mixed*: 512 texts of mixed lengths, padded, and packed without their head. *Compiled*: answers after `torch.compile`
+of the blocks. *Training*: every method's steps by `fit` in bf16-mixed, 32 texts of 128 tokens, each next to dense
+fine-tuning. *factorize*: seconds and memory of the command. It ends after --minutes, writes what is there after every
+row, and prints the tables last. Rows that a result has are not measured again.
 Writes benchmarks/device/results/gpu/<card>.json.
 """
 
@@ -49,7 +49,7 @@ SHAPES: tuple[str, ...] = (timing.BERT_BASE, timing.MINILM)
 MEMORY_SHAPE = (32, 128)
 COMPILED_AT = ((1, 128), (32, 128), (128, 128))
 COMPILED = ("dense", "even, multiples of 64, 0.10", "components, 0.10")
-MIXED_TEXTS, MIXED_BATCH, MIXED_STEP, PACKED_STEP, PACKED_BATCH = 512, 32, 64, 512, 128
+MIXED_TEXTS, VOCABULARY = 512, 1000
 TEXTS = 768  # of training: 24 steps an epoch
 LABELS = "LPAF, labels alone"  # no teacher
 FIRST: tuple[str, ...] = (
@@ -190,17 +190,19 @@ def compiled(device: str, end: float, keep: Row, done: Collection[Any] = ()) -> 
 def _inputs(batch: int, length: int) -> dict[str, Any]:
     import numpy as np
 
-    ids = np.random.default_rng(0).integers(5, 1000, (batch, length))
+    ids = np.random.default_rng(0).integers(5, VOCABULARY, (batch, length))
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def _runners(nets: dict[str, Any], device: str, ways: tuple[str, ...]) -> dict[tuple[str, str], Callable[[Any], Any]]:
+def _runners(
+    nets: dict[str, Any], device: str, ways: tuple[str, ...], result: str = "logits"
+) -> dict[tuple[str, str], Callable[[Any], Any]]:
     """Return (form, way) -> the call; a way that the device does not have is left out."""
     import copy
 
     from lit_compress.export.runtimes import Setting, torch_runner
 
-    setting, runs = Setting(("logits",), device=device, dtype="bfloat16"), {}
+    setting, runs = Setting((result,), device=device, dtype="bfloat16"), {}
     for name, net in nets.items():
         for way in ways:
             try:
@@ -228,64 +230,35 @@ def _times(runs: dict[tuple[str, str], Any], inputs: dict[str, Any], device: str
 def _size(net: Any, dense: Any, device: str) -> dict[str, Any]:
     """Return the density, the MB of the weights and the peak MB of a forward, weights included."""
     from lit_compress.models.accounting import dense_site_params, stored_density
-    from lit_compress.utils.devices import peak_bytes
+    from lit_compress.utils.devices import peak_of
 
     weights, place = sum(p.numel() * p.element_size() for p in net.parameters()), torch.device(device)
     inputs = {name: torch.as_tensor(value, device=device) for name, value in _inputs(*MEMORY_SHAPE).items()}
-    torch.accelerator.reset_peak_memory_stats()
-    before = torch.accelerator.memory_allocated()
     with torch.inference_mode():
-        net(**inputs)
-    peak = (peak_bytes(place) or 0) - before + weights
+        peak = (peak_of(partial(net, **inputs), place) or 0) + weights
     density = stored_density(net) * dense_site_params(net) / dense_site_params(dense)
     return {"density": density, "weights_mb": weights / 1e6, "peak_mb": peak / 1e6}
 
 
 def _mixed(nets: dict[str, Any], device: str) -> list[dict[str, Any]]:
-    """Return texts a second of 512 texts of mixed lengths: in any order, by length, and without padding."""
+    """Return texts a second of texts of mixed lengths: in any order, by length, and without padding."""
     import copy
 
     import numpy as np
 
-    from benchmarks.device.packed import Packed, packed
-    from lit_compress.export.runtimes import placed
+    from lit_compress.export.mixed import PACKED_STEP, mixed_calls
+    from lit_compress.export.packed import RESULT, Packed
     from lit_compress.utils.timing import in_turns
 
     drawn = np.random.default_rng(0).lognormal(4.0, 0.7, MIXED_TEXTS)
-    lengths = drawn.clip(8, max(LENGTHS)).astype(int)
-
-    def padded(order: Any, step: int) -> list[dict[str, Any]]:
-        made = []
-        for part in np.split(order, MIXED_TEXTS // MIXED_BATCH):
-            longest = -(-int(part.max()) // step) * step
-            given = _inputs(len(part), longest)
-            given["attention_mask"] = (np.arange(longest) < part[:, None]).astype(given["attention_mask"].dtype)
-            made.append(placed(given, device))
-        return made
-
-    def rows(batch: int, step: int) -> list[dict[str, Any]]:
-        parts = np.split(lengths, MIXED_TEXTS // batch)
-        return [
-            {name: torch.as_tensor(value, device=device) for name, value in packed(part, step).items()}
-            for part in parts
-        ]
-
-    ends = {form: Packed(copy.deepcopy(net), max(max(LENGTHS), PACKED_STEP)) for form, net in nets.items()}
-    runs = {False: _runners(nets, device, ("eager", "graphs")), True: _runners(ends, device, ("eager", "graphs"))}
-    ways = {
-        "any order, eager": (False, "eager", padded(lengths, 1)),
-        "by length, eager": (False, "eager", padded(np.sort(lengths), 1)),
-        "by length, graphs": (False, "graphs", padded(np.sort(lengths), MIXED_STEP)),
-        "packed, eager": (True, "eager", rows(MIXED_BATCH, 1)),
-        f"packed, {PACKED_BATCH} texts, eager": (True, "eager", rows(PACKED_BATCH, 1)),
-        f"packed, {PACKED_BATCH} texts, graphs": (True, "graphs", rows(PACKED_BATCH, PACKED_STEP)),
-    }
-    calls = {
-        (form, name): partial(lambda run, given: [run(batch) for batch in given], run, given)
-        for name, (ends_meet, way, given) in ways.items()
-        for (form, of), run in runs[ends_meet].items()
-        if of == way
-    }
+    lengths, limit = drawn.clip(8, max(LENGTHS)).astype(int), max(*LENGTHS, PACKED_STEP)
+    ends = {form: Packed(copy.deepcopy(net).float().cpu(), limit) for form, net in nets.items()}
+    runs = _runners(nets, device, ("eager", "graphs")), _runners(ends, device, ("eager", "graphs"), RESULT)
+    calls = dict[tuple[str, str], Callable[[], object]]()
+    for form in nets:
+        padded, packed = ({way: (run, device) for (of, way), run in some.items() if of == form} for some in runs)
+        made = mixed_calls(lengths, _inputs, padded, packed, limit, VOCABULARY)
+        calls |= {(form, way): call for way, call in made.items()}
     times = in_turns(list(calls.values()), 3, warm_up=1, device=device)
     return [
         {"form": form, "way": name, "texts_a_second": 1000 * MIXED_TEXTS / median(record)}

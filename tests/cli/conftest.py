@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections import Counter
 
 import pytest
@@ -44,13 +45,15 @@ def run(short_run, tmp_path_factory, counts):
 
 
 @pytest.fixture
+def model(run, tmp_path):
+    """The fine-tuned net of the run as a folder that no run made."""
+    folder = shutil.copytree(run / "dense" / "net", tmp_path / "model")
+    for name in ("structure.json", "manifest.json"):
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.fixture
 def words(run, tiny_data):
     """MODEL and what names its data."""
-    return [str(run / "dense" / "net")], [
-        "--data.task",
-        "sst2",
-        "--data.path",
-        str(tiny_data),
-        "--data.batch_size",
-        "8",
-    ]
+    return [str(run / "dense" / "net")], ["--data.task=sst2", f"--data.path={tiny_data}", "--data.batch_size=8"]

@@ -42,15 +42,6 @@ def stolen(run, ran, tmp_path):
     return shutil.copytree(run, tmp_path / "work" / "runs" / "stolen", ignore=left)
 
 
-@pytest.fixture
-def model(run, tmp_path):
-    """A copy of a fine-tuned model."""
-    folder = shutil.copytree(run / "dense" / "net", tmp_path / "model")
-    for name in ("structure.json", "manifest.json"):
-        (folder / name).unlink()
-    return folder
-
-
 def code(ran, base, name=None):
     """A file with a class that writes ``ran`` when it is imported."""
     module, _, kind = base.rpartition(".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import datasets
@@ -19,15 +18,6 @@ from lit_compress.cli.targets import parse_stored
 from lit_compress.cli.words import Line
 from lit_compress.utils import progress
 from lit_compress.utils.files import yaml_text
-
-
-@pytest.fixture
-def model(run, tmp_path):
-    """The fine-tuned net of the run as a folder that no run made."""
-    folder = shutil.copytree(run / "dense" / "net", tmp_path / "model")
-    for name in ("structure.json", "manifest.json"):
-        (folder / name).unlink()
-    return folder
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from helpers import cached_logits
 from in_memory import collect_kronecker
 from tiny import make_batch, make_net
 from transformers import AutoModelForSequenceClassification
@@ -80,27 +81,27 @@ def chosen(net, moments, density, **rule):
     return removed, removal(density, **rule).loss(net, kept, known)
 
 
+def without(net, moments, name, columns):
+    """Least squares of one matrix on the inputs that stay, zeros for the others; the bias carries the mean."""
+    layer, found = net.get_submodule(name), moments[name]
+    mean = found.mean if name in biased_sites(net) else torch.zeros_like(found.mean)
+    weight = without_inputs(layer.weight, inverse_moment(found.inputs() - mean[:, None] * mean), columns)
+    if layer.bias is not None:
+        layer.bias += (layer.weight - weight) @ mean
+    layer.weight.copy_(weight)
+    assert not weight[:, columns].any()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_narrow_net_is_the_one_with_zero_columns(family):
-    """The literal way: least squares on the columns that stay, zeros in the others, the bias carries the mean."""
     net, reference = make(family), make(family)
-    moments, biased = moments_of(net), biased_sites(net)
+    moments = moments_of(net)
     removed, _ = chosen(net, moments, 0.5)
     assert sum(len(gone) for gone in removed.values()) > 0
     with torch.no_grad():
         for part in sublayers(reference):
             name = part.sites["o" if part.kind == "attention" else "down"]
-            layer, found = reference.get_submodule(name), moments[name]
-            columns = unit_inputs(reference, part)[removed[name]].flatten()
-            if not len(columns):
-                continue
-            mean = found.mean if name in biased else torch.zeros_like(found.mean)
-            inverse = inverse_moment(found.inputs() - mean[:, None] * mean)
-            weight = without_inputs(layer.weight, inverse, columns)
-            if layer.bias is not None:
-                layer.bias += (layer.weight - weight) @ mean
-            layer.weight.copy_(weight)
-            assert not weight[:, columns].any()
+            without(reference, moments, name, unit_inputs(reference, part)[removed[name]].flatten())
     remove_units(net, moments, removed)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
     assert not torch.allclose(logits(net), logits(make(family)), atol=1e-4)
@@ -111,7 +112,7 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
 def test_uniform_counts_have_the_smallest_loss(family, settings):
     """As many units in every layer, of all counts within the budget those whose removal costs least; U is as usual."""
     net, reference = make(family, **settings), make(family, **settings)
-    moments, biased, density = moments_of(net), biased_sites(net), 0.66
+    moments, density = moments_of(net), 0.66
     units = removal().units(net, measured(net, moments, uniform=True))
     removed, loss = chosen(net, moments, density, uniform=True)
     groups = uniform_groups(net)
@@ -126,15 +127,8 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
     assert loss == pytest.approx(min(others))
     with torch.no_grad():
         for name, gone in removed.items():
-            layer, found = reference.get_submodule(name), moments[name]
-            width = layer.in_features // units[name].count
-            columns = (gone[:, None] * width + torch.arange(width)).flatten()
-            mean = found.mean if name in biased else torch.zeros_like(found.mean)
-            inverse = inverse_moment(found.inputs() - mean[:, None] * mean)
-            weight = without_inputs(layer.weight, inverse, columns)
-            if layer.bias is not None:
-                layer.bias += (layer.weight - weight) @ mean
-            layer.weight.copy_(weight)
+            width = reference.get_submodule(name).in_features // units[name].count
+            without(reference, moments, name, (gone[:, None] * width + torch.arange(width)).flatten())
     remove_units(net, moments, removed, uniform=True)
     assert torch.allclose(logits(net), logits(reference), atol=1e-6) and stored_density(net) <= density
     assert ordinary_net(fuse(net)) is not None
@@ -257,12 +251,7 @@ def test_the_cache_of_a_decoder_keeps_its_count():
     moments = collect_kronecker(net, [rows(net) | {"labels": rows(net)["input_ids"]}], "language_modelling")
     gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
     remove_units(net, moments, gone)
-    ids = make_batch(size=2)["input_ids"]
-    with torch.no_grad():
-        whole = net(ids, use_cache=False).logits
-        first = net(ids[:, :5], use_cache=True)
-        second = net(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
-    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-8)
+    torch.testing.assert_close(*cached_logits(net), rtol=0, atol=1e-8)
 
 
 def test_nothing_left_is_one_line():
