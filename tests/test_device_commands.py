@@ -25,7 +25,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.trainer import _on_accelerator, make_trainer
 from lit_compress.stages.blocks import BlockLosses
 from lit_compress.tasks import KINDS
-from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
+from lit_compress.utils.devices import current_device, find_device, peak_of, place_within, to_device, use_device
 from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
@@ -196,6 +196,9 @@ def test_choices() -> None:
     with second_device.with_capacity(torch.accelerator.memory_allocated() + 1000):
         assert place_within(second, 800, "sums") == second
         assert place_within(second, 801, "sums") == torch.device("cpu")
+    kept = torch.zeros(10_000, device=second)  # not of the call
+    assert 8000 <= (peak_of(lambda: kept[:2000] + 1, second) or 0) < 10_000
+    assert peak_of(lambda: kept.zero_(), torch.device("cpu")) is None
 
 
 @processes.with_second_device
