@@ -65,7 +65,8 @@ def factorize(
             calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
         distil: train the whole compressed model for so many steps to give the dense model's logits and hidden states,
             without labels, on the training texts, e.g. 100. The best of its epochs and of the model before it is kept.
-            Options of the Trainer and of the distillation are as of fit. The same command continues after a kill.
+            Options of the Trainer, of the distillation, and optimizer and lr_scheduler of the method's stage are as of
+            fit. The same command continues after a kill.
         distil_texts: file of texts for --distil in place of the training texts.
         distil_rate: learning rate of --distil, default 0.0003.
         line: further options.
@@ -130,6 +131,7 @@ def run_factorize(
 def only_with_distil(option: str) -> bool:
     """Return whether ``factorize`` reads an option for ``--distil`` only."""
     trains = option.startswith(("trainer.", "model.distillation")) and option != "trainer.accelerator"
+    trains |= option.split(".")[2:3] in (["optimizer"], ["lr_scheduler"]) and not option.startswith("model.dense")
     return trains or option in ("model.recompute", "checkpoint_every", "max_skipped")
 
 

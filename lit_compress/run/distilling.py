@@ -76,7 +76,13 @@ class Distilling:
             texts.batch_size = max(part for part in range(1, min(most, size) + 1) if size % part == 0)
             texts.accumulate *= size // texts.batch_size
         epoch = count_steps(texts.steps_per_epoch(), 1, job.trainer.get("limit_train_batches"))
-        self.training = Training(epochs=ceil(steps / max(epoch, 1)), learning_rate=recovery.rate or RATE)
+        *_, stage = job.method.stages()
+        classes, epochs = stage.settings, ceil(steps / max(epoch, 1))
+        if classes.optimizer is not None and recovery.rate is not None:
+            raise UserError(f"--distil_rate: the optimizer has its own; give --model.{stage.name}.optimizer.lr")
+        self.training = Training(
+            epochs, recovery.rate or RATE, optimizer=classes.optimizer, lr_scheduler=classes.lr_scheduler
+        )
         self.job = job.at(data=texts, trainer=job.trainer | {"max_steps": steps})
         check_trainer(self.job.trainer, {DISTIL: self.training.epochs})
 
@@ -92,10 +98,11 @@ class Distilling:
 
     def told(self) -> dict[str, Any]:
         """Return the report's entry on the finished stage."""
-        record, file = self.run.finished()[DISTIL], self.recovery.texts
+        record, file, training = self.run.finished()[DISTIL], self.recovery.texts, self.training
+        rate = training.learning_rate if training.optimizer is None else training.tried().defaults.get("lr")
         return {
             "steps": record["steps"], "best_step": record["best_step"], "batch": self.job.data.global_batch,
-            "learning_rate": self.training.learning_rate, "precision": self.job.trainer["precision"] or "32-true",
+            "learning_rate": rate, "precision": self.job.trainer["precision"] or "32-true",
             "metric": [record["initial"], record["metric"]], "seconds": record["seconds"],
             "file": file and Path(file).name,
         }  # fmt: skip

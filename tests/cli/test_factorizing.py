@@ -153,9 +153,12 @@ def test_other_processes_compress_and_export_nothing(made, monkeypatch):
 
 def test_a_sliced_model_learns_the_logits_alone(made):
     """Its hidden states are narrower."""
-    source = made(Recovery(distil=6), "--method", "SliceGPT", "--model.prune.examples", "20")
+    own = ("--model.prune.optimizer", "torch.optim.SGD", "--model.prune.optimizer.lr", "0.01")
+    source = made(Recovery(distil=6), "--method", "SliceGPT", "--model.prune.examples", "20", *own)
     assert source.config["model"]["init_args"]["distillation"]["alpha_layers"] == 0
-    assert source.more["distilled"]["steps"] == 6
+    assert (source.more["distilled"]["steps"], source.more["distilled"]["learning_rate"]) == (6, 0.01)
+    with pytest.raises(UserError, match="--distil_rate: the optimizer has its own"):
+        made(Recovery(distil=6, rate=0.1), "--method", "SliceGPT", *own)
     line = read_line("factorize", ["x", "y", "--data.task", "sst2", "--model.distillation.alpha_layers", "0.0"])
     usual = factorizing.usual_losses(line)["model"]["init_args"]["distillation"]
     assert usual["alpha"] == 1 and not usual["mask_padding"]  # which would mean nothing

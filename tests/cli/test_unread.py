@@ -109,6 +109,7 @@ def test_short_options_are_read():
         (["--distil", "5", "--trainer.max_epochs=4"], "trainer.max_epochs"),
         (["--distil", "5", "--model.init_args.retrain.learning_rate", "0.1"], "model.retrain.learning_rate"),
         (["--trainer.precision", "bf16-mixed"], "trainer.precision"),
+        (["--model.retrain.optimizer", "torch.optim.SGD"], "model.retrain.optimizer"),
         (["--run_dir", "x"], "run_dir"),
     ],
 )

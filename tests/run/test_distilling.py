@@ -19,6 +19,7 @@ from lit_compress.run.distilling import LOSSES, Distilling, Recovery
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
 from lit_compress.stages.base import build_optimizer, build_schedule
+from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
 TRAINER = {
@@ -41,9 +42,10 @@ class Study:
                 value.mul_(1 + 0.3 * torch.randn_like(value) * (value.ndim > 1))
         save_net(net, folder / "net")
 
-    def stage(self, name, recovery=None, losses=None, size=16, **trainer):
+    def stage(self, name, recovery=None, losses=None, size=16, retrain=None, **trainer):
         data = DataModule("sst2", self.backbone, self.data, batch_size=size)
-        made = SVD(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}))
+        retrain = Retraining(**retrain or {})
+        made = SVD(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}), retrain=retrain)
         job, recovery = Job(made, data, TRAINER | trainer, 42, every=1), recovery or Recovery(distil=STEPS)
         return Distilling(job, recovery, Run(self.folder / name))
 
@@ -105,6 +107,7 @@ def test_the_steps_are_those_of_a_loop(study):
         {"precision": "bf16-mixed"},
         {"losses": {"alpha": 0.5, "temperature": 1.0}},
         {"recovery": Recovery(distil=STEPS, rate=1e-4)},
+        {"retrain": {"optimizer": torch.optim.SGD}},
     ],
     ids=lambda options: next(iter(options)),
 )
