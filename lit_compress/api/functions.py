@@ -38,7 +38,6 @@ from lit_compress.run.distilling import Recovery
 from lit_compress.run.folder import Run
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, user_error
-from lit_compress.utils.files import check_folder, write_text, yaml_text
 from lit_compress.utils.progress import silence_libraries
 
 if TYPE_CHECKING:
@@ -234,15 +233,9 @@ def compare(
             given = {"model.backbone": source, **given}
         elif tokenizer is not None or data is not None or asks(options):
             raise UserError("model: it is missing, and data and columns need it; give the model")
-        if isinstance(config, Mapping):
-            out = Path(out or "runs/compare").expanduser()
-            check_folder("out", out)
-            out.mkdir(parents=True, exist_ok=True)
-            content = yaml_text(json.loads(json.dumps(dict(config))))
-            write_text(out / "comparison.yaml", content)
-            config = out / "comparison.yaml"
         line = _line("compare", given | options)
-        plan = plan_of(str(config), str(out) if out else None, line.own, dict(line.options))
+        config = str(config) if isinstance(config, Path) else config
+        plan = plan_of(config, str(out) if out else None, line.own, dict(line.options))
         page = run_plan(plan, workers)
         found = Compared(json.loads((plan.out / "compare.json").read_text()))
         found.page = page
@@ -253,9 +246,10 @@ def compare(
 
 
 def _line(command: str, given: dict[str, Any]) -> Line:
-    """Return the options of a command, checked."""
+    """Return the options of a command, checked; those that are None are left out."""
     device = given.get("device")
-    return checked(from_python(command, given | {"device": device and str(device)}))
+    given = given | {"device": device and str(device)}
+    return checked(from_python(command, {name: value for name, value in given.items() if value is not None}))
 
 
 def _made(command: str, report: dict[str, Any] | None, export: Path, place: Shared | None) -> Compressed:

@@ -9,14 +9,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from lit_compress.cli.lines import read_line
+from lit_compress.cli.lines import checked
 from lit_compress.cli.options import CommandLine, method_class
 from lit_compress.cli.recipes import COMPARISONS, resolve_config, shipped
-from lit_compress.cli.words import Line
+from lit_compress.cli.words import Line, from_python
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run import pages
-from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison, words_of
+from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
 from lit_compress.run.workers import Fit, Worker, stop
@@ -61,29 +61,30 @@ def compare(
     run_plan(plan, workers, index)
 
 
-def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
+def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
     """Return the plan of a comparison; names on the hub, the teacher, and the number of epochs are known afterwards.
 
     Args:
-        config: path or name of a shipped comparison.
-        out: folder to write; None: runs/NAME.
+        config: path or name of a shipped comparison, or its content.
+        out: folder to write; None: runs/NAME, or runs/compare.
         own: values that replace the config's; None: they do not. ``methods`` says whose runs are made.
         options: of ``fit``, by name, for all runs; they replace the config's.
 
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    values = resolve_config(config, options.get("data.task"), COMPARISONS)
-    place = Path(out or f"runs/{Path(config).stem}").expanduser()
+    name = config if isinstance(config, str) else "compare"
+    values = resolve_config(config, options.get("data.task"), COMPARISONS) if isinstance(config, str) else config
+    place = Path(out or f"runs/{Path(name).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}
-    made = read_comparison({**values, **own, "methods": values.get("methods")}, config)
+    made = read_comparison({**values, **own, "methods": values.get("methods")}, name)
     for key in own.get("methods", ()):
         if key not in made.methods:
-            raise UserError(f"methods: no method '{key}' in '{config}'; {nearest(key, made.methods)}")
+            raise UserError(f"methods: no method '{key}' in '{name}'; {nearest(key, made.methods)}")
 
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
-    cli = CommandLine(read_line("fit", ["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"]))
+    cli = CommandLine(checked(from_python("fit", {"model": "SVD", **shared, "seed_everything": made.seeds[0]})))
     # a run that is there already has the revisions of all
     parts = cli.ready(next((Run(path.parent).config() for path in sorted(place.glob("*/*/config.yaml"))), None))
     made = replace(made, options={**made.options, **cli.revisions()})

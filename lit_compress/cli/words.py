@@ -106,12 +106,12 @@ def own_options(command: str) -> dict[str, Option]:
 
 
 def from_python(command: str, given: Mapping[str, Any]) -> Line:
-    """Return the arguments of a function by option; those that are None are left out."""
+    """Return the arguments of a function by option."""
     own, line = own_options(command), Line(command)
     for name, value in given.items():
-        if value is not None and name in own:
+        if name in own:
             line.own[name] = value
-        elif value is not None:
+        else:
             line.options.append((_in_full(name, command, own), str(value) if isinstance(value, Path) else value))
     return line
 
