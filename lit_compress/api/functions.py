@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from unittest.mock import patch
@@ -27,6 +26,7 @@ from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
+from lit_compress.cli.recipes import flat
 from lit_compress.cli.targets import find_target, load_checked, open_target
 from lit_compress.cli.words import Line, from_python
 from lit_compress.data.datamodule import DataModule
@@ -285,16 +285,12 @@ def _of_method(method: Any) -> dict[str, Any]:
             f"method: {kind.__name__} is no method; give one, e.g. methods.LPAF(density=0.25), or its name, 'LPAF'"
         )
     name = kind.__name__ if kind.__module__.startswith("lit_compress.") else f"{kind.__module__}.{kind.__qualname__}"
-    given, usual = method.given if isinstance(method, Method) else {}, signature(kind).parameters
-    changed = {"model": name}
-    for option, value in given.items():
-        default = usual[option].default
-        if is_dataclass(value):  # one by one, so that one without effect is told
-            own = {key: inner for key, inner in vars(value).items() if inner != getattr(default, key, None)}
-            changed |= {f"model.{option}.{key}": _as_option(inner) for key, inner in own.items()}
-        elif value != default and option not in ("task", "backbone"):
-            changed[f"model.{option}"] = value
-    return changed
+    if not isinstance(method, Method):
+        return {"model": name}
+    # one by one, so that one without effect is told
+    given, usual = (dict(flat(_as_option(one.given), "model.")) for one in (method, kind()))
+    here = "model.task", "model.backbone"  # follow from the model and the data of the call
+    return {"model": name} | {n: v for n, v in given.items() if n not in here and v != usual.get(n)}
 
 
 def _as_option(value: Any) -> Any:
@@ -302,7 +298,8 @@ def _as_option(value: Any) -> Any:
     if isinstance(value, type | partial):
         kind, given = (value, {}) if isinstance(value, type) else (value.func, value.keywords)
         return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": given}
-    return {key: _as_option(inner) for key, inner in vars(value).items()} if is_dataclass(value) else value
+    value = vars(value) if is_dataclass(value) else value
+    return {key: _as_option(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 @contextmanager

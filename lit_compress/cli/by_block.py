@@ -7,7 +7,7 @@ every block (calibration/walk.py); ranks; the files of the export, one per block
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.evaluate import ROWS, divergence, evaluate
+from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
@@ -89,9 +89,7 @@ def factorize_by_block(
     plan = compression.plan(dense, measured)
     calibration = compression.record(data, compression.loss(dense, plan, measured))
     form = work.export(plan, measured, choices.dtype)
-    scores = work.compressed_metric(form, choices)
-    if calibration:
-        calibration["measured_loss"] = work.divergence()
+    scores = work.compressed_metric(form)
     told = {"memory": work.memory | {"bound": work.bound()}}
     more = {"calibration": calibration, **compression.told(dense, plan)}
     more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
@@ -244,34 +242,15 @@ class _Work:
         del self.net, self.collector
         return made
 
-    def compressed_metric(self, form: Model, choices: Choices) -> dict[str, float]:
+    def compressed_metric(self, form: Model) -> dict[str, float]:
         """Evaluate the export, which is ``form`` without values."""
         own = BlockNet(config_of(self.out), LazyTensors(self.out, "export"), describe(form), device=current_device())
-        if not choices.half:
-            self.before.net = own  # they are alike outside the blocks
-        self.after = Walk(own, self.kind, self.dev, self.folder / "compressed")
-        self.after.reach(len(own))
-        return self._scores(self.after)
+        after = Walk(own, self.kind, self.dev, self.folder / "compressed")
+        after.reach(len(own))
+        return self._scores(after)
 
     def _scores(self, walk: Walk) -> dict[str, float]:
         return evaluate(Ending(walk.net, walk.last()), self.data, sure=True)  # type: ignore[arg-type]
-
-    def divergence(self) -> float:
-        """Return the divergence of the export's outputs from the dense model's."""
-        drawn, dev = torch.tensor(self.data.sample(ROWS)), self.dev[: len(self.data.val_dataloader()[0])]
-        masks = [torch.isin(batch["index"], drawn) for batch in dev]
-        batches = [
-            {name: column[own] for name, column in batch.items()}
-            for batch, own in zip(dev, masks, strict=True) if own.any()
-        ]  # fmt: skip
-
-        def drawn_of(walk: Walk) -> Iterator[Tensor]:
-            for states, own in zip(walk.last(), masks, strict=False):  # a row may have several texts
-                if own.any():
-                    yield states.unflatten(0, (len(own), -1))[own].flatten(0, 1)
-
-        own, dense = (Ending(walk.net, drawn_of(walk)) for walk in (self.after, self.before))
-        return divergence(own, dense, self.data, batches)  # type: ignore[arg-type]
 
 
 def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:

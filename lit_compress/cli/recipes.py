@@ -156,7 +156,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     name = new.get("class_path") if isinstance(new, dict) else None
     if name and isinstance(old, dict) and name != old.get("class_path") and (known := catalogue.of_method(name)):
         init = old.get("init_args")
-        kept = {key: v for key, v in _flat(init if isinstance(init, dict) else {}) if f"model.{key}" in known}
+        kept = {key: v for key, v in flat(init if isinstance(init, dict) else {}) if f"model.{key}" in known}
         below = {**below, "model": {"class_path": name, "init_args": merge_row({}, kept)}}
     return _merge(below, above)
 
@@ -173,15 +173,15 @@ def check_config(config: dict[str, Any], method: str | None) -> None:
         moved = f"model.{key}" in catalogue.names(method)
         hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
         raise UserError(f"config: unknown key 'model.{key}'; {hint}")
-    check_names("fit", [(name, "{" if value is None else str(value)) for name, value in _flat(config)], method)
+    check_names("fit", [(name, "{" if value is None else str(value)) for name, value in flat(config)], method)
 
 
-def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values of a config; a class with its arguments is one value."""
     for key, value in values.items():
         name = f"{before}{key}"
         group = isinstance(value, dict) and (name == "model" or "class_path" not in value)
         if group and not name.startswith("trainer."):
-            yield from _flat(value, f"{name}.")
+            yield from flat(value, f"{name}.")
         elif name not in ("model.class_path", "model.init_args.task"):
             yield name, value

@@ -166,8 +166,6 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
     line = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", tmp_path,
             "--density", "0.6", "--data.batch_size", "5", "--weighting", weighting]  # fmt: skip
     line += ["--data.custom.text", "[query,document]"] if rows == "pairs" else []
-    for module in ("evaluation.evaluate", "cli.by_block"):
-        monkeypatch.setattr(f"lit_compress.{module}.ROWS", 5)
     with monkeypatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda *_: 0.0)
         main(["factorize", str(tmp_path / "model"), str(tmp_path / "whole"), *map(str, line)])
@@ -177,7 +175,5 @@ def test_vectors_are_measured_as_in_memory(rows, weighting, tmp_path, monkeypatc
     whole = json.loads((tmp_path / "whole" / "report.json").read_text())
     for stage in ("dense", "compressed"):
         assert blocks[stage]["metric"] == pytest.approx(whole[stage]["metric"], abs=1e-5), stage
-    if weighting == "kfac":  # of 5 drawn rows
-        assert blocks["calibration"]["measured_loss"] == pytest.approx(whole["calibration"]["measured_loss"], rel=1e-4)
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         assert (tmp_path / "blocks" / name).read_text() == (tmp_path / "whole" / name).read_text()
