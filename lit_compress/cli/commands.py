@@ -35,6 +35,9 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder
 from lit_compress.utils.tables import print, show
 
+LISTED = ("name", "task", "label", "budget", "seed", "status", "metric_name", "dense_metric", "metric", "density",
+          "steps", "seconds")  # fmt: skip
+
 
 def fit(line: Line) -> None:
     """Run or continue all stages of a method, export the model, print the report."""
@@ -157,23 +160,16 @@ def list_(folder: str = "runs", *, json: bool = False) -> None:
 
     Args:
         folder: with runs, finished or not.
-        json: a list of objects in place of the table.
+        json: a list of objects in place of the table, with the columns of `results.csv`.
     """
     if folder in ("methods", "tasks", "recipes") and not Path(folder).is_dir():
         advice = "`fit --help` names the methods, `--help` the recipes and their tasks"
         raise UserError(f"list: '{folder}' was removed in version 0.3; {advice}")
     runs, _ = read_results(Path(folder).expanduser(), "list")
-    lines = [
-        {"run": run.name, "task": run.report and run.report["task"], "method": run.label, "budget": run.budget,
-         "seed": run.seed, "status": run.status, "metric": run.report and run.report["metric"]["name"],
-         "dense": run.report and run.report["dense"]["metric"], "compressed": run.metric,
-         "density": run.report and run.report["compressed"]["density"], "steps": run.steps,
-         "minutes": None if run.seconds is None else round(run.seconds / 60, 1)}
-        for run in runs
-    ]  # fmt: skip
+    records = list(map(pages.record, runs))
     if json:
-        print(dumps(lines, indent=2, ensure_ascii=False))
+        print(dumps(records, indent=2, ensure_ascii=False))
     else:
-        values = (("" if value is None else value for value in line.values()) for line in lines)
+        values = (("" if record[name] is None else record[name] for name in LISTED) for record in records)
         texts = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
-        show(list(lines[0]), texts, left=len(lines[0]))
+        show(LISTED, texts, left=len(LISTED))

@@ -132,7 +132,7 @@ def only_with_distil(option: str) -> bool:
     """Return whether ``factorize`` reads an option for ``--distil`` only."""
     trains = option.startswith(("trainer.", "model.distillation")) and option != "trainer.accelerator"
     trains |= option.split(".")[2:3] in (["optimizer"], ["lr_scheduler"]) and not option.startswith("model.dense")
-    return trains or option in ("model.recompute", "checkpoint_every", "max_skipped")
+    return trains or option in ("model.recompute", "checkpoint_every")
 
 
 def usual_losses(line: Line) -> dict[str, Any]:

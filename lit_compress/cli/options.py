@@ -54,7 +54,6 @@ class Settings:
         run_dir: folder of the run; default runs/<method>-<task>.
         ckpt_path: `last` continues the run in run_dir where it stopped, or starts it.
         checkpoint_every: optimizer steps between two checkpoints to continue from.
-        max_skipped: steps in a row whose gradients are not finite, which are left out, before the run stops.
         trust_remote_code: true: run the code that models bring, with all rights of the user; give it to each command.
         seed_everything: of the run: the order of the data, new weights, dropout.
     """
@@ -62,7 +61,6 @@ class Settings:
     run_dir: str | None = None
     ckpt_path: Literal["last"] | None = None
     checkpoint_every: int = 500
-    max_skipped: int = 20
     trust_remote_code: bool = False
     seed_everything: int = 42
 
@@ -174,8 +172,7 @@ class CommandLine:
         for name, why in SET_BY_STAGE.items() if self.line.command in ("fit", "plan") else ():
             if (value := config.trainer[name]) is not None and value is not True:
                 raise UserError(f"trainer.{name}: {value} {why}")
-        for name in ("checkpoint_every", "max_skipped"):
-            require(config, name, low=1)
+        require(config, "checkpoint_every", low=1)
         require(config, "seed_everything", low=0, high=2**32 - 1)
         for option in self.line.names:
             stage, _, name = option.removeprefix("model.").rpartition(".")
@@ -215,7 +212,7 @@ class CommandLine:
                 raise
             raise UserError(f"trainer.{option}: {path.rpartition('.')[2]} cannot be used here: {cause}") from error
         made.data.teacher = made.model.teacher or self.origin or made.model.backbone
-        more = config.seed_everything, made.export, config.checkpoint_every, config.max_skipped
+        more = config.seed_everything, made.export, config.checkpoint_every
         job = Job(made.model, made.data, dict(made.trainer), *more)
         self._built = asked, job
         return job

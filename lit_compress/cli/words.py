@@ -60,7 +60,7 @@ _TRAINING = ("epochs", "learning_rate", "warmup", "weight_decay", "parameters", 
 # another command -> options, or groups of them, that it reads, and those among them that it does not; others read none
 READ: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "factorize": (
-        (*_SHARED, "model", "export", "trainer", "checkpoint_every", "max_skipped"),
+        (*_SHARED, "model", "export", "trainer", "checkpoint_every"),
         ("model.backbone", "model.dense", "trainer.max_steps", *(f"trainer.{name}" for name in SET_BY_STAGE)),
     ),
     **dict.fromkeys(("bench", "export"), ((*_SHARED, "model.teacher"), ())),

@@ -21,6 +21,8 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import local, sum_over_ranks
 
+MOST_SKIPPED = 20  # optimizer steps in a row
+
 
 class Checkpoints(Callback):
     """Keep ``last.ckpt`` (to continue from) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
@@ -114,11 +116,10 @@ class FiniteSteps(Callback):
 
     Weights, moments of AdamW and scores stay as they are in such a step; schedules go on. Each is counted as
     ``train/skipped``. ``precision 16-mixed`` begins with a few of them, while it looks for the scale of its loss. At
-    ``limit`` in a row the fit ends with a :class:`UserError`.
+    :data:`MOST_SKIPPED` in a row the fit ends with a :class:`UserError`.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.skipped, self._in_a_row = 0, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class FiniteSteps(Callback):
         optimizer.zero_grad(set_to_none=True)
         self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
         pl_module.log("train/skipped", float(self.skipped))
-        if self._in_a_row >= self.limit:
+        if self._in_a_row >= MOST_SKIPPED:
             stage: Any = pl_module.stage
             raise UserError(
                 f"{stage.name}: loss or gradients of {self._in_a_row} steps in a row were not finite, the last in step "

@@ -51,7 +51,7 @@ _FREE = {
 }  # fmt: skip
 _ADDED = {"data.custom.split_words": False}  # options that version 0.2 had not -> what it did
 _CLASS = {"class_path", "init_args", "dict_kwargs"}  # how the parser knows a class
-_ALONE = ("seed_everything", "checkpoint_every", "max_skipped")  # options in no group
+_ALONE = ("seed_everything", "checkpoint_every")  # options in no group
 _TRAINING = ("optimizer", "lr_scheduler")  # classes that train a stage
 _CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt", ".last.ckpt.tmp", ".best.ckpt.tmp")
 

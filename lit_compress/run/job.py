@@ -30,7 +30,6 @@ class Job:
         trainer: the Trainer's arguments.
         choices: for the export.
         every: optimizer steps between two checkpoints.
-        skips: optimizer steps in a row without finite gradients at which a stage stops.
         tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
         kinds: of removal, among which trials on the fine-tuned model choose; () for no trials.
     """
@@ -41,7 +40,6 @@ class Job:
     seed: int
     choices: Choices = AS_IS
     every: int = 500
-    skips: int = 20
     tokens: int | None = None
     kinds: tuple[Removes, ...] = ()
 

@@ -120,13 +120,13 @@ def table(runs: Sequence[RunResult]) -> str:
     import pandas as pd
 
     lines = [
-        {k: f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for k, v in _record(run).items()}
+        {k: f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for k, v in record(run).items()}
         for run in runs
     ]
     return str(pd.DataFrame(lines, dtype=object).to_csv(index=False))  # whole numbers stay whole next to missing ones
 
 
-def _record(run: RunResult) -> dict[str, Any]:
+def record(run: RunResult) -> dict[str, Any]:
     """Return a run as one line of numbers."""
     report = run.report
     entry, dense = (report["compressed"], report["dense"]) if report else ({}, {})

@@ -100,7 +100,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
         run.stage(stage.name).mkdir(parents=True, exist_ok=True)
     title = f"{type(method).__name__} {place}{stage.name}"
     offset = sum(record["steps"] for record in run.finished().values())
-    watches = FiniteSteps(job.skips), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
+    watches = FiniteSteps(), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
     loggers = job.trainer.get("logger")
     if loggers in (None, True):
         loggers = Curves(run, stage.name, None if step is None else offset + step + 1)

@@ -15,6 +15,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "estimator": ("per_example", "the Fisher information always squares every example's gradient, FWSVD's Eq. 3"),
     "stacked": (True, "matrices that read the same input always share one right factor"),
     "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
+    "max_skipped": (20, "20 steps in a row without finite gradients always stop a stage"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
     "prune.dropout": (True, "the backbone's config.json says how much there is, e.g. hidden_dropout_prob"),
     "prune.ratio": ("exact", "factors and rows together always meet the density"),

@@ -21,9 +21,9 @@ def said(capsys, *words):
 
 
 def test_what_there_is(run, capsys):
-    (line,) = [x for x in json.loads(said(capsys, "list", run.parent, "--json")) if x["run"] == run.name]
+    (line,) = [x for x in json.loads(said(capsys, "list", run.parent, "--json")) if x["name"] == run.name]
     report = json.loads((run / "report.json").read_text())
-    assert (line["status"], line["method"], line["compressed"]) == ("done", "SVD", report["compressed"]["metric"])
+    assert (line["status"], line["method"], line["metric"]) == ("done", "SVD", report["compressed"]["metric"])
 
 
 def test_mistakes(capsys, tmp_path):
