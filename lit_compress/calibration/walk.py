@@ -18,10 +18,8 @@ whose output is missing.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +55,6 @@ class Walk:
     def path(self, what: str, number: int) -> Path:
         """Return the folder of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
         return self.folder / f"{what}-{number:05}"
-
-    def bytes(self) -> int:
-        """Return the size of the states before one block."""
-        return self.dtype.itemsize * sum(map(prod, self.shapes))
 
     def drop(self, what: str, number: int) -> None:
         """Remove a folder."""
@@ -244,13 +238,3 @@ def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels |
     if not parts:
         raise UserError("calibration: there are no examples; give at least 1")
     return parts
-
-
-def check_disk(folder: Path, needed: int, option: str = "--by_block") -> None:
-    """Refuse work whose files do not fit on the disk of ``folder``, which may hold some of them."""
-    needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a process that was killed
-    if needed > (free := shutil.disk_usage(folder).free):
-        raise UserError(
-            f"{option}: its files take {needed / 1e9:.1f} GB, '{folder}' has {free / 1e9:.1f} GB free; fewer "
-            "calibration_examples need less"
-        )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.statistics import TOKENS, Statistic
-from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts, check_disk
+from lit_compress.calibration.walk import BlockStatistics, Walk, calibration_parts
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
@@ -23,7 +23,6 @@ from lit_compress.export.folder import describe_shards
 from lit_compress.export.fuse import in_dtype
 from lit_compress.export.modelling import hand_over, ordinary_form, write_as
 from lit_compress.methods import Method
-from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block, empty
 from lit_compress.models.files import LazyTensors, StoredTensors, write_index, write_shard
@@ -57,7 +56,7 @@ def factorize_by_block(
         config, recovery: of the command, and how the compressed blocks are trained.
 
     Raises:
-        UserError: the model, the data, an option or the disk is not made for this.
+        UserError: the model, the data or an option is not made for this.
     """
     return_freed_memory()
     method, data, choices = job.method, job.data, job.choices
@@ -128,7 +127,6 @@ class _Work:
         tensors = LazyTensors(self.source, f"model: '{self.source}'")
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
         self.dev = [batch for loader in data.val_dataloader() for batch in loader]
-        self.before = Walk(self.net, self.kind, self.dev, folder / "dense")
         asked, self.collector = self.compression.calibration(dense, data), None
         self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": 0}
         names = [site.name for site in find_sites(dense)]
@@ -153,27 +151,21 @@ class _Work:
         return self.memory["outside"] + 2 * self.memory["block"] + more
 
     def begin(self, config: dict[str, Any]) -> None:
-        """Make the folder, or continue in it; refuse other work there, and a disk that is too small."""
+        """Make the folder, or continue in it; refuse other work there."""
         files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
         known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
         steps = self.refinement and self.refinement.steps
         reads = self.collector is not None or steps is not None
         settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
         begin_work("--by_block", self.folder, settings)
-        needed = 4 * self.before.bytes() + 4 * dense_site_params(self.dense)  # states, what is kept of blocks, export
-        needed += sum(map(_bytes, (self.net.net, *self.net.blocks)))
-        if self.collector is not None:
-            back = self.collector.statistic.labels is not None
-            needed += (len(self.net) + 2 if back else 2) * self.collector.walk.bytes()
-        needed += 0 if self.refinement is None else self.refinement.disk_bytes()
-        check_disk(self.folder, needed)
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""
-        self.before.reach(len(self.net))
+        before = Walk(self.net, self.kind, self.dev, self.folder / "dense")
+        before.reach(len(self.net))
         if self.task.wants_vectors and self.data.teacher is None:
-            self.data.label_by(Ending(self.net, self.before.last()))
-        return self._scores(self.before)
+            self.data.label_by(Ending(self.net, before.last()))
+        return self._scores(before)
 
     def measure(self) -> None:
         """Measure every block that has no folder yet."""

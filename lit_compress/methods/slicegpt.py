@@ -57,7 +57,7 @@ from lit_compress.calibration.statistics import (
     token_places,
     tokens_at,
 )
-from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.calibration.walk import Walk
 from lit_compress.data.datamodule import DataModule
 from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
@@ -244,7 +244,6 @@ class Axes(OfModel):
                 rows = (real_rows(kind, batch, torch.device("cpu"), None) for batch in batches)
                 parts = [part for part in rows if len(part["index"])]
                 walk = Walk(undo.enter_context(one_by_one(net, device)), kind, parts, folder)
-                check_disk(folder, 2 * walk.bytes(), "SliceGPT")
                 blocks = dict(zip(walk.net.names, walk.net.blocks, strict=True))
                 passes = partial(_of_block, walk, stream)
                 for block in blocks.values():

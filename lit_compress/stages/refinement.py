@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.statistics import Batch, frozen
-from lit_compress.calibration.walk import Walk, check_disk
+from lit_compress.calibration.walk import Walk
 from lit_compress.models.block_net import check_by_block, one_by_one
 from lit_compress.models.sites import Model
 from lit_compress.numerics.schedules import linear_warmup_decay
@@ -123,10 +123,6 @@ class Refinement:
         """Return the error of a trained block ``before`` and ``after``, and the ``seconds``."""
         return read_json("--refine", self._told(number), dict)
 
-    def disk_bytes(self) -> int:
-        """Return how many bytes the states take at most: before and behind a block, of both models."""
-        return 4 * self.own.bytes()
-
     def _told(self, number: int) -> Path:
         return self.own.folder / f"refined-{number:05}.json"
 
@@ -204,7 +200,6 @@ def refine_net(
     with frozen(dense), frozen(net), one_by_one(dense, device) as theirs, one_by_one(net, device) as ours:
         before, own = Walk(theirs, kind, parts, folder / "dense"), Walk(ours, kind, parts, folder / "refined")
         refinement = Refinement(before, own, steps, behind)
-        check_disk(folder, refinement.disk_bytes(), "--refine")
         for i in track(range(len(ours)), "refine", len(ours)):
             refinement(i, ours.blocks[i])
         return refinement.told()

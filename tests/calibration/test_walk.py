@@ -6,10 +6,9 @@ import pytest
 import torch
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.walk import Walk, calibration_parts, check_disk
+from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.models.block_net import one_by_one
 from lit_compress.tasks import KINDS
-from lit_compress.utils.errors import UserError
 
 KIND = KINDS["classification"]
 
@@ -24,7 +23,7 @@ def walk(tmp_path):
 
 def test_files_have_all_copies_of_every_part(walk):
     tensors = [torch.randn(2, *shape) for shape in walk.shapes]
-    assert walk.shapes == [(4, 9, 32), (2, 7, 32)] and walk.bytes() == 4 * 32 * (36 + 14)
+    assert walk.shapes == [(4, 9, 32), (2, 7, 32)]
     walk.write("gradients", 1, tensors)
     for order in (None, [1, 0, 1]):
         expected = tensors if order is None else [tensors[i] for i in order]
@@ -45,8 +44,3 @@ def test_it_goes_on_from_the_nearest_states(walk):
     walk.reach(3)
     assert all(torch.equal(one, other) for one, other in zip(walk.last(), last, strict=True))
     assert sorted(path.name for path in walk.folder.iterdir()) == ["states-00003"]
-
-
-def test_a_disk_that_is_too_small_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"--by_block: its files take 1000000\.0 GB, .* need less"):
-        check_disk(tmp_path, 10**15)
