@@ -25,9 +25,8 @@ from lit_compress.export.folder import check_again, check_out, export_again
 from lit_compress.export.table import of_all
 from lit_compress.run import pages
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import CURVES, Run
 from lit_compress.run.guard import check_fit
-from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.results import read_results
 from lit_compress.run.settle import check_stages
 from lit_compress.tasks import task_type
@@ -45,8 +44,9 @@ def fit(line: Line) -> None:
     if report is None:
         return
     print_report(report)
-    print(f"ship this folder: {run.folder / 'export'}")
-    print(f"report: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
+    print(f"ship this folder: {run.folder / 'export'}\nreport: {run.folder / 'report.json'}")
+    if (run.folder / CURVES).is_dir():
+        print(f"curves: tensorboard --logdir {run.folder}")
 
 
 def plan(line: Line) -> None:

@@ -72,11 +72,3 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
             logger.log_hyperparams(values)
             logger.log_metrics(results, steps)
         logger.finalize("success")
-
-
-def where_curves_are(run: Run) -> str:
-    """Return how the curves of a run are looked at, or the loggers that have them."""
-    given = run.recorded().get("trainer", {}).get("logger")
-    loggers = given if isinstance(given, list) else [given] if isinstance(given, dict) else []
-    names = ", ".join(logger["class_path"].rpartition(".")[2] for logger in loggers)
-    return names or f"tensorboard --logdir {run.folder}"

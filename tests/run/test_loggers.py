@@ -50,7 +50,7 @@ def test_a_csv_logger_has_one_file_with_all_stages_and_after_a_stop_another(argu
     monkeypatch.setattr(Checkpoints, "on_train_batch_end", end)
     capsys.readouterr()
     main([*words, "--ckpt_path", "last"])
-    assert "curves: CSVLogger" in capsys.readouterr().out
+    assert "curves:" not in capsys.readouterr().out
     files = sorted((tmp_path / "run" / "logs").rglob("metrics.csv"))
     assert [file.parent.name for file in files] == ["version_0", "version_1"]
     first, second = map(rows, files)
