@@ -57,8 +57,11 @@ def compare(
         for job in (*plan.teachers, *plan.asked):
             print(job.command)
         return
-    signal.signal(signal.SIGTERM, stop)
-    run_plan(plan, workers, index)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        run_plan(plan, workers, index)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
