@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 6  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 7  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,22 @@ def _listed(where: str, label: Any, sign: str | None = None, known: Sequence[str
     if _is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     if not isinstance(label, str):
-        return list(label) if isinstance(label, list | tuple) else [label]
+        return _with_flags(list(label), known) if isinstance(label, list | tuple) else [label]
     if (items := list_in(where, label, bare=True)) is not None:
-        return items
+        return _with_flags(items, known)
     ways = [_parts(label, way) for way in ([sign or "\n"] if not known else ["\n", *SEPARATORS])]
     fitting = (names for names in ways if set(names) <= {*known})
     names = next(fitting, None) or next((names for names in ways if len(names) > 1), ways[0])
     return [int(name) for name in names] if len(names) > 1 and set(names) <= {"0", "1"} else names
+
+
+def _with_flags(labels: list[Any], known: Sequence[str]) -> list[Any]:
+    """Return texts of 0 and 1 as numbers if they cannot be names: one is there twice, or is not ``known``."""
+    if not all(isinstance(label, str) for label in labels):
+        return labels
+    whole = [whole_number(label.strip()) for label in labels]
+    can_be_names = len({*whole}) == len(whole) and (not known or {*whole} <= {*known})
+    return labels if can_be_names or len(whole) < 2 or not {*whole} <= {"0", "1"} else [int(label) for label in whole]
 
 
 def _parts(text: str, sign: str) -> list[str]:

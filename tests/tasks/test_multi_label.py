@@ -32,7 +32,7 @@ def _row(label, task=TASK):
 READ: dict[tuple[int, ...], list[object]] = {
     (0, 2): [["threat", "toxic"], ("threat", "toxic"), [2, 0], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True],
              "toxic|threat", "threat; toxic", "toxic, threat", "['toxic', 'threat']", '["toxic", "threat"]',
-             "[1, 0, 1]", "1 | 0 | 1"],
+             "[1, 0, 1]", "1 | 0 | 1", ["1", "0", "1"], "['1.0', '0.0', '1.0']"],
     (1,): ["insult", ["insult"], 1, [1], [0, 1, 0]],
     (): [[], "", "[]", [0, 0, 0], [0.0, 0.0, 0.0]],
 }  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_column_has_one_separator(tmp_path):
 @pytest.mark.parametrize(
     ("label", "line"),
     [(None, "label is null; write \\[\\]"), (["toxik"], "did you mean 'toxic'"), ([1, 0, 0, 1], "4 values"),
-     ([3], "label 3 is none of task"), ([0.0, 1.0], "2 values of 0 and 1 for 3 labels"), (["toxic", None], "null")],
+     ([["3"]], "neither text"), ([0.0, 1.0], "2 values of 0 and 1 for 3 labels"), (["toxic", None], "null")],
 )  # fmt: skip
 def test_what_is_no_label_is_one_line(label, line):
     with pytest.raises(UserError, match=line):
@@ -67,7 +67,7 @@ def test_what_is_no_label_is_one_line(label, line):
 
 def test_flags_alone_have_no_names():
     with pytest.raises(UserError, match=r"0 or 1 for every label; name the labels by data\.custom\.labels"):
-        KIND.classes_in("f row 1", [1, 0, 1])
+        KIND.classes_in("f row 1", ["1", "0", "1"])
 
 
 def test_two_labels_written_two_ways_at_once_are_refused():
