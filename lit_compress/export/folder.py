@@ -41,7 +41,9 @@ from lit_compress.utils.progress import note, track
 def check_out(out: Path) -> None:
     """Raise a UserError if a folder cannot be written, or holds something else than an export."""
     check_folder("export", out)
-    if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
+    names = {path.name for path in out.iterdir() if path.suffix != ".tmp"} if out.exists() else set()
+    of_run = "report.json" not in names and (out.resolve().parent.parent / "config.yaml").is_file()  # RUN/<stage>/net
+    if names and ("structure.json" not in names or of_run):
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
 
 

@@ -49,10 +49,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Linux exchanges two names at once: one of both
-    is there at every moment.
+    is there at every moment. A link is followed. A folder that cannot be renamed or is in use by the shell, i.e. a
+    mount point or the working folder, gets other content.
     """
+    folder = Path(os.path.realpath(folder))
+    stays = folder.is_mount() or folder == Path(os.path.realpath(os.curdir))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.tmp")
+    temporary = (folder if stays else folder.parent) / f".{folder.name}.tmp"
     remove(temporary)
     temporary.mkdir()
     try:
@@ -61,9 +64,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         for path in temporary.rglob("*"):
             if path.is_file() and not path.is_symlink():  # its file may be elsewhere
                 path.chmod(mode)
-        if folder.exists() and not _exchange(temporary, folder):
+        if stays:
+            for path in {*folder.iterdir()} - {temporary}:
+                remove(path)
+            for path in temporary.iterdir():
+                path.rename(folder / path.name)
+        elif not (folder.exists() and _exchange(temporary, folder)):
             remove(folder)
-        if not folder.exists():
             temporary.rename(folder)
     finally:
         remove(temporary)
@@ -85,7 +92,14 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to ``path``, and rename it to ``path`` when the context ends without error."""
+    """Yield a temporary file next to ``path``, and rename it to ``path`` when the context ends without error.
+
+    A link is followed. A device or a pipe, e.g. /dev/null, is written itself.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

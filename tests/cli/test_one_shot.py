@@ -143,6 +143,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
             "prune.examples: 101 is more than there are; the largest is 100",
         ),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
+        (["factorize", *model, str(run / "dense/net"), *data], "holds something that is not an export"),
         (["factorize", *model, str(tmp_path / "other"), *data], "holds an export of 'another'; give another folder"),
         (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),
     ]:
