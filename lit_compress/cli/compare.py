@@ -103,7 +103,8 @@ def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, 
     if trained := [entry.shares() for entry in entries if entry.train]:
         epochs, length = divide(made.updates, trained, parts.data.steps_per_epoch())
     only = frozenset(map(str, own.get("methods", made.methods)))
-    return Plan(made, place, jobs_of(made, entries, place, epochs, length), task.name, only)
+    jobs = jobs_of(made, entries, place, epochs, length)
+    return Plan(made, place, jobs, task.name, only, parts.data.contents)
 
 
 def _resolve(entry: Entry) -> Entry:

@@ -19,7 +19,7 @@ from lit_compress.data.batching import (
     held_out,
 )
 from lit_compress.data.checks import lists_in
-from lit_compress.data.encode import add_targets, encode, encoding_key, vectors_of, with_vectors
+from lit_compress.data.encode import add_targets, content_key, encode, encoding_key, vectors_of, with_vectors
 from lit_compress.data.facts import data_facts
 from lit_compress.data.settings import DataSettings
 from lit_compress.data.sources import ALL, load_split_files, sources_at
@@ -56,6 +56,11 @@ class DataModule(DataSettings):
     @functools.cached_property
     def _splits(self) -> dict[tuple[str, bool], Split | None]:
         """(name, must have labels) -> split; None: a second validation split that does not exist."""
+        return {}
+
+    @functools.cached_property
+    def contents(self) -> dict[str, str]:
+        """Name -> hash of all rows of a split that was read, if some are held out; the same for every seed."""
         return {}
 
     def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
@@ -96,6 +101,8 @@ class DataModule(DataSettings):
         loaded = load_split_files(self.record, self.place, names, labelled, optional)
         for name in names:
             rows = loaded.get(name)
+            if rows is not None and self.hold_out is not None:
+                self.contents[name] = content_key(rows)
             if name == "train" and rows is not None and self.hold_out is not None:
                 one_text, lists = task_type(self.record).one_text, lists_in(self.record, rows)
                 kept, held = held_out(len(rows), self.hold_out, self.seed, one_text, lists)

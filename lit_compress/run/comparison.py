@@ -268,7 +268,8 @@ def jobs_of(made: Comparison, entries: Sequence[Entry], out: Path, epochs: int, 
 class Plan:
     """A comparison that was checked, and all runs in its folder, the teachers' first.
 
-    ``only`` are the labels of the methods whose runs are made; results are gathered for all.
+    ``only`` are the labels of the methods whose runs are made; results are gathered for all. ``data`` has hashes of the
+    splits' rows.
     """
 
     comparison: Comparison
@@ -276,6 +277,7 @@ class Plan:
     jobs: Sequence[Fit]
     task: str = ""
     only: frozenset[str] = frozenset()
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def teachers(self) -> list[Fit]:
@@ -288,8 +290,11 @@ class Plan:
         return [job for job in self.jobs if job.label in self.only]
 
     def check(self) -> None:
-        """Refuse a folder that cannot be written, or that holds runs of other settings."""
+        """Refuse a folder that cannot be written, or that holds runs of other settings or data."""
         check_folder("out", self.out)
+        known, any_done = (read_record(self.out / COMPARISON) or {}).get("data"), any(job.done for job in self.jobs)
+        for split in [name for name, key in (known or {}).items() if any_done and self.data.get(name, key) != key]:
+            raise UserError(f"out: '{self.out}' has runs with other {split} rows; give the same rows, or another --out")
         for job in self.jobs:
             job.check_same()
 
@@ -312,7 +317,8 @@ class Plan:
         metric = (read_report(done.folder) or {})["metric"] if done else None
         gathered = {
             "config": asdict(self.comparison), "task": self.task, "metric": metric,
-            "fairness": self.fairness(), "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
+            "fairness": self.fairness(), "data": dict(self.data),
+            "cells": [_cell(name, jobs, metric) for name, jobs in cells.items()],
         }  # fmt: skip
         write_json(self.out / COMPARISON, gathered)
         return gathered

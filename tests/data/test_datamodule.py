@@ -203,6 +203,7 @@ def test_held_out_rows_are_a_function_of_data_and_seed_and_take_the_place_of_the
     kept, held = split(hold_out=7)[1]
     assert (len(kept), len(held)) == (30, 7)
     assert [kept, held] == split(hold_out=7)[1] != split(hold_out=7, seed=1)[1]
+    assert dm.contents == split(hold_out=7, seed=1)[0].contents != {}
     assert sorted(kept + held) == sorted(whole._split("train").rows["sentence"])
     assert split(hold_out=7, train_examples=5)[1][1] == held and dm.fingerprint() != make().fingerprint()
     assert sentences(dm) == sentences(whole)

@@ -12,23 +12,14 @@ import yaml
 from jsonargparse._loaders_dumpers import yaml_load
 
 from lit_compress.__main__ import _told_by_main
+from lit_compress.utils import files
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import (
-    atomic_file,
-    atomic_folder,
-    card_fields,
-    check_folder,
-    read_json,
-    read_yaml,
-    write_text,
-    yaml_text,
-)
 
 
 def test_interrupted_write_leaves_what_was_there(tmp_path):
     folder, rows = tmp_path / "out", tmp_path / "rows"
     for text, raised in {"first": nullcontext(), "sec": pytest.raises(OSError, match="full")}.items():
-        with raised, atomic_folder(folder) as temporary, atomic_file(rows) as file:
+        with raised, files.atomic_folder(folder) as temporary, files.atomic_file(rows) as file:
             file.write_text(text)
             (temporary / text).write_text(text)
             if text == "sec":
@@ -45,7 +36,7 @@ def test_links_mounts_and_the_working_folder_stay(place, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "is_mount", lambda path: place == "mount")
     out, before = Path(place if place == "." else "link"), folder.stat().st_ino
     for name in "ab":
-        with atomic_folder(out) as temporary:
+        with files.atomic_folder(out) as temporary:
             (temporary / name).write_text(name)
     assert [path.name for path in out.iterdir()] == ["b"] and (tmp_path / "link").is_symlink()
     assert place == "link" or folder.stat().st_ino == before
@@ -54,7 +45,7 @@ def test_links_mounts_and_the_working_folder_stay(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("to", ["/dev/null", "file"])
 def test_a_device_is_written_and_a_link_followed(to, tmp_path):
     (link := tmp_path / "link").symlink_to(to)
-    write_text(link, "text")
+    files.write_text(link, "text")
     assert link.is_symlink() and link.read_text() == ("text" if to == "file" else "")
 
 
@@ -76,29 +67,29 @@ def test_names_like_numbers_stay_text_for_every_reader():
     names = ["1e5", "1e-4", "1.e5", "+1e5", ".5", "0x10", "0o7", "1_000", "2026-01-01", "12:30", "null", "~", "on",
              "no", "", "-", "a: b", "#x", "[a]", "it's", "1.0", "-1", ".inf", "caf\u00e9", "123e45"]  # fmt: skip
     content = {"names": names, **{name: name for name in names}, "number": 3, "rate": 2e-5, "none": None, "true": True}
-    text = yaml_text(content)
+    text = files.yaml_text(content)
     assert yaml.safe_load(text) == yaml_load(text) == content
 
 
 def test_yaml_with_aliases_is_read(tmp_path):
     text = "row: &row {a: 1}\nother: {<<: *row, b: 2}\nsame: [*row, *row]"
     (path := tmp_path / "a.yaml").write_text(text)
-    assert read_yaml("config", path) == {"row": {"a": 1}, "other": {"a": 1, "b": 2}, "same": [{"a": 1}, {"a": 1}]}
+    assert files.read_yaml("config", path) == {"row": {"a": 1}, "other": {"a": 1, "b": 2}, "same": [{"a": 1}, {"a": 1}]}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_card_has_fields(tmp_path, end):
     path = tmp_path / "README.md"
     path.write_bytes(end.join(["---", "license: mit", "---", "# A card", "---", "b: c"]).encode())
-    assert card_fields(path) == {"license": "mit"}
+    assert files.card_fields(path) == {"license": "mit"}
     path.write_text("# No fields\n---\na: b\n---\n")
-    assert card_fields(path) == {}
+    assert files.card_fields(path) == {}
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "here").write_text("")
-    check_folder("out", tmp_path / "new" / "folder")
-    check_folder("--output", tmp_path / "here", file=True)
+    files.check_folder("out", tmp_path / "new" / "folder")
+    files.check_folder("--output", tmp_path / "here", file=True)
     for path, file, words in (
         (tmp_path / "here", False, "is a file; give a new or empty folder"),
         (tmp_path, True, "is a folder; give a file"),
@@ -106,13 +97,13 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         (tmp_path / ("a" * 300), False, "File name too long"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
-            check_folder("out", path, file)
+            files.check_folder("out", path, file)
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "a: [", "a: b: c", "? [a]\n: b", "*a", "a: \0"])
 def test_a_broken_record_is_one_line(text, tmp_path):
     (path := tmp_path / "report").write_text(text)
-    for read in (partial(read_json, kind=list), read_yaml)[: 1 if len(text) > 99 else 2]:
+    for read in (partial(files.read_json, kind=list), files.read_yaml)[: 1 if len(text) > 99 else 2]:
         with pytest.raises(UserError, match=r"^run_dir: '.*report' is not readable (JSON|YAML)"):
             read("run_dir", path)
