@@ -76,7 +76,9 @@ def check_tensors(what: str, net: Model, info: dict[str, Any], new_head: bool) -
             raise UserError(
                 f"{what}: '{name}' has the shape {list(stored)} in the file and {list(needed)} by its configuration"
             )
-    strange = [n for n in sorted(info["unexpected_keys"]) if not (_in_head(net, n) or n.endswith(_BUFFERS))]
+    own = set() if new_head else {*dict(net.named_children())} - {net.base_model_prefix}  # adapters of a trained head
+    skips = [n for n in info["unexpected_keys"] if _in_head(net, n) and n.split(".")[0] not in own]
+    strange = [n for n in sorted({*info["unexpected_keys"]} - {*skips}) if not n.endswith(_BUFFERS)]
     if strange:
         raise UserError(
             f"{what} has a tensor '{strange[0]}'{_more(strange)} for which {type(net).__name__} has no place; "

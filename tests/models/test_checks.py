@@ -55,10 +55,7 @@ def change(folder, **tensors):
         ({SITE: None}, "(no tensor|it has no) 'bert.encoder.layer.0.attention.self.query.weight'"),
         ({SITE: torch.ones(32, 16)}, r"has the shape \[32, 16\] in the file and \[32, 32\]"),
         ({SITE: torch.full((32, 32), torch.nan)}, "has values that are not finite"),
-        (
-            {SITE.replace("weight", "lora_A"): torch.ones(4, 32)},
-            "lora_A' for which BertForSequenceClass.* has no place",
-        ),
+        ({SITE.replace("weight", "lora_A"): torch.ones(4, 32)}, "lora_A' for which BertForSequence.* has no place"),
         ({SITE.replace("layer.0", "layer.2"): torch.ones(32, 32)}, "has a tensor 'bert.encoder.layer.2"),
     ],
 )
@@ -67,6 +64,12 @@ def test_a_tensor_that_does_not_fit_is_named(load, tensors, words, folder):
     with pytest.raises(UserError, match=words) as error:
         load(str(folder), SST2)
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_an_adapter_of_a_trained_head_is_named(folder):
+    change(folder, classifier__lora_A=torch.ones(4, 32))
+    with pytest.raises(UserError, match=r"has a tensor 'classifier.lora_A' for which"):
+        load_finetuned(str(folder), SST2)
 
 
 def test_a_saved_net_is_checked_alike(tmp_path):
