@@ -18,7 +18,7 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
-from lit_compress.data.sources import is_one_table
+from lit_compress.data.sources import divided, is_one_table
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
@@ -27,6 +27,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run, checked_config, flatten
 from lit_compress.run.guard import check_evaluation, check_memory
 from lit_compress.run.job import Job
+from lit_compress.run.results import read_report
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
@@ -119,6 +120,13 @@ def open_target(target: Target, line: Line) -> Job:
     job.data.read_as(str(target.folder))
     known = (target.config or {}).get("data", {}).get("path")
     job.data.place = replace(job.data.place, whole=_is_another_table(known, job.data.place.path))
+    was = ((read_report(target.folder) or {}).get("data") or {}).get("divided")
+    scores = line.command != "predict"
+    if scores and was and known == job.data.place.path and divided(job.data.record, job.data.place) not in (None, was):
+        raise UserError(
+            f"data.path: '{known}' has changed since {target.what} was made, and is divided into splits by its rows: "
+            "training rows would be scored; give the file as it was, or other rows in a file of their own"
+        )
     return job
 
 

@@ -22,7 +22,7 @@ from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import add_targets, content_key, encode, encoding_key, vectors_of, with_vectors
 from lit_compress.data.facts import data_facts
 from lit_compress.data.settings import DataSettings
-from lit_compress.data.sources import ALL, load_split_files, sources_at
+from lit_compress.data.sources import ALL, divided, load_split_files, sources_at
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import pins_memory
@@ -151,9 +151,9 @@ class DataModule(DataSettings):
         return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows))
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
+        """Return the facts of the data of fit: rows, classes, lengths, repeated rows; of ``divided`` rows a hash."""
         splits = {name: (some.rows, some.encoded, some.available) for name, some in self._of_fit().items()}
-        return data_facts(self.record, splits, self.max_length)
+        return data_facts(self.record, splits, self.max_length) | {"divided": divided(self.record, self.place)}
 
     def _of_fit(self) -> dict[str, Split]:
         """Return the splits of fit by name; a second validation split may not exist."""

@@ -129,6 +129,13 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
     }
 
 
+def divided(task: Task, place: Place) -> str | None:
+    """Return the hash of the rows of which the dev split is a part; None if it has rows of its own."""
+    name = task.validation[0]
+    source = sources_at(task, place, ["train", name]).get(name)
+    return None if source is None or source.part is None else source.key()
+
+
 def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
     """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
 

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import yaml
-from mistakes import rewrite
+from mistakes import fails, rewrite
 from tiny import WORDS, make_net
 from transformers import AutoTokenizer
 
@@ -38,9 +38,8 @@ def reviews(tmp_path):
         rows = csv.writer(file)
         rows.writerow(["review", "stars"])
         for i in range(80):
-            rows.writerow(
-                [" ".join(rng.choices(WORDS, k=6)) + (" great" if i % 2 else " bad"), "good" if i % 2 else "bad"]
-            )
+            word, label = [("bad", "bad"), ("great", "good")][i % 2]
+            rows.writerow([" ".join([*rng.choices(WORDS, k=6), word]), label])
     return tmp_path / "reviews.csv"
 
 
@@ -61,13 +60,16 @@ def command(model, reviews, run, *extra):
 
 
 def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_path, capsys):
+    """The run does not score another version of the table: the split by its rows would be another."""
     main(command(model, reviews, tmp_path / "run"))
     assert f"'{model}' is fine-tuned on these labels (bad, good): it is the teacher" in capsys.readouterr().err
     records = json.loads((tmp_path / "run" / "stages.json").read_text())
-    assert [(record["name"], record["steps"] > 0) for record in records] == [
-        ("dense", False), ("prune", True), ("retrain", True)
-    ]  # fmt: skip
-    assert records[0]["teacher"] == str(model)
+    trained = {record["name"]: record["steps"] > 0 for record in records}
+    assert trained == {"dense": False, "prune": True, "retrain": True} and records[0]["teacher"] == str(model)
+    main(["evaluate", str(tmp_path / "run")])
+    rewrite(reviews, reviews.read_text() + "new words,good\n")
+    assert "training rows would be scored; give the file as it was" in fails(capsys, "evaluate", tmp_path / "run")
+    main(["predict", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
