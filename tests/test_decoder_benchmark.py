@@ -120,9 +120,7 @@ def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", [*words[: words.index("even-0.8")], "--ways", "int8", "awq-scales"])
     integers.main()
     made = {result["name"]: result for result in common.load(tmp_path / "integers")}
-    assert asked == [
-        ("int8", 0, {}), ("int4", 16, integers.WAYS["awq-scales"])
-    ]  # fmt: skip
+    assert asked == [("int8", 0, {"ratio": 1.0}), ("int4", 16, integers.WAYS["awq-scales"] | {"ratio": 1.0})]
     dense = json.loads((tmp_path / "results" / "dense.json").read_text())
     for way, texts_read in (("int8", 0), ("awq-scales", 16)):
         result = made[f"dense-{way}"]

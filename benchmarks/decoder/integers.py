@@ -61,11 +61,11 @@ def measure(options: Any, name: str, way: str) -> None:
     if not whole.with_suffix(".bin").exists():
         whole.parent.mkdir(exist_ok=True)
         write_program(load_net(options.work / name), data.tokenizer, whole.parent, "openvino")
-    settings, read = dict(WAYS[way]), []
+    settings, read = {"ratio": 1.0, **WAYS[way]}, []
     if "mode" in settings:
         settings["mode"] = CompressWeightsMode(settings["mode"])
     start = time.process_time()
-    if any(settings.get(flag) for flag in FLAGS):
+    if any(flag in settings for flag in FLAGS):
         read = single_texts(training_feeds(data, "integers", READ))
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / FILES["openvino"]

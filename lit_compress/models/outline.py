@@ -66,7 +66,8 @@ def file_bytes(net: Model) -> int:
 def estimated_bytes(net: Model, bits: int, graph: int) -> int:
     """Return about the size of a program of ``net``, whose matrices and tables have weights of 32, 8 or 4 ``bits``.
 
-    With 8 bits, every row has a scale of 4 bytes; with 4, tables have 8 bits, and 32 weights share a scale of 2 bytes.
+    With 8 bits, every row has a scale of 4 bytes; with 4, 32 weights share a scale of 2 bytes, and tables and a tenth
+    of the matrices have 8 bits.
     ``graph`` is the bytes of the program next to its weights, for each matrix.
     """
     tables = {id(table) for table in embedding_params(net)}
@@ -79,7 +80,8 @@ def weight_bytes(value: Tensor, bits: int) -> int:
     """Return the bytes of one parameter in a program, see :func:`estimated_bytes`."""
     if value.ndim < 2 or bits == 32:
         return value.numel() * (4 if value.is_floating_point() else value.element_size())
-    return value.numel() + 4 * len(value) if bits == 8 else value.numel() // 2 + 2 * value.numel() // 32
+    in_8_bits = value.numel() + 4 * len(value)
+    return in_8_bits if bits == 8 else (9 * (value.numel() // 2 + 2 * value.numel() // 32) + in_8_bits) // 10
 
 
 def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:
