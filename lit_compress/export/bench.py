@@ -22,8 +22,7 @@ from torch import Tensor
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
-from lit_compress.export.mixed import BATCH, PACKED_STEP, Runs, mixed_calls
-from lit_compress.export.packed import RESULT, Packed
+from lit_compress.export.mixed import BATCH, PACKED_STEP, RESULT, Packed, Runs, mixed_calls
 from lit_compress.export.program import PROBES, Program, by_name, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed, torch_runner

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import make_net
 
-from lit_compress.export.packed import RESULT, Packed, packed
+from lit_compress.export.mixed import RESULT, Packed, packed
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
