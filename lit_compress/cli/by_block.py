@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from lit_compress.models.storage import config_of, save_form
 from lit_compress.models.surgery import describe, replace, without_values
 from lit_compress.run.distilling import Recovery
 from lit_compress.run.finish import one_shot
-from lit_compress.run.folder import begin_work
+from lit_compress.run.folder import begin_work, end_work
 from lit_compress.run.guard import check_memory
 from lit_compress.run.job import Job
 from lit_compress.stages.compression import CompressedStage, Plan
@@ -40,7 +41,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, remove
+from lit_compress.utils.files import atomic_folder
 from lit_compress.utils.memory import return_freed_memory
 from lit_compress.utils.progress import track
 
@@ -80,25 +81,24 @@ def factorize_by_block(
     work = _Work(out.with_name(f"{out.name}.by_block"), method, data, dense, stage, recovery.refine)
     less = "--weighting none sums nothing" if work.memory["statistics"] else "give a machine with more"
     check_memory("factorize --by_block", work.bound(), less)
-    work.begin(config)
-
-    dense_scores = work.dense_metric()
-    work.measure()
-    measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
-    plan = compression.plan(dense, measured)
-    calibration = compression.record(data, compression.loss(dense, plan, measured))
-    form = work.export(plan, measured, choices.dtype)
-    scores = work.compressed_metric(form)
-    told = {"memory": work.memory | {"bound": work.bound()}}
-    more = {"calibration": calibration, **compression.told(dense, plan)}
-    more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
-    source = one_shot(job, form, dense, dense_scores, config, more)
-    report = describe_shards(work.out, source, scores, choices)
-    with atomic_folder(out) as temporary:
-        temporary.rmdir()
-        work.out.rename(temporary)
-    remove(work.folder)
-    return report
+    with work.begin(config):
+        dense_scores = work.dense_metric()
+        work.measure()
+        measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
+        plan = compression.plan(dense, measured)
+        calibration = compression.record(data, compression.loss(dense, plan, measured))
+        form = work.export(plan, measured, choices.dtype)
+        scores = work.compressed_metric(form)
+        told = {"memory": work.memory | {"bound": work.bound()}}
+        more = {"calibration": calibration, **compression.told(dense, plan)}
+        more |= {"refined": work.refinement and work.refinement.told(), "by_block": told}
+        source = one_shot(job, form, dense, dense_scores, config, more)
+        report = describe_shards(work.out, source, scores, choices)
+        with atomic_folder(out) as temporary:
+            temporary.rmdir()
+            work.out.rename(temporary)
+        end_work(work.folder)
+        return report
 
 
 def _check_choices(choices: Choices, recovery: Recovery) -> None:
@@ -150,14 +150,14 @@ class _Work:
         more = max(self.memory["statistics"], self.memory.get("training", 0))
         return self.memory["outside"] + 2 * self.memory["block"] + more
 
-    def begin(self, config: dict[str, Any]) -> None:
-        """Make the folder, or continue in it; refuse other work there."""
+    def begin(self, config: dict[str, Any]) -> AbstractContextManager[None]:
+        """Claim the folder, new or to continue in it; refuse other work there."""
         files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
         known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
         steps = self.refinement and self.refinement.steps
         reads = self.collector is not None or steps is not None
         settings = short_hash(config, known, self.data.fingerprint() if reads else None, steps)
-        begin_work("--by_block", self.folder, settings)
+        return begin_work("--by_block", self.folder, settings)
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense model; its vectors are the labels where the task wants them."""

@@ -26,7 +26,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.run.distilling import DISTIL, LOSSES, Distilling, Recovery
 from lit_compress.run.finish import one_shot
 from lit_compress.run.first import is_first_process, of_first
-from lit_compress.run.folder import CURVES, Run, begin_work, write_net
+from lit_compress.run.folder import Run, begin_work, end_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
@@ -38,7 +38,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, read_json, remove
+from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import freed_memory_returned, return_freed_memory, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
@@ -120,11 +120,8 @@ def run_factorize(
             check_folder("out", folder)
         job = settled(cli, run := Run(folder), partial(settle_budget, cli, run, by_trials=True), by_trials=True)
         report = _factorized(place, job, run, cli.dump(), recovery, work)
-    if recovery.distil is not None and report is not None:
-        for path in [path for path in folder.iterdir() if path.name != CURVES]:
-            remove(path)
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        if recovery.distil is not None and report is not None:
+            end_work(folder)
     return report
 
 
@@ -180,8 +177,7 @@ def _factorized(
     def begin() -> None:
         if distilling is not None:
             settings = short_hash(config, asdict(recovery), distilling.job.data.fingerprint())
-            begin_work("--distil", run.folder, settings)
-            work.enter_context(run.claim())
+            work.enter_context(begin_work("--distil", run.folder, settings))
 
     of_first("begin", begin, job.trainer)
     return_freed_memory()

@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.tasks import task_type
 from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, read_yaml, remove, write_json, yaml_text
+from lit_compress.utils.files import atomic_folder, is_left, read_json, read_yaml, remove, write_json, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 from lit_compress.utils.removed import removed_value, without_removed
 
@@ -175,10 +176,11 @@ class Run:
         return "config.yaml" not in there and not all(map(ours.fullmatch, there))
 
     @contextmanager
-    def claim(self) -> Iterator[None]:
+    def claim(self, option: str = "run_dir", other: str = "--run_dir") -> Iterator[None]:
         """Keep other processes from working on the folder, which is made where it is missing.
 
-        Leftovers of killed processes are removed. The claim ends with the process, however that ends.
+        They get a line that begins with ``option`` and asks for an ``other`` one. Leftovers of killed processes are
+        removed. The claim ends with the process, however that ends.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("a+") as file:
@@ -187,8 +189,8 @@ class Run:
             except BlockingIOError as error:
                 file.seek(0)
                 raise UserError(
-                    f"run_dir: '{self.folder}' is being worked on by {file.read().strip() or 'another process'}; wait "
-                    "for it, or give another --run_dir"
+                    f"{option}: '{self.folder}' is being worked on by {file.read().strip() or 'another process'}; wait "
+                    f"for it, or give another {other}"
                 ) from error
             self._tidy()
             file.truncate(0)
@@ -223,7 +225,8 @@ class Run:
             if self.stage(stage) in own and (self.net(stage) / "model.safetensors").is_file():
                 self.remove_checkpoints(stage)
         for path in [path for folder in (self.folder, *own) for path in folder.glob(".*.tmp")]:
-            remove(path)
+            if is_left(path):
+                remove(path)
 
     def remove_checkpoints(self, stage: str) -> None:
         """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
@@ -231,8 +234,9 @@ class Run:
             (self.stage(stage) / name).unlink(missing_ok=True)
 
 
-def begin_work(option: str, folder: Path, settings: str) -> None:
-    """Make the folder of unfinished work, or continue in it; refuse one that holds something else.
+@contextmanager
+def begin_work(option: str, folder: Path, settings: str) -> Iterator[None]:
+    """Claim the folder of unfinished work, new or to continue in it; refuse one that holds something else.
 
     Args:
         option: that needs the folder.
@@ -241,15 +245,32 @@ def begin_work(option: str, folder: Path, settings: str) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
-    if not {other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK}:
-        remove(folder / CURVES)
-    elif not path.is_file():
-        raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
-    elif read_json(option, path, dict).get("hash") != settings:
-        raise UserError(
-            f"{option}: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
-        )
-    write_json(path, {"hash": settings})
+
+    def begun() -> bool:
+        begun = bool({other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK})
+        if begun and not path.is_file():
+            raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
+        return begun
+
+    begun()  # a claim leaves a file
+    with Run(folder).claim(option, "OUT"):
+        if not begun():
+            remove(folder / CURVES)
+        elif read_json(option, path, dict).get("hash") != settings:
+            raise UserError(
+                f"{option}: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
+            )
+        write_json(path, {"hash": settings})
+        yield
+
+
+def end_work(folder: Path) -> None:
+    """Remove the folder of finished work at once, so that a kill leaves all of it or nothing; its curves stay."""
+    with atomic_folder(folder) as kept:
+        if (folder / CURVES).is_dir():
+            shutil.copytree(folder / CURVES, kept / CURVES)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def write_net(net: Model, data: DataModule, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import filecmp
 import json
 import os
@@ -50,23 +51,30 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Linux exchanges two names at once: one of both
     is there at every moment. A link is followed. A folder that cannot be renamed or is in use by the shell, i.e. a
-    mount point or the working folder, gets other content.
+    mount point or the working folder, gets other content. Processes that write the same folder have a temporary one
+    each, and the last is kept whole.
     """
     folder = Path(os.path.realpath(folder))
     stays = folder.is_mount() or folder == Path(os.path.realpath(os.curdir))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = (folder if stays else folder.parent) / f".{folder.name}.tmp"
-    remove(temporary)
+    place, ours = folder if stays else folder.parent, re.compile(rf"\.{re.escape(folder.name)}(\.\d+)?\.tmp")
+    for path in [path for path in place.iterdir() if ours.fullmatch(path.name) and is_left(path)]:
+        remove(path)
+    temporary = place / f".{folder.name}.{os.getpid()}.tmp"
     temporary.mkdir()
+    handle = os.open(temporary, os.O_RDONLY)
     try:
+        with suppress(OSError):  # not every file system locks folders
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield temporary
         mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666  # of a new file; safetensors are their owner's alone
         for path in temporary.rglob("*"):
             if path.is_file() and not path.is_symlink():  # its file may be elsewhere
                 path.chmod(mode)
         if stays:
-            for path in {*folder.iterdir()} - {temporary}:
-                remove(path)
+            for path in folder.iterdir():
+                if not ours.fullmatch(path.name):
+                    remove(path)
             for path in temporary.iterdir():
                 path.rename(folder / path.name)
         elif not (folder.exists() and _exchange(temporary, folder)):
@@ -74,6 +82,24 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             temporary.rename(folder)
     finally:
         remove(temporary)
+        os.close(handle)
+
+
+def is_left(temporary: Path) -> bool:
+    """Return whether no process writes the folder any more that :func:`atomic_folder` made, or it is a file."""
+    try:
+        handle = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+    return True
 
 
 def _exchange(one: Path, other: Path) -> bool:

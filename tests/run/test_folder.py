@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -11,7 +13,7 @@ from tiny import make_net
 
 from lit_compress.export.choices import Choices
 from lit_compress.models.storage import save_net
-from lit_compress.run.folder import Run, checked_config
+from lit_compress.run.folder import CURVES, SETTINGS, Run, checked_config, end_work
 from lit_compress.stages.recompute import recompute
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import link_if_equal
@@ -39,42 +41,31 @@ def test_a_config_alone_is_not_a_started_run(tmp_path):
 
 
 def changed(path, value):
-    import copy
-
-    config = copy.deepcopy(CONFIG)
+    config = inner = copy.deepcopy(CONFIG)
     *parents, last = path.split(".")
-    inner = config
     for key in parents:
         inner = inner[key]
     inner[last] = value
     return config
 
 
-def test_what_changes_no_result_may_change(tmp_path):
+def test_only_what_changes_no_result_may_change(tmp_path):
     run = Run(tmp_path)
     run.begin(CONFIG)
     names = "run_dir data.path data.num_workers data.batch_size trainer.devices trainer.accumulate_grad_batches"
     for path in f"{names} model.init_args.recompute model.init_args.teacher".split():
         run.check_same(changed(path, "other"))
+    for path, shown in {
+        "model.init_args.density": "model.density was 0.25, now other",
+        "model.init_args.prune.epochs": "model.prune.epochs was 3, now other",
+        "trainer.precision": "trainer.precision was 32",
+        "model.class_path": "model.class_path was LPAF",
+    }.items():
+        with pytest.raises(UserError, match=shown):
+            run.check_same(changed(path, "other"))
 
 
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        ("model.init_args.density", "model.density was 0.25, now other"),
-        ("model.init_args.prune.epochs", "model.prune.epochs was 3, now other"),
-        ("trainer.precision", "trainer.precision was 32"),
-        ("model.class_path", "model.class_path was LPAF"),
-    ],
-)
-def test_what_it_computes_may_not(path, shown, tmp_path):
-    run = Run(tmp_path)
-    run.begin(CONFIG)
-    with pytest.raises(UserError, match=shown):
-        run.check_same(changed(path, "other"))
-
-
-def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
+def test_a_run_whose_seed_split_its_file_keeps_that_split_and_an_older_one_is_refused(tmp_path):
     run = Run(tmp_path)
     run.begin(CONFIG | {"seed_everything": 7})
     assert run.config()["data"]["split_seed"] == 7
@@ -83,10 +74,6 @@ def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
         run.check_same(now)
     run.begin(now)
     assert run.recorded() == now
-
-
-def test_a_run_of_before_0_2_is_refused(tmp_path):
-    run = Run(tmp_path)
     run.begin({name: values for name, values in CONFIG.items() if name != "export"})
     with pytest.raises(UserError, match=r"config.yaml' is of a version before 0.2, which this one does not read; make"):
         run.config()
@@ -136,6 +123,17 @@ def test_what_killed_processes_left_goes_and_all_else_stays(done):
         path.touch()
     claim(done)
     assert sorted(path for path in done.folder.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_finished_work_goes_at_once(tmp_path, monkeypatch):
+    """Killed at the first removal, only its curves are there."""
+    for path in (tmp_path / "work" / SETTINGS, tmp_path / "work" / CURVES / "x", tmp_path / "work" / "net" / "x"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: sys.exit())
+    with pytest.raises(SystemExit):
+        end_work(tmp_path / "work")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [CURVES]
 
 
 def test_links_are_not_followed(done, tmp_path):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from benchmarks.reliability.events import Refuse
 from lit_compress.__main__ import main
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, begin_work
 from lit_compress.run.runner import _newest
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, write_failure
@@ -85,52 +85,46 @@ def two(tmp_path):
     return tmp_path / "last.ckpt"
 
 
-def cut(size):
-    return lambda content: content[:size]
-
-
-def with_a_hole(content):
-    """As after a crash of the machine: the file has its length, and a block of it was never written."""
-    return content[:2048] + bytes(512) + content[2560:]
-
-
-@pytest.mark.parametrize("tear", [cut(0), cut(100), cut(3000), with_a_hole])
-def test_a_torn_checkpoint_gives_way_to_the_one_before(two, tear):
-    two.write_bytes(tear(two.read_bytes()))
+@pytest.mark.parametrize("end", [0, 100, 3000, None])
+def test_a_torn_checkpoint_gives_way_to_the_one_before(two, end):
+    """One that ends early, or as after a crash of the machine: it has its length, and a block was never written."""
+    content = two.read_bytes()
+    two.write_bytes(content[:2048] + bytes(512) + content[2560:] if end is None else content[:end])
     with pytest.warns(UserWarning, match=r"last.ckpt' is damaged; the run continues from the one before, step 1"):
         path, mark = _newest(two, "SVD", "dense")
     assert path.name == "previous.ckpt" and mark["step"] == 1
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(two):
+def test_a_kill_between_the_two_renames_loses_nothing_and_two_torn_checkpoints_are_one_line(two):
+    content = two.read_bytes()
     two.unlink()
     assert _newest(two, "SVD", "dense")[1]["step"] == 1
-
-
-def test_two_torn_checkpoints_are_one_line(two):
     for path in (two, two.with_name("previous.ckpt")):
-        path.write_bytes(path.read_bytes()[:50])
+        path.write_bytes(content[:50])
     with pytest.raises(UserError, match=r"previous\.ckpt' is not a readable checkpoint"):
         _newest(two, "SVD", "dense")
 
 
 def _hold(folder, ready, done):
-    with Run(folder).claim():
+    with begin_work("--distil", folder, "first"):
         ready.set()
         done.wait(30)
 
 
 @pytest.mark.slow
 def test_two_processes_do_not_work_on_one_run(tmp_path):
-    ready, done = processes._CONTEXT.Event(), processes._CONTEXT.Event()
-    holder = processes._CONTEXT.Process(target=_hold, args=(tmp_path / "run", ready, done))
+    ready, done, folder = processes._CONTEXT.Event(), processes._CONTEXT.Event(), tmp_path / "run"
+    holder = processes._CONTEXT.Process(target=_hold, args=(folder, ready, done))
     holder.start()
     assert ready.wait(30)
-    with pytest.raises(UserError, match=f"is being worked on by process {holder.pid}"), Run(tmp_path / "run").claim():
-        pass
+    claims = Run(folder).claim(), begin_work("--distil", folder, "other")
+    for option, claim in zip(("run_dir", "--distil"), claims, strict=True):
+        with pytest.raises(UserError, match=f"{option}: .* is being worked on by process {holder.pid}"), claim:
+            pass
     holder.kill()  # however it ends, the folder is free
     holder.join()
-    with Run(tmp_path / "run").claim():
+    assert "first" in (folder / "settings.json").read_text()
+    with begin_work("--distil", folder, "other"):
         pass
 
 
@@ -155,8 +149,10 @@ def test_a_broken_config_is_one_line(content, tmp_path):
         Run(tmp_path).config()
 
 
-def test_a_folder_is_never_without_its_name(tmp_path):
-    """Look at it at every rename of the write."""
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_never_without_its_name(exchanges, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr("lit_compress.utils.files._exchange", lambda one, other: False)
     folder, seen = tmp_path / "net", []
     for text in ("first", "second"):
         with atomic_folder(folder) as temporary:
@@ -164,11 +160,6 @@ def test_a_folder_is_never_without_its_name(tmp_path):
             seen.append(folder.exists())
     assert seen == [False, True] and (folder / "file").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["net"]
-
-
-def test_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.utils.files._exchange", lambda one, other: False)
-    test_a_folder_is_never_without_its_name(tmp_path)
 
 
 # in the order of a run: each process gets as far as the next of them; benchmarks/reliability/faults.py has all

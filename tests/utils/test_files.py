@@ -28,6 +28,17 @@ def test_interrupted_write_leaves_what_was_there(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {"out", "rows"}
 
 
+def test_two_processes_that_write_a_folder_do_not_mix_files(tmp_path, monkeypatch):
+    (tmp_path / ".out.9.tmp" / "left").mkdir(parents=True)
+    with files.atomic_folder(out := tmp_path / "out") as one:
+        (one / "a").touch()
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        with files.atomic_folder(out) as other:
+            (other / "b").touch()
+        (one / "c").touch()
+    assert {path.name for path in (*out.iterdir(), *tmp_path.iterdir())} == {"a", "c", "out"}
+
+
 @pytest.mark.parametrize("place", ["link", "dangling", "mount", "."])
 def test_links_mounts_and_the_working_folder_stay(place, tmp_path, monkeypatch):
     (folder := tmp_path / "there").mkdir()
