@@ -244,10 +244,10 @@ def begin_work(option: str, folder: Path, settings: str) -> Iterator[None]:
         settings: hash of everything that the work depends on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SETTINGS
+    path, empty = folder / SETTINGS, re.compile(rf"{SETTINGS}|{CURVES}|{re.escape(LOCK)}|\.{SETTINGS}\.\d+\.tmp")
 
     def begun() -> bool:
-        begun = bool({other.name for other in folder.iterdir()} - {path.name, CURVES, LOCK})
+        begun = not all(empty.fullmatch(other.name) for other in folder.iterdir())
         if begun and not path.is_file():
             raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
         return begun
