@@ -56,4 +56,5 @@ def model(run, tmp_path):
 @pytest.fixture
 def words(run, tiny_data):
     """MODEL and what names its data."""
-    return [str(run / "dense" / "net")], ["--data.task=sst2", f"--data.path={tiny_data}", "--data.batch_size=8"]
+    data = ["--data.task", "sst2", "--data.path", str(tiny_data), "--data.batch_size", "8"]
+    return [str(run / "dense" / "net")], data
