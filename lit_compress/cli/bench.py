@@ -55,13 +55,8 @@ def bench(
     Raises:
         UserError: an option or a folder cannot be used.
     """
-    for name, numbers in {
-        "threads": [threads],
-        "rounds": [rounds],
-        "batch": batch,
-        "length": length,
-        "texts": texts and [texts],
-    }.items():
+    own = {"batch": batch, "length": length, "texts": None if texts is None else [texts]}
+    for name, numbers in {"threads": [threads], "rounds": [rounds], **own}.items():
         if (least := min(numbers or [1])) < 1:
             raise UserError(f"{name}: '{least}' is not a positive integer; the smallest is 1")
     for name in runtimes or ():
@@ -78,8 +73,7 @@ def bench(
     check_folder("--output", folder)
     settings = Settings(
         tuple(batch or BATCHES), tuple(length or LENGTHS), tuple(dict.fromkeys(runtimes or usual)), threads, rounds,
-        seconds, place.type, dtype or ("float32" if place.type == "cpu" else "bfloat16"),
-        texts or 0,
+        seconds, place.type, dtype or ("float32" if place.type == "cpu" else "bfloat16"), texts or 0,
     )  # fmt: skip
 
     def data() -> DataModule:

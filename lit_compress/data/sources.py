@@ -131,6 +131,8 @@ def sources_at(task: Task, place: Place, wanted: Collection[str]) -> Sources:
 
 def divided(task: Task, place: Place) -> str | None:
     """Return the hash of the rows of which the dev split is a part; None if it has rows of its own."""
+    if place.path is None:
+        return None
     name = task.validation[0]
     source = sources_at(task, place, ["train", name]).get(name)
     return None if source is None or source.part is None else source.key()

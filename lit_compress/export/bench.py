@@ -218,7 +218,10 @@ def bench(
                 break
             keep(result)
         if lengths:
-            result["mixed"] = _measure_mixed(programs, lengths, settings, left_out)
+            try:
+                result["mixed"] = _measure_mixed(programs, lengths, settings, left_out)
+            except torch.OutOfMemoryError:
+                left_out.append({"what": "texts of mixed lengths", "why": "not enough memory"})
             keep(result)
     return result
 

@@ -90,11 +90,14 @@ def test_yaml_with_aliases_is_read(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_card_has_fields(tmp_path, end):
-    path = tmp_path / "README.md"
-    path.write_bytes(end.join(["---", "license: mit", "---", "# A card", "---", "b: c"]).encode())
+    lines = ["---", "license: mit", "---", "# A card", "---", "b: c"]
+    (path := tmp_path / "README.md").write_bytes(end.join(lines).encode())
     assert files.card_fields(path) == {"license": "mit"}
     path.write_text("# No fields\n---\na: b\n---\n")
     assert files.card_fields(path) == {}
+    path.write_text("---\na: [\n---\n# A card\n")
+    with pytest.raises(ValueError):
+        files.card_fields(path)
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
