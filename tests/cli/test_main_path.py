@@ -38,8 +38,7 @@ def reviews(tmp_path):
         rows = csv.writer(file)
         rows.writerow(["review", "stars"])
         for i in range(80):
-            word, label = [("bad", "bad"), ("great", "good")][i % 2]
-            rows.writerow([" ".join([*rng.choices(WORDS, k=6), word]), label])
+            rows.writerow([" ".join([*rng.choices(WORDS, k=6), ("bad", "great")[i % 2]]), ("bad", "good")[i % 2]])
     return tmp_path / "reviews.csv"
 
 
