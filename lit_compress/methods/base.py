@@ -69,7 +69,7 @@ class Method(MicroBatches, Fields):
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the model with its teacher in the later stages.
         recompute: blocks compute their activations again in the backward, for less memory and a third more time. By
-            default they do if a batch has more than 4 GiB of them (language models: 0.5; GPUs: half of what is free).
+            default they do if a batch has more than 4 GiB of them (language models: 1; GPUs: half of what is free).
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros, which only the density counts.

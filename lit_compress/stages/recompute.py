@@ -18,7 +18,7 @@ from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.memory import return_freed_memory
 
 MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
-MOST_OF_LANGUAGE_MODELS = 2**29  # their losses over a vocabulary, and its gradient, take memory of their own
+MOST_OF_LANGUAGE_MODELS = 2**30  # their losses over a vocabulary, and its gradient, take memory of their own
 MOST_WIDTHS = 100  # more numbers than a block keeps of a token and of each of its dimensions
 
 

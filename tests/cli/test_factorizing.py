@@ -162,3 +162,12 @@ def test_a_sliced_model_learns_the_logits_alone(made):
     line = read_line("factorize", ["x", "y", "--data.task", "sst2", "--model.distillation.alpha_layers", "0.0"])
     usual = factorizing.usual_losses(line)["model"]["init_args"]["distillation"]
     assert usual["alpha"] == 1 and not usual["mask_padding"]  # which would mean nothing
+
+
+@pytest.mark.parametrize(
+    ("own", "temperature"),
+    [("task sst2", 2), ("task plain_text", 1), ("custom.kind language_modelling", 1), ("custom.kind regression", 2)],
+)
+def test_a_language_model_learns_at_temperature_1(own, temperature):
+    line = read_line("factorize", ["x", "y", *f"--data.{own}".split()])
+    assert factorizing.usual_losses(line)["model"]["init_args"]["distillation"]["temperature"] == temperature
