@@ -59,11 +59,12 @@ METHODS: dict[str, list[object]] = {
     "slicegpt": ["SliceGPT"],
     "layers": [*MEASURED_LAYERS],
     "sublayers": [*MEASURED_LAYERS, "--model.prune.parts", "sublayers"],
+    "free": [*STRUCTURES[:3], "--model.round_to", 64],
     "search": [*STRUCTURES, "--model.round_to", 64],
     "rounds": [*MEASURED_LAYERS],
 }
 ESTIMATES = ("reduce", "nearest")
-ONE_MEASUREMENT = ("structures", "even", "search", "components", *ESTIMATES)  # it serves all densities
+ONE_MEASUREMENT = ("structures", "even", "free", "search", "components", *ESTIMATES)  # it serves all densities
 ONLY_REFINED = ("rounds",)
 NOT_REFINED = ("slicegpt", *ESTIMATES)  # SliceGPT's hidden states have other axes than the dense ones
 

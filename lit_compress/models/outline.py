@@ -86,7 +86,7 @@ def weight_bytes(value: Tensor, bits: int) -> int:
 
 def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
-    left, counts = spread_evenly(net, density, units, whole), {part.last: part.count(net) for part in sublayers(net)}
+    left, counts = spread_evenly(net, density, units, whole), {part.last: part.count(net) for part in sublayers(net, gated=False)}
     cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole)
     return net
 
@@ -99,7 +99,7 @@ def spread_evenly(
     Where heads or neurons are not in ``units``, more of the other go. With ``whole``, sub-layers may lose their last
     unit, and are then removed (stages/units.py); else each keeps one.
     """
-    parts = sublayers(net)
+    parts = sublayers(net, gated=False)
     left = {kind: sum(part.weights(net) for part in of_kind(parts, kind)) for kind in _KINDS}
     room, held, kept_units, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves

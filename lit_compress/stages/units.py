@@ -66,7 +66,7 @@ def unit_inputs(net: Model, part: SubLayer) -> Tensor:
 
 def least_density(net: Model) -> float:
     """Return the least density that leaves ``net`` a head or a neuron; a UserError if it cannot be cut."""
-    parts = sublayers(net)
+    parts = sublayers(net, gated=False)
     held = held_part(parts)
     least = min(part.price(net) for part in (parts if held is None else [held]))
     return least / sum(part.weights(net) for part in parts)
@@ -135,7 +135,7 @@ class UnitRemoval(ByRule):
             parts = [part for group in groups for part in group.parts if len(group.counts) > 1]
             kept = {part.last for part in parts}
         else:
-            parts = sublayers(net)
+            parts = sublayers(net, gated=False)
             kept = {held.last} if (held := held_part(parts)) else set()
         parts = [part for part in parts if part.last in statistics]
         for part in track(parts, "heads and neurons", len(parts)):
