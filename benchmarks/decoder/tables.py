@@ -16,6 +16,7 @@ ABOUT = (
 )
 NAMES = {
     "structures": "K-FAC heads and neurons, uniform",
+    "free": "K-FAC heads and neurons, free",
     "nearest": "nearest Kronecker product, heads and neurons, uniform",
     "reduce": "K-FAC-reduce, heads and neurons, uniform",
     "even": "K-FAC heads and neurons, uniform, multiples of 32",

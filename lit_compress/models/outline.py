@@ -86,7 +86,8 @@ def weight_bytes(value: Tensor, bits: int) -> int:
 
 def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:
     """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
-    left, counts = spread_evenly(net, density, units, whole), {part.last: part.count(net) for part in sublayers(net, gated=False)}
+    left = spread_evenly(net, density, units, whole)
+    counts = {part.last: part.count(net) for part in sublayers(net, gated=False)}
     cut_units(net, {name: torch.arange(counts[name]) < count for name, count in left.items()}, whole)
     return net
 

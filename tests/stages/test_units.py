@@ -26,7 +26,7 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import UnitRemoval, least_density, unit_inputs, weighted
 from lit_compress.utils.errors import UserError
 
-FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart"]
+FAMILIES = ["bert", "mpnet", "distilbert", "deberta-v2", "modernbert", "bart", "llama", "qwen3"]
 
 
 def removal(density=0.5, **rule):
@@ -99,7 +99,7 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
     removed, _ = chosen(net, moments, 0.5)
     assert sum(len(gone) for gone in removed.values()) > 0
     with torch.no_grad():
-        for part in sublayers(reference):
+        for part in sublayers(reference, gated=False):
             name = part.sites["o" if part.kind == "attention" else "down"]
             without(reference, moments, name, unit_inputs(reference, part)[removed[name]].flatten())
     remove_units(net, moments, removed)
@@ -150,13 +150,14 @@ def test_whole_sublayers_go(family, tmp_path):
     """At a small density some lose all units: they add a constant, the density is in the file, the file loads."""
     net, dense = make(family), make(family)
     moments = moments_of(net)
-    removed, _ = chosen(net, moments, 0.1)
-    gone = [p for p in sublayers(dense) if len(removed[last(p)]) == len(unit_inputs(dense, p))]
-    assert 0 < len(gone) < len(sublayers(dense))
+    density = max(0.1, least_density(net) + 0.02)
+    removed, _ = chosen(net, moments, density)
+    gone = [p for p in sublayers(dense, gated=False) if len(removed[last(p)]) == len(unit_inputs(dense, p))]
+    assert 0 < len(gone) < len(sublayers(dense, gated=False))
     remove_units(net, moments, removed)
     left = {site.name for site in find_sites(net)}
     assert not left & {name for part in gone for name in part.sites.values()}
-    assert stored_density(net) <= 0.1
+    assert stored_density(net) <= density
     for part in gone:
         if part.norm:
             assert isinstance(net.get_submodule(part.norm), torch.nn.LayerNorm)
@@ -178,13 +179,13 @@ def test_whole_sublayers_go(family, tmp_path):
 def test_a_constant_sublayer_goes_first_and_changes_nothing(family, kind):
     """Its last matrix is zero: without any cost it goes whole, and its bias stays."""
     net = make(family)
-    part = [part for part in sublayers(net) if part.kind == kind][-1]
+    part = [part for part in sublayers(net, gated=False) if part.kind == kind][-1]
     layer = net.get_submodule(last(part))
     with torch.no_grad():
         layer.weight.zero_()
         if layer.bias is not None:
             layer.bias.normal_()
-    lasts = [last(part) for part in sublayers(net)]  # the gradients of the matrices before it are zero
+    lasts = [last(part) for part in sublayers(net, gated=False)]  # the gradients of the matrices before it are zero
     before, moments = logits(net), collect_kronecker(net, [rows(net)], "classification", lasts, labels="exact")
     whole = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
     removed, loss = chosen(net, moments, 1 - (whole - 0.5) / dense_site_params(net))
@@ -200,7 +201,7 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind, monkeypatch):
     """(M) over tokens one by one: the mean of what the outputs' changes from their mean cost under G."""
     net = make()
     moments = moments_of(net)
-    part = next(part for part in sublayers(net) if part.kind == kind)
+    part = next(part for part in sublayers(net, gated=False) if part.kind == kind)
     layer, seen, batch = net.get_submodule(last(part)), [], rows(net)
     hook = layer.register_forward_hook(lambda _, inputs, y: seen.append(y.detach()))
     logits(net)
@@ -230,7 +231,7 @@ def test_what_is_left_is_trained(family):
 
     net, dense = make(family), make(family)
     moments = moments_of(net)
-    gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
+    gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net, gated=False)}
     remove_units(net, moments, gone)
     assert untrained(net) <= untrained(dense)
 
@@ -242,14 +243,14 @@ def test_the_cache_of_a_decoder_keeps_its_count():
     net = make("opt")
     moments = moments_of(net)
     removed, _ = chosen(net, moments, least_density(net))
-    kept = {last(p): len(unit_inputs(net, p)) - len(removed[last(p)]) for p in sublayers(net)}
+    kept = {last(p): len(unit_inputs(net, p)) - len(removed[last(p)]) for p in sublayers(net, gated=False)}
     assert list(kept.values()) == [1, *[0] * (len(kept) - 1)]
     torch.manual_seed(0)
     config = AutoConfig.for_model("opt", hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=64,
                                   vocab_size=100, max_position_embeddings=64)  # fmt: skip
     net = AutoModelForCausalLM.from_config(config).eval().double()
     moments = collect_kronecker(net, [rows(net) | {"labels": rows(net)["input_ids"]}], "language_modelling")
-    gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
+    gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net, gated=False)}
     remove_units(net, moments, gone)
     torch.testing.assert_close(*cached_logits(net), rtol=0, atol=1e-8)
 
@@ -276,5 +277,5 @@ def test_mistakes_are_one_line():
     weighted(KroneckerWeighted(removes="structures"), few).check(make())
     with pytest.raises(UserError, match=r"model\.density"):
         weighted(KroneckerWeighted(), few).check(make())
-    with pytest.raises(UserError, match=r"sub-layers of 'llama' cannot be gated; those of bert, "):
-        weighted(KroneckerWeighted(removes="structures"), RankRule(0.5)).check(make_net("llama"))
+    with pytest.raises(UserError, match=r"sub-layers of 'albert' cannot be removed \(one block runs in all layers"):
+        weighted(KroneckerWeighted(removes="structures"), RankRule(0.5)).check(make_net("albert"))
