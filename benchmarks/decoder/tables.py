@@ -128,7 +128,7 @@ def _perplexities(found: dict[str, dict[str, Any]], dense: dict[str, Any]) -> It
         yield table(
             ["MB", "method", "density", "integers", *(f"{name}{what}" for name in TEXTS.values() for what in ("", ", more")),
              "seconds", "GB"],
-            [[f"{r['bytes'] / 1e6:.1f}", NAMES.get(of["method"], "dense"), f"{of['target']:.1f}", WAYS[r["way"]],
+            [[f"{r['bytes'] / 1e6:.1f}", NAMES.get(of["method"], "dense") + REFINED_ON[_texts(of)], f"{of['target']:.1f}", WAYS[r["way"]],
               *_scores(r, dense), f"{r['seconds']:.0f}" if "seconds" in r else "-",
               f"{r['memory_mib'] / 1024:.1f}" if "memory_mib" in r else "-"] for of, r in rows],
         )  # fmt: skip
