@@ -117,7 +117,12 @@ class UnitRemoval(ByRule):
             raise UserError("retrain.removes: 'structures' needs a density; give model.density")
         if rule.uniform:
             even_counts(net, rule.density, rule.round_to)
-        elif rule.density < (least := least_density(net)):
+            return
+        try:
+            least = least_density(net)
+        except UserError as error:
+            raise UserError(f"{error}; nearest: model.shape uniform") from error
+        if rule.density < least:
             raise UserError(
                 f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at "
                 f"least one head or neuron; the smallest is {least + 5e-4:.3f}"
