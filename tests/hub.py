@@ -1,11 +1,10 @@
 """A small hub of models and data sets on this machine, for tests: repositories in memory, tokens, faults, a log.
 
-It speaks as much of the hub's protocol as ``huggingface_hub`` uses to resolve, list, download and upload.
+It speaks as much of the hub's protocol as ``huggingface_hub`` uses to resolve, list and download.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -20,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-TOKENS = {"hf_me": ("me", "write"), "hf_reader": ("me", "read"), "hf_other": ("other", "write")}
+TOKENS = {"hf_me": "me", "hf_other": "other"}
 
 
 @dataclass
@@ -39,11 +38,6 @@ class Repository:
         self.revisions[revision] = found
         return found
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The files of ``main``."""
-        return self.commits[self.revisions["main"]]
-
 
 class Hub:
     """The hub; ``fault`` may answer a request, given its method and path, with a status or ``drop`` the connection."""
@@ -53,7 +47,6 @@ class Hub:
         self.requests: list[str] = []
         self.fault: Callable[[str, str], int | str | None] = lambda method, path: None
         self.open = True
-        self.refuses_cards = ""  # the hub's sentence on the metadata of a card
         hub = self
 
         class Handler(_Handler):
@@ -79,10 +72,6 @@ class Hub:
             source = {str(p.relative_to(source)): p.read_bytes() for p in sorted(source.rglob("*")) if p.is_file()}
         repository = self.repositories.setdefault((kind, name), Repository(private, gated))
         return repository.commit(dict(source), revision)
-
-    def model(self, name: str) -> Repository:
-        """Return a repository of a model."""
-        return self.repositories["models", name]
 
     def asked(self, part: str = "") -> list[str]:
         """Return the requests with ``part`` in them, without those that say who is asking."""
@@ -110,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, {"error": message}, X_Error_Message=message, **more)
 
     @property
-    def _user(self) -> tuple[str, str] | None:
+    def _user(self) -> str | None:
         return TOKENS.get((self.headers.get("Authorization") or "").removeprefix("Bearer "))
 
     def _handle(self) -> None:
@@ -132,32 +121,16 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
 
     def _dispatch(self, path: str, query: dict[str, list[str]]) -> None:
-        if path == "/api/whoami-v2":
-            if not self._user:
-                return self._refuse(401, "Invalid username or password.")
-            name, role = self._user
-            return self._send(200, {"name": name, "type": "user", "orgs": [], "auth": {"accessToken": {"role": role}}})
-        if path == "/api/validate-yaml":
-            wrong = self.hub.refuses_cards
-            return self._send(400 if wrong else 200, {"errors": [{"message": wrong}] * bool(wrong), "warnings": []})
-        if path == "/api/repos/create":
-            return self._create(json.loads(self.data))
-        if path == "/api/repos/delete":
-            wanted = json.loads(self.data)
-            self.hub.repositories.pop(("models", f"{wanted.get('organization') or 'me'}/{wanted['name']}"))
-            return self._send(200, {})
         if found := re.fullmatch(r"/(?:(datasets)/)?([^/]+/[^/]+|[^/]+)/resolve/(.+?)/([^/].*)", path):
             return self._file(found[1] or "models", *found.group(2, 3, 4))
-        if found := re.fullmatch(
-            r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|preupload|commit)/(.+?))?", path
-        ):
+        if found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/(.+?))?", path):
             return self._api(found[1], found[2], found[3] or "", found[4] or "main")
         self._refuse(404, f"no page {path}")
 
     def _repository(self, kind: str, name: str, content: bool) -> Repository | None:
         """Return a repository, or refuse it as the hub does."""
         found, user = self.hub.repositories.get((kind, name)), self._user
-        mine = user is not None and user[0] == name.split("/")[0]
+        mine = user == name.split("/")[0]
         if found is None or (found.private and not mine):
             self._refuse(404 if user else 401, "Repository not found", "RepoNotFound")
             return None
@@ -175,8 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, data, X_Repo_Commit=commit, ETag=f'"{_blob(data)}"')
 
     def _api(self, kind: str, name: str, verb: str, revision: str) -> None:
-        if verb in ("preupload", "commit"):
-            return self._write(kind, name, verb, revision)
         if (repository := self._repository(kind, name, content=False)) is None:
             return
         commit = repository.revisions.get(revision, revision)
@@ -189,49 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, listed)
         siblings = [{"rfilename": path} for path in files]
         self._send(200, {"id": name, "sha": commit, "private": repository.private, "siblings": siblings, "tags": []})
-
-    # ------------------------------------------------------------------------------------- writing
-
-    def _may_write(self, owner: str) -> bool:
-        user = self._user
-        if user is None:
-            self._refuse(401, "Invalid username or password.")
-        elif user != (owner, "write"):
-            self._refuse(403, f"Forbidden: you don't have the rights under the namespace {owner}")
-        return user == (owner, "write")
-
-    def _create(self, wanted: dict[str, Any]) -> None:
-        owner = wanted.get("organization") or (self._user or ("?",))[0]
-        name = f"{owner}/{wanted['name']}"
-        if not self._may_write(owner):
-            return
-        address = {"url": f"{self.hub.endpoint}/{name}"}
-        if ("models", name) in self.hub.repositories:
-            return self._send(409, {"error": "You already created this model repo", **address})
-        private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
-        self.hub.add(name, {".gitattributes": b"*.bin lfs\n"}, private=private)
-        self._send(200, {"name": name, **address})
-
-    def _write(self, kind: str, name: str, verb: str, revision: str) -> None:
-        if not self._may_write(name.split("/")[0]):
-            return
-        repository = self.hub.repositories[kind, name]
-        if verb == "preupload":
-            listed = json.loads(self.data)["files"]
-            return self._send(
-                200, {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in listed]}
-            )
-        files = dict(repository.files)
-        for line in self.data.splitlines():
-            item = json.loads(line)
-            if item["key"] == "file":
-                files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
-            elif item["key"] == "deletedFile":
-                del files[item["value"]["path"]]
-        commit = repository.commit(files, revision)
-        self._send(
-            200, {"success": True, "commitOid": commit, "commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}"}
-        )
 
 
 def _blob(data: bytes) -> str:

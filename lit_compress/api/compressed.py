@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.cli.targets import find_target
-from lit_compress.export.copies import copy_export, push
+from lit_compress.export.copies import copy_export
 from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import write_model
 from lit_compress.export.table import markdown
@@ -96,11 +96,11 @@ def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
     net: Any = load_net(folder, as_stored=True)
     net.folder_holder, net.folder, path = temporary, folder, folder / "report.json"
     net.report = Report(read_json("load", path, dict) if path.is_file() else {})
-    net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
+    net.save_pretrained = partial(_save, net)
     return net
 
 
-def _save(net: Compressed, save_directory: str | Path) -> None:
+def _save(net: Compressed, save_directory: str | Path, **_: Any) -> None:
     """Write the export; of a model whose weights were changed without report, card and programs, which are not its."""
     out, same = Path(save_directory).expanduser(), _is_as_exported(net)
     check_out(out)
@@ -127,10 +127,3 @@ def _is_as_exported(net: Compressed) -> bool:
     return set(net_shapes(net.folder)) == set(tensors) and all(
         (old := file[name]).dtype == new.dtype and torch.equal(old, new.cpu()) for name, new in tensors.items()
     )
-
-
-def _push(net: Compressed, repo_id: str, private: bool = False) -> str:
-    """Upload what ``save_pretrained`` writes to the Hugging Face hub, and return the address."""
-    with tempfile.TemporaryDirectory() as work:
-        net.save_pretrained(Path(work) / "export")
-        return push(Path(work) / "export", repo_id, private, kept="save_pretrained(FOLDER) writes it on this machine")

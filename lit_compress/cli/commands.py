@@ -20,7 +20,6 @@ from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.evaluation.evaluate import write_predictions
 from lit_compress.export.choices import Choices
-from lit_compress.export.copies import check_push, push
 from lit_compress.export.folder import check_again, check_out, export_again
 from lit_compress.export.table import of_all
 from lit_compress.run import pages
@@ -58,23 +57,15 @@ def plan(line: Line) -> None:
     check_fit(job)
 
 
-def export(
-    run: str, out: str, *, push_to_hub: str | None = None, private: bool = False, line: Line, **choices: Any
-) -> None:
+def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     """Write a finished run as a folder that loads without this package; or an export again, with a program.
 
     Args:
         run: folder of a finished run, or of an export. By default its choices for the export are the run's.
         out: folder to write.
-        push_to_hub: also upload the folder to the Hugging Face hub, as USER/NAME.
-        private: the repository of --push_to_hub is private; a public one is refused.
         line: further options: the data to check the program of an export on, by default its own.
         **choices: see Choices.
     """
-    if push_to_hub:
-        check_push(push_to_hub, private)
-    elif private:
-        raise UserError("--private: export reads it with --push_to_hub only; leave it out")
     place, source = Path(out).expanduser(), Path(run).expanduser()
     if is_export(source):
         check_again(source, choices)
@@ -96,8 +87,6 @@ def export(
     if report["export_difference"] is not None:
         print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
-    if push_to_hub:
-        print(f"pushed: {push(place, push_to_hub, private)}")
 
 
 def report(folder: str, *, out: str | None = None) -> None:

@@ -1,20 +1,14 @@
-"""Copies of an export, in another folder or on the Hugging Face hub: known files, no link out of the folder."""
+"""Copies of an export in another folder: known files, no link out of the folder."""
 
 from __future__ import annotations
 
 import fnmatch
-import re
 import shutil
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from lit_compress.export import writer
-from lit_compress.export.card import HERE
 from lit_compress.export.modelling import MODULE, write_as
 from lit_compress.models.files import stored_dtype
 from lit_compress.models.own_code import brings_code, file_of, forget_code
@@ -23,7 +17,6 @@ from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
-from lit_compress.utils.hub import can_be_a_repository, reason_of
 from lit_compress.utils.manifest import MANIFEST, write_manifest
 from lit_compress.utils.progress import note
 
@@ -96,74 +89,3 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
         shutil.copyfile(writer.__file__, to / "write.py")
     forget_code(to)
     write_manifest(to)
-
-
-def check_push(name: str, private: bool = False) -> bool:
-    """Refuse, before the work, a push that cannot succeed; return whether the repository is there already.
-
-    ``name`` is ``USER/NAME``; without USER the user of the token.
-
-    Raises:
-        UserError: the name, the token or the network cannot be used, or a public repository would have to be private.
-    """
-    if not can_be_a_repository(name):
-        parts = [re.sub(r"[^\w.-]", "-", part, flags=re.ASCII).strip("-.") for part in name.split("/")[-2:]]
-        near = "/".join(part or "small" for part in parts)
-        raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}")
-    api = HfApi()
-    try:
-        user = api.whoami()
-        if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-            raise UserError(f"push_to_hub: the token of '{user['name']}' may only read; give one that may write")
-        name = name if "/" in name else f"{user['name']}/{name}"
-        there = api.model_info(name)
-    except RepositoryNotFoundError:
-        return False
-    except UserError:
-        raise
-    except Exception as error:  # no network, no token, refused: the library raises dozens of classes
-        raise UserError(f"push_to_hub: cannot upload to '{name}': {reason_of(error)}; nothing is written") from error
-    if private and not there.private:
-        raise UserError(
-            f"push_to_hub: '{name}' is public, and --private asks for a private one; make it private on the hub, "
-            "or give another name"
-        )
-    return True
-
-
-def push(folder: Path, name: str, private: bool = False, kept: str | None = None) -> str:
-    """Upload the files of an export and their manifest in one commit, and return the address of the repository.
-
-    The commit also deletes files that the folder does not have. A repository that is made for it is removed if it
-    fails.
-
-    ``kept`` are an error's words for the place of the export, if that is not ``folder``.
-
-    Raises:
-        UserError: as :func:`check_push`; a link leads out of the folder; the hub refuses the files.
-    """
-    files = export_files(f"push_to_hub: '{folder}'", folder)
-    there, api, made = check_push(name, private), HfApi(), None
-    try:
-        address = api.create_repo(name, private=private, exist_ok=True)
-        made = None if there else address.repo_id
-        with tempfile.TemporaryDirectory() as work:
-            for file, path in files.items():
-                place = Path(work) / file
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if file == "README.md":  # whose code loads the repository
-                    text = path.read_text().replace(f'folder = "{HERE}"', f'folder = "{address.repo_id}"')
-                    place.write_text(text)
-                else:
-                    place.symlink_to(path.resolve())
-            write_manifest(Path(work))
-            api.upload_folder(
-                repo_id=address.repo_id, folder_path=work, commit_message="Export of lit_compress", delete_patterns="*"
-            )
-    except Exception as error:
-        if made is not None:
-            with suppress(Exception):  # the reason of the push is what is told
-                api.delete_repo(made)
-        where = kept or f"the export is in '{folder}', `hf upload` also uploads it"
-        raise UserError(f"push_to_hub: cannot upload to '{name}': {reason_of(error)}; {where}") from error
-    return str(address)

@@ -50,6 +50,8 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
     "merge": ("large", "factors and rows are stored as they are; a budget of speedup measures them"),
     "model.revision": (None, "give it with the name: --model.backbone NAME@REVISION"),
+    "push_to_hub": (None, "`hf upload USER/NAME OUT .` uploads the export"),
+    "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do

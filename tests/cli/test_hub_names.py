@@ -177,7 +177,7 @@ def test_a_fine_tuned_model_is_the_teacher_as_it_is(named, short_run, tmp_path, 
     words = [word.replace("me/net", "me/trained") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
     words = [word for at, word in enumerate(words) if not any("dense" in w for w in words[max(0, at - 1) : at + 1])]
     main(words)
-    commit = named.model("me/trained").revisions["main"]
+    commit = named.repositories["models", "me/trained"].revisions["main"]
     assert "it is the teacher;" in capsys.readouterr().err
     init = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]
     assert init["teacher"] == init["backbone"] == f"me/trained@{commit}"

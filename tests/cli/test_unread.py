@@ -125,11 +125,6 @@ def test_arguments_of_the_trainer_without_effect_are_refused(command, option, va
     assert line.startswith(f"error: trainer.{option}: {value} has no effect")
 
 
-def test_private_is_for_a_push(tmp_path, capsys):
-    line = fails(capsys, "export", tmp_path, tmp_path / "out", "--private")
-    assert line == "error: --private: export reads it with --push_to_hub only; leave it out"
-
-
 def test_names_are_those_of_a_config():
     words = ["--device=cpu", "--model.init_args.density", "-0.5", "-c", "a.yaml"]
     assert take_apart("fit", words).names == ["trainer.accelerator", "model.density", "config"]

@@ -122,7 +122,7 @@ def test_a_page_runs_from_its_first_command_to_its_last(name, base, tmp_path, mo
         elif item.language == "python":
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(item.text, item.where, "exec"), {})
-        elif words and not {"--push_to_hub", "int8"} & set(words):
+        elif words and "int8" not in words:
             run_command([*words, *TINY] if words[0] == "fit" else words)
 
 
