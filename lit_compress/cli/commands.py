@@ -73,7 +73,11 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
         report = export_again(source, place, parts.data, Choices(**choices))
     else:
         found = Run(run)
-        config = found.config(strict=True)
+        config, done = found.config(strict=True), list(found.finished().values())
+        complete = (done and done[-1].get("last")) or (source / "report.json").is_file()
+        if found.of_factorize or not complete:
+            again = "repeat its factorize command" if found.of_factorize else "continue it with fit --ckpt_path last"
+            raise UserError(f"export: '{source}' is not finished; {again}")
         if line.last("data.path"):
             raise UserError("export: --data.path is for an export; a run is measured on its own data")
         asked = replace(Choices(**config["export"]), **choices)
@@ -81,8 +85,8 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
             asked = replace(asked, dtype="float32")
         asked.check()
         check_out(place)
-        parts = parse_stored(config, line, found.net("dense"), runs=True).build()
-        report = export_run(found, place, parts.method, parts.data, asked)
+        data = parse_stored(config, line, found.net("dense")).build().data
+        report = export_run(found, place, data, asked)
     print(f"exported {out}: density {report['compressed']['density']:.4f}")
     if report["export_difference"] is not None:
         print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")

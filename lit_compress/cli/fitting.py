@@ -219,7 +219,7 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
     dense = str(run.net("dense"))  # whose tokenizer a later export reads
     data = job.data.read_by(load_tokenizer(dense, job.data.record))
     data.backbone = dense
-    report = export_run(run, out, job.method, data, job.choices)
+    report = export_run(run, out, data, job.choices)
     for path in run.net(list(run.finished())[-1]).glob("*.safetensors"):  # a run has equal weights once on disk
         link_if_equal(path, out / path.name)
     keep_details(run, data)

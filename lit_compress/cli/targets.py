@@ -1,20 +1,16 @@
 """Targets of ``evaluate``, ``predict`` and ``bench``: a run, an export, a model of a run, or any fine-tuned model.
 
-The config of a run or an export gives values, and the command line says what may run. The file may be somebody else's:
-a method that is run is one of the package, or the command line names it. The Trainer's arguments count only if they
-change the result of an evaluation or an export.
+The config of a run or an export gives values, and the command line says what may run: the file may be somebody else's,
+and its method is not imported. The Trainer's arguments count only if they change the result of an evaluation.
 """
 
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_compress import methods
-from lit_compress.cli import catalogue
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import inferred_task
 from lit_compress.cli.words import Line
@@ -24,7 +20,7 @@ from lit_compress.models.checks import check_head
 from lit_compress.models.files import check_form, net_bytes, tensor_files
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
-from lit_compress.run.folder import Run, checked_config, flatten
+from lit_compress.run.folder import Run, checked_config
 from lit_compress.run.guard import check_evaluation, check_memory
 from lit_compress.run.job import Job
 from lit_compress.run.results import read_report
@@ -37,7 +33,7 @@ from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
 
 _TRAINER = ("accelerator", "devices", "precision")  # the Trainer's arguments that count
-_ANY = "FWSVD"  # the method when none is run
+_ANY = "FWSVD"  # no method is run
 
 
 @dataclass(frozen=True)
@@ -171,21 +167,19 @@ def _is_another_table(known: str | None, given: str | None) -> bool:
 # ------------------------------------------------------------------------------------------ stored configs
 
 
-def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = False) -> CommandLine:
+def parse_stored(config: dict[str, Any], line: Line, net: Path) -> CommandLine:
     """Return the options of a command on top of a config of :func:`~lit_compress.run.folder.checked_config`.
 
     Args:
         config: plain values of known keys.
-        line: of the command; it names a method of the user's own, and consents to run the code of the models.
+        line: of the command; it consents to run the code of the models.
         net: folder of the model, in the place of the backbone that it was made from; its run may keep the teacher.
-        runs: the command runs the method; others only evaluate, so that no method is needed.
 
     Raises:
-        UserError: an option is wrong; or the method is not of the package, is needed, and ``line`` does not name it.
+        UserError: an option is wrong.
     """
     known, data = config["model"]["init_args"], dict(config["data"])
-    name, init = _method(config["model"], line) if runs else (_ANY, {"teacher": known.get("teacher")})
-    init["backbone"] = str(net)
+    init = {"teacher": known.get("teacher"), "backbone": str(net)}
     if init.get("teacher"):  # of which a run has a copy
         copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
         init["teacher"] = next((str(copy) for copy in copies if (copy / "config.json").is_file()), init["teacher"])
@@ -196,31 +190,11 @@ def parse_stored(config: dict[str, Any], line: Line, net: Path, runs: bool = Fal
         find_device(str(trainer.get("accelerator")))
     except UserError:  # it was made on another machine
         trainer["accelerator"] = "auto"
-    for option, values in (("task", init), ("backbone", data), ("teacher", data), ("seed", data)):
-        values.pop(option, None)
+    for option in ("backbone", "teacher", "seed"):
+        data.pop(option, None)
     if line.command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
-    model = {"class_path": name, "init_args": init}
+    model = {"class_path": _ANY, "init_args": init}
     cli = CommandLine(line, {**config, "model": model, "data": data, "trainer": trainer})
     cli.origin = known["backbone"]
     return cli
-
-
-def _method(model: Mapping[str, Any], line: Line) -> tuple[str, dict[str, Any]]:
-    """Return the name or import path of a stored method, and its arguments, of which none names a class."""
-    path, init = model["class_path"], dict(model["init_args"])
-    package, _, name = path.rpartition(".")
-    if f"{package}.".startswith(f"{methods.__name__}.") and name in catalogue.methods():
-        return name, init
-    if path != line.last("model"):
-        raise UserError(
-            f"{line.command}: the method '{path}' is not of this package, and is not imported; if you trust it, name "
-            f"it: --model {path}"
-        )
-    known = catalogue.of_method(path)
-    for option, value in flatten(init, "model").items():  # in place of no string, the parser would import what it names
-        kind = known[option].kind if option in known else "str"
-        texts = any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
-        if texts and "str" not in kind and "Literal" not in kind:
-            raise UserError(f"{option}: '{value}' is no plain value; a stored config cannot name classes")
-    return path, init

@@ -234,7 +234,7 @@ def is_read(command: str, option: str) -> bool:
     if command in WHOLE:
         return True
     if option == "model":
-        return command in ("export", "factorize")  # which run a method that may be the user's own
+        return command == "factorize"
     parts = option.split(".")
     trains = parts[0] == "model" and parts[2:3] and parts[2] in _TRAINING
     read, unread = (any(f"{option}.".startswith(f"{name}.") for name in names) for names in READ.get(command, ((), ())))

@@ -15,15 +15,14 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.export.speed_asked import Programs
-from lit_compress.methods import Method
 from lit_compress.models.backbones import resolve
+from lit_compress.models.budget import parse_budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.own_code import trusts_code
 from lit_compress.models.sites import Model
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
-from lit_compress.utils.errors import UserError
 
 
 def one_shot(
@@ -39,16 +38,14 @@ def one_shot(
     return Export(net, before, type(method).__name__, data, config, None, more, budget, timed)
 
 
-def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
+def export_run(run: Run, out: Path, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
     """Export the model of the last stage of ``run`` to ``out``, as :func:`write_export`; return the report.
 
     Raises:
-        UserError: a stage is not finished; ``out`` has other files; a check fails.
+        UserError: ``out`` has other files; a check fails.
     """
-    done, stages = (run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")])
-    if missing := next((name for name in stages if name not in done), None):
-        again = "repeat its factorize command" if run.of_factorize else "continue it with fit --ckpt_path last"
-        raise UserError(f"export: stage {missing} of '{run.folder}' is not finished; {again}")
+    done, config = run.finished(), run.config()
+    stages, method = list(done), config["model"]
     key = f"val/{data.record.metrics[0]}"
     dtype = getattr(torch, done["dense"].get("dtype", "float32"))  # of the teacher's own files
 
@@ -62,9 +59,11 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     known = {"calibration": done[stages[-1]].get("calibration"), "data": run.facts()}
     known |= {"license": done["dense"].get("license"), "tried": (run.removal() or {}).get("tried")}
     more = {name: value for name, value in known.items() if value}
-    budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
-    config = run.config() | {"trust_remote_code": trusts_code()}
-    source = Export(last.net, nets, type(method).__name__, data, config, last.initial, more, budget)
+    asked = parse_budget(method["init_args"].get("budget"))
+    budget = (asked, run.density(asked.asked) or 1.0) if asked else None
+    config |= {"trust_remote_code": trusts_code()}
+    name = method["class_path"].rpartition(".")[2]
+    source = Export(last.net, nets, name, data, config, last.initial, more, budget)
     report = write_export(out, source, choices)
     run.at_hand[out] = source.written
     return report

@@ -229,7 +229,8 @@ def _finish_stage(
         scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
     peak = peak_bytes(current_device())  # on an accelerator: PyTorch's there
     record = {
-        "name": name, **scores, "steps": trainer.global_step, "best_step": best, "seconds": round(seconds, 1),
+        "name": name, "last": name == method.stages()[-1].name, **scores, "steps": trainer.global_step,
+        "best_step": best, "seconds": round(seconds, 1),
         "at_budget": mark["at_budget"], "threads": torch.get_num_threads(), "data": mark["data"], "split": split,
         "version": __version__, "peak_mib": round(peak_mib(), 1),
         **({} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}), **mark.get("notes", {}),

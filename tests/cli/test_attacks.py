@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mistakes import fails, fit
+from mistakes import fit
 
 import lit_compress as lc
 from lit_compress.__main__ import main
@@ -75,11 +75,10 @@ def attempt(words):
 # ------------------------------------------------------------------------------------------------- stored configs
 
 
-def stored(folder, *options):
+def stored(folder):
     """What ``export`` makes of a run."""
     run = Run(folder)
-    config = run.config(strict=True)
-    return parse_stored(config, Line("export", options=[*options]), run.net("dense"), runs=True).build()
+    return parse_stored(run.config(strict=True), Line("export"), run.net("dense")).build()
 
 
 def calls(function, **given):
@@ -129,8 +128,8 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
     change_config(stolen, edit)
     for place in (".", "export", "dense/net"):
         found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("evaluate")))  # noqa: B023
-        assert found == 0  # evaluation needs no method
-    assert attempt(lambda: stored(stolen)) == 2 * (attack in REST)
+        assert found == 0
+    assert attempt(lambda: stored(stolen)) == 2 * (attack in ("settings", "settings in settings", "dots"))
     assert not ran.exists()
 
 
@@ -168,34 +167,6 @@ def test_every_command_wants_consent_of_its_own(command, stolen, ran, tmp_path, 
             change(net / "config.json", dense_auto_map={"AutoConfig": "evil.EvilConfig"})
     expected = 0 if command in (*READ_NO_MODEL, "plan") else 2
     assert (attempt(COMMANDS[command](stolen, tmp_path / "out", short_run)), ran.exists()) == (expected, False)
-
-
-MINE = """
-from collections.abc import Callable
-from typing import Any
-from lit_compress.methods import SVD
-
-class Mine(SVD):
-    name: str = "mine"
-    call: Callable | None = None
-"""
-
-
-def test_a_method_of_the_users_own_is_named_by_the_user(stolen, ran, tmp_path, capsys):
-    """Evaluation needs no method; what makes the export anew does."""
-    (tmp_path / "work" / "mine_of_attacks.py").write_text(MINE)
-    own = {"name": "other"}
-    change_config(stolen, lambda config: (config["model"].update(class_path="mine_of_attacks.Mine"),
-                                          config["model"]["init_args"].update(own)))  # fmt: skip
-    main(["validate", str(stolen)])
-    line = fails(capsys, "export", stolen, tmp_path / "out")
-    assert "'mine_of_attacks.Mine' is not of this package" in line and "--model mine_of_attacks.Mine" in line
-    kind = stored(stolen, ("model", "mine_of_attacks.Mine")).method
-    assert type(kind).__name__ == "Mine" and kind.given["name"] == "other"
-    own["call"] = "os.system"
-    change_config(stolen, lambda config: config["model"]["init_args"].update(own))
-    line = fails(capsys, "export", stolen, tmp_path / "out", "--model", "mine_of_attacks.Mine")
-    assert "model.call: 'os.system' is no plain value" in line
 
 
 # --------------------------------------------------------------------------------------------------------- models
