@@ -73,11 +73,10 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
         report = export_again(source, place, parts.data, Choices(**choices))
     else:
         found = Run(run)
-        config, done = found.config(strict=True), list(found.finished().values())
-        complete = (done and done[-1].get("last")) or (source / "report.json").is_file()
-        if found.of_factorize or not complete:
-            again = "repeat its factorize command" if found.of_factorize else "continue it with fit --ckpt_path last"
-            raise UserError(f"export: '{source}' is not finished; {again}")
+        config, done = found.config(), found.finished()
+        last = list(done.values())[-1] if "dense" in done else {}
+        if not (last.get("last") or (source / "report.json").is_file()):
+            raise UserError(f"export: '{source}' is not finished; repeat its command, fit with --ckpt_path last")
         if line.last("data.path"):
             raise UserError("export: --data.path is for an export; a run is measured on its own data")
         asked = replace(Choices(**config["export"]), **choices)

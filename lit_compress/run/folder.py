@@ -114,9 +114,9 @@ class Run:
         text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
         write_record(self.folder / name, text)
 
-    def config(self, strict: bool = False) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Return the plain values of the run's config, as :func:`checked_config`."""
-        return checked_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded(), strict)
+        return checked_config(f"run_dir: '{self.folder / 'config.yaml'}'", self.recorded())
 
     def recorded(self, strict: bool = False) -> dict[str, Any]:
         """Return the whole config with which the run was started, to compare it or to show it, never to build from it.
@@ -162,11 +162,6 @@ class Run:
         if asked and chosen and (line := removed_value("removes", str(chosen["removes"]))):
             raise UserError(f"run_dir: '{self.folder}' cannot go on: {line}")
         return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
-
-    @property
-    def of_factorize(self) -> bool:
-        """Whether ``factorize --distil`` made it, as :func:`begin_work`."""
-        return (self.folder / SETTINGS).is_file()
 
     @property
     def foreign(self) -> bool:
@@ -290,25 +285,23 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()}
 
 
-def checked_config(what: str, stored: Any, strict: bool = False) -> dict[str, Any]:
+def checked_config(what: str, stored: Any) -> dict[str, Any]:
     """Return the plain values of known keys in a stored config, as this version writes it.
 
-    The file may be somebody else's. So it names no class except the method, which only the command line may import, and
-    it gives no consent to run code. Optimizers and schedules are left out: its reader trains nothing.
+    The file may be somebody else's. So it names no class except the method, which nobody imports, and it gives no
+    consent to run code. Classes among the method's options are left out: its reader trains nothing.
 
     Args:
         what: the file, the start of error messages.
         stored: its content.
-        strict: refuse a class among the options of the method, as among those of the data and the export.
 
     Raises:
-        UserError: as :func:`checked_groups`, or for such a class.
+        UserError: as :func:`checked_groups`, or the options of the data or the export name a class.
     """
     config = checked_groups(what, stored)
     kept: dict[str, Any] = {name: config[name] for name in _ALONE if name in config}
     kept |= {name: _plain(config.get(name, {}), f"{what}: {name}") for name in ("data", "export")}
-    init = _plain(config["model"]["init_args"], f"{what}: model" if strict else None)
-    trainer = _plain(config.get("trainer", {}), None)
+    init, trainer = (_plain(values, None) for values in (config["model"]["init_args"], config.get("trainer", {})))
     return kept | {"model": {"class_path": config["model"]["class_path"], "init_args": init}, "trainer": trainer}
 
 

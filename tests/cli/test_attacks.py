@@ -78,7 +78,7 @@ def attempt(words):
 def stored(folder):
     """What ``export`` makes of a run."""
     run = Run(folder)
-    return parse_stored(run.config(strict=True), Line("export"), run.net("dense")).build()
+    return parse_stored(run.config(), Line("export"), run.net("dense")).build()
 
 
 def calls(function, **given):
@@ -129,7 +129,7 @@ def test_a_stored_config_gives_plain_values(attack, stolen, ran):
     for place in (".", "export", "dense/net"):
         found = attempt(lambda: open_target(find_target(str(stolen / place), "test"), Line("evaluate")))  # noqa: B023
         assert found == 0
-    assert attempt(lambda: stored(stolen)) == 2 * (attack in ("settings", "settings in settings", "dots"))
+    assert attempt(lambda: stored(stolen)) == 0
     assert not ran.exists()
 
 

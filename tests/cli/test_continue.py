@@ -131,7 +131,8 @@ def test_other_data_is_refused(run, stopped, capsys, short_run, tmp_path, tiny_d
 
 
 def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):
-    assert "stage retrain of" in fails(capsys, "export", stopped, tmp_path / "out")
+    line = fails(capsys, "export", stopped, tmp_path / "out")
+    assert line.endswith("is not finished; repeat its command, fit with --ckpt_path last")
     assert not (tmp_path / "out").exists()
 
 

@@ -120,7 +120,7 @@ def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit):
         made(recovery, *auto)
     monkeypatch.setattr(Distilling, "fit", fit)
-    said = "/out.distil' is not finished; repeat its factorize command"
+    said = "/out.distil' is not finished; repeat its command, fit with --ckpt_path last"
     assert fails(capsys, "export", str(tmp_path / "out.distil"), str(tmp_path / "shipped")).endswith(said)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
         made(Recovery(distil=5), *auto)
