@@ -6,45 +6,32 @@ from typing import Any
 
 from lit_compress.utils.errors import UserError
 
-# option, or its last one or two parts -> the value that is always used now, and what to do in place of another
+# option, or its last one or two parts -> the value that is always used now
+_CONSTANTS: dict[str, Any] = {
+    "centred": True, "gradient_damping": 0.01, "input_damping": 0.001, "estimator": "per_example", "stacked": True,
+    "max_skipped": 20, "fidelity": "paper", "prune.norm": "rms", "head_projections": "dense", "skip_sites": 0,
+    "match_last": True, "exact_target": True, "ridge": 1e-6, "prune.reduction": "sum", "prune.scope": "global",
+    "prune.calibration_seed": 42, "score_point": "after", "sigma_side": "out", "prune.importance": "element1",
+    "prune.score": "absolute", "power": 0.5, "prune.ratio": "exact",
+}  # fmt: skip
+# the same -> this value, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
+    **{name: (value, f"leave it out: it is always {value}") for name, value in _CONSTANTS.items()},
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
-    "centred": (True, "biases always take over the mean of the inputs"),
-    "gradient_damping": (0.01, "it is always 0.01"),
-    "input_damping": (0.001, "it is always 0.001"),
-    "estimator": ("per_example", "the Fisher information always squares every example's gradient, FWSVD's Eq. 3"),
-    "stacked": (True, "matrices that read the same input always share one right factor"),
     "allow_changed": (False, "give the run's own options, data and version, or another --run_dir"),
-    "max_skipped": (20, "20 steps in a row without finite gradients always stop a stage"),
     "pivot": (False, "factors are stored as they are, which is as fast"),
     "prune.dropout": (True, "the backbone's config.json says how much there is, e.g. hidden_dropout_prob"),
-    "prune.ratio": ("exact", "factors and rows together always meet the density"),
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "model.params": (None, "--model.density 0.0589 is 5M of BERT-base's 85M, the number in SP3's tables"),
-    "fidelity": ("paper", "SP3 is the paper's; benchmarks/sp3 has a result of the authors' program"),
-    "prune.norm": ("rms", "the norm in the projected space is always exact"),
-    "head_projections": ("dense", "one matrix projects all heads, as in the authors' program"),
-    "skip_sites": (0, "all sites of the hidden states have gates"),
-    "match_last": (True, "the last hidden states are always compared"),
     "prune.tolerance": (0.005, "the density is always met exactly"),
-    "exact_target": (True, "the density is always met exactly"),
     "squared_temperature": (False, "distillation.alpha is the weight of the logits' term"),
-    "ridge": (1e-6, "it is always 1e-6"),
     "lora.targets": (None, "all matrices get updates"),
     "consistency_after_decay": (True, "two forwards go on after it; --model.retrain.consistency 0 turns them off"),
-    "prune.reduction": ("sum", "the scores of all matrices that lose a head or a neuron are summed"),
-    "prune.scope": ("global", "the weights of all matrices are ranked together"),
     "scope": (
         "blocks",
         "a density counts the blocks' matrices; --export.embeddings int8 makes the table of tokens smaller",
     ),
-    "prune.calibration_seed": (42, "it is always 42; prune.examples says how many are read"),
-    "score_point": ("after", "gradients are multiplied with the weights after the step, as in the authors' code"),
-    "sigma_side": ("out", "the left factor gets the singular values; of FWSVD with retrain.weighting none the right"),
-    "prune.importance": ("element1", "units are scored by element1, the sum of |w g|"),
-    "prune.score": ("absolute", "scores sum |g W|; the signed sum fell to chance"),
-    "power": (0.5, "it is always 0.5, which solves FWSVD's Eq. 6 and LPAF's Eq. 7"),
     "double_forward": (None, "two forwards are one batch of twice the size on an accelerator, and two on a CPU"),
     "through": (None, "one jump to the density is as good"),
     "price": ("parameters", "a density counts parameters; --budget flops=0.3 counts FLOPs"),
