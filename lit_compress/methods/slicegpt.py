@@ -133,16 +133,7 @@ class SliceGPT(OneShot):
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
-        if (density := self.asked(net)) > 1:
-            note(
-                f"model.slicing: {self.slicing} leaves {density:.4f} of the weights, as the residual path gets "
-                "matrices; slices above about 0.13 leave fewer than there were"
-            )
-
-    def asked(self, net: Model) -> float:
-        """Return the density; if slices were asked for, the density at these widths."""
-        size, widths = gated_size(net, SLICED), self.widths(net)
-        return self.density if self.slicing is None else size.count({"hidden": torch.tensor(widths)}) / size.total
+        self.widths(net)
 
     def widths(self, net: Model) -> list[int]:
         """Return how many directions every site keeps; a UserError if less than a step of the width is left."""

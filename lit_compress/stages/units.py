@@ -211,6 +211,4 @@ class UnitRemoval(ByRule):
 
 def weighted(settings: Weighted, rule: RankRule) -> Compression:
     """Return the factorization, or the removal of heads and neurons."""
-    if settings.removal == "blocks":
-        raise UserError("retrain.removes: 'blocks' is for SecondOrder; nearest: the method Layers, or structures")
     return (Factors if settings.removal == "components" else UnitRemoval)(rule, settings)

@@ -68,7 +68,7 @@ class Weighted(Retraining):
         super().__post_init__()
         require(self, "retrain.fisher_examples", low=1)
         require(self, "retrain.calibration_examples", low=1)
-        if self.removes == "blocks" and self.weighting != "kfac":
+        if self.removes == "blocks" and (type(self) is Weighted or self.weighting != "kfac"):
             raise UserError(
                 "retrain.removes: 'blocks' is for SecondOrder with weighting kfac; nearest: the method Layers"
             )

@@ -9,7 +9,7 @@ from in_memory import collect_kronecker
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.methods import FWSVD, SecondOrder
+from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
@@ -75,8 +75,8 @@ def test_blocks_are_tried_on_a_gpu_and_chosen_on_rows_of_the_calibration():
     assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128", retrain=retrain).kinds == ("blocks",)
     with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' needs a density"):
         SecondOrder(backbone="x", rank=3, retrain=retrain).stages()
-    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder; nearest: the method Layers"):
-        FWSVD(backbone="x", density=0.5, retrain=Weighted(weighting="kfac", removes="blocks")).stages()
+    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder with weighting kfac"):
+        Weighted(weighting="kfac", removes="blocks")
     with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder with weighting kfac"):
         KroneckerWeighted(weighting="inputs", removes="blocks")
     drawn = KroneckerWeighted(removes="blocks", labels="drawn")

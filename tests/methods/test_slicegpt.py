@@ -114,9 +114,9 @@ def test_widths_meet_the_density_or_are_the_slice():
     assert stage_of(slicing=0.25).compression.widths(make_net("opt")) == [24] * 4
     assert stage_of(slicing=0.3, round_to=8).compression.widths(make_net("opt")) == [16] * 4
     assert {width % 8 for width in stage_of(density=0.6, round_to=8).compression.widths(make_net("opt"))} == {0}
-    stage = stage_of(slicing=0.25)
+    outlined = stage_of(slicing=0.25).outline(make_net("bert").to("meta"))
     # here a W_R is a quarter of what stands beside it
-    assert stage.compression.asked(make_net("bert")) == pytest.approx(0.75 + 0.75**2 / 4)
+    assert stored_density(outlined) == pytest.approx(0.75 + 0.75**2 / 4)
 
 
 @pytest.mark.parametrize(
