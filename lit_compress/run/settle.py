@@ -76,8 +76,9 @@ def check_stages(job: Job, layers: bool = False) -> dict[str, Any]:
         print("the removed weights are stored as zeros: they take as much of the file as before")
     if layers:
         show(*_layers_table(sizes))
-        for line in _layer_notes(sizes):
-            print(line)
+        print("out x in of every matrix; r: rank of its factors; +: rows next to them")
+        if sizes.about:
+            print("ranks, rows and widths are decided by data; here every layer gets the same share")
     show(*_sizes_table(sizes))
     return facts
 
@@ -132,23 +133,6 @@ def _layers_table(outline: Outline) -> tuple[list[str], list[list[str]]]:
         ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         body.append([f"{stack} {ends}" if stacks else ends, *cells])
     return ["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body
-
-
-def _layer_notes(outline: Outline) -> Iterator[str]:
-    """Yield lines on parts outside the table of layers: embeddings, and sizes that are known only later."""
-    layers = list(outline.net.modules())
-    if any(getattr(layer, "rank", 0) for layer in layers):
-        more = "; +n: n of its rows next to them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
-        yield f"out x in of every matrix; r: rank of its factors{more}"
-    table: Any = outline.net.get_input_embeddings()
-    before = len(outline.dense.get_input_embeddings().get_parameter("weight"))
-    whole = next(table.parameters()).is_floating_point()
-    if not whole or table.num_embeddings < before:
-        form = "" if whole else ", int8"
-        kept = "" if table.num_embeddings == before else f" of {before:,}"
-        yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
-    if outline.about:
-        yield "ranks, rows and widths are decided by data; here every layer gets the same share"
 
 
 def facts_table(task: str, facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
