@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import TQDMProgressBar
 from torch.optim import Optimizer
 from tqdm import tqdm
 
@@ -31,7 +31,7 @@ class Checkpoints(Callback):
 
     ``last.ckpt`` is never written after the last batch of an epoch or of the fit: a run continued from there would
     skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
-    renamed into place when complete. The ``last.ckpt`` before is kept as ``previous.ckpt``, for a disk that loses one.
+    renamed into place when they are complete and on the disk.
 
     ``every`` optimizer steps there is a ``last.ckpt``.
     """
@@ -93,8 +93,6 @@ class Checkpoints(Callback):
         try:
             trainer.save_checkpoint(temporary, weights_only)
             if trainer.is_global_zero:
-                if name == "last.ckpt" and path.exists():
-                    os.replace(path, self.folder / "previous.ckpt")
                 os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -184,22 +182,7 @@ _SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "densit
 
 
 class StageBar(TQDMProgressBar):
-    """A progress bar with a ``title``, e.g. ``LPAF 2/3 prune``, and epoch; it disappears when the epoch is over."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(refresh_rate=10)
-        self.title = title
-
-    def init_train_tqdm(self) -> Tqdm:
-        """Make a bar that disappears; :class:`EpochLines` prints the lines that remain."""
-        bar = super().init_train_tqdm()
-        bar.leave = False
-        return bar
-
-    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Name the epoch."""
-        super().on_train_epoch_start(trainer, *args)
-        self.train_progress_bar.set_description(f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+    """Lightning's progress bar, with the loss and the density."""
 
     def get_metrics(self, trainer: Trainer, *args: Any) -> dict[str, Any]:
         """Return the metrics for the bar, with short names, without the version number.

@@ -88,7 +88,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
         previous: folder of the model to start from; None for the backbone.
     """
     method, data, spare = job.method, job.data, copy.deepcopy(stage)
-    checkpoint, mark = _newest(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
+    checkpoint, mark = _last(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
     check_unchanged(run, data, mark)
     step = mark.get("step")
     known = (mark, *run.finished().values())
@@ -104,7 +104,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
     loggers = job.trainer.get("logger")
     if loggers in (None, True):
         loggers = Curves(run, stage.name, None if step is None else offset + step + 1)
-    trainer = _trainer(job.trainer | {"logger": loggers}, run, stage, title, [*watches])
+    trainer = _trainer(job.trainer | {"logger": loggers}, run, stage, [*watches])
     if step is not None:
         note(f"{title}: continues at step {step}")
     try:
@@ -154,13 +154,13 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:
             raise UserError(f"data.path: stage {stage} of '{run.folder}' had other data; give the same")
 
 
-def _trainer(given: dict[str, Any], run: Run, stage: Stage, title: str, callbacks: list[Callback]) -> Trainer:
+def _trainer(given: dict[str, Any], run: Run, stage: Stage, callbacks: list[Callback]) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and the stage's own."""
     arguments = {name: value if name == "logger" else copy.deepcopy(value) for name, value in given.items()}
     if arguments.get("enable_progress_bar") is None:  # a file would get fragments of it
         arguments["enable_progress_bar"] = sys.stdout.isatty()
     if arguments["enable_progress_bar"]:
-        callbacks.append(StageBar(title))
+        callbacks.append(StageBar(refresh_rate=10))
     users = arguments.get("callbacks") or []
     arguments["callbacks"] = [*(users if isinstance(users, list) else [users]), *callbacks]
     return make_trainer(**arguments | {
@@ -182,21 +182,11 @@ def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, A
     return mark
 
 
-def _newest(last: Path, method: str, stage: str) -> tuple[Path | None, dict[str, Any]]:
-    """Return the newest checkpoint of a stage that can be read, with its mark and its ``step``; None to start it."""
-    before = last.with_name("previous.ckpt")
-    path = last if last.is_file() else before  # killed between the renames of the two
+def _last(path: Path, method: str, stage: str) -> tuple[Path | None, dict[str, Any]]:
+    """Return the checkpoint of a stage, if it is there, with its mark and its ``step``; None to start the stage."""
     if not path.is_file():
         return None, {}
-    try:
-        saved = read_checkpoint(path)
-    except UserError:
-        if path == before or not before.is_file():
-            raise
-        path, saved = before, read_checkpoint(before)
-        rank_zero_warn(
-            f"ckpt_path: '{last}' is damaged; the run continues from the one before, step {saved['global_step']}"
-        )
+    saved = read_checkpoint(path)
     return path, _mark_of(saved, method, stage) | {"step": saved["global_step"]}
 
 

@@ -5,6 +5,7 @@ Also the strategy ``fsdp2`` for ``--trainer.strategy``, and accelerators that Li
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,11 +58,13 @@ class OtherAccelerator(CPUAccelerator):
 
 
 class PlainFiles(TorchCheckpointIO):
-    """Write checkpoints where they belong; Lightning's own go through memory and the system's temporary folder."""
+    """Write checkpoints where they belong, to the disk; Lightning's own go through memory and a temporary folder."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write the checkpoint; the file is incomplete if that fails."""
         torch.save(checkpoint, path)
+        with open(path, "rb") as file:  # a crash of the machine after the rename leaves a whole one
+            os.fsync(file.fileno())
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.reliability.events import Refuse
 from lit_compress.__main__ import main
 from lit_compress.run.folder import Run, begin_work
-from lit_compress.run.runner import _newest
+from lit_compress.run.runner import _last
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, write_failure
 
@@ -76,33 +76,17 @@ def test_ctrl_c_in_every_stage_changes_nothing(short_run, tmp_path, capsys, monk
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.fixture
-def two(tmp_path):
-    """Two checkpoints of a stage, the second of step 2."""
-    for step, name in ((1, "previous.ckpt"), (2, "last.ckpt")):
-        mark = {"method": "SVD", "stage": "dense"}
-        torch.save({"global_step": step, "weights": torch.rand(1000), "lit_compress": mark}, tmp_path / name)
-    return tmp_path / "last.ckpt"
-
-
 @pytest.mark.parametrize("end", [0, 100, 3000, None])
-def test_a_torn_checkpoint_gives_way_to_the_one_before(two, end):
-    """One that ends early, or as after a crash of the machine: it has its length, and a block was never written."""
-    content = two.read_bytes()
-    two.write_bytes(content[:2048] + bytes(512) + content[2560:] if end is None else content[:end])
-    with pytest.warns(UserWarning, match=r"last.ckpt' is damaged; the run continues from the one before, step 1"):
-        path, mark = _newest(two, "SVD", "dense")
-    assert path.name == "previous.ckpt" and mark["step"] == 1
-
-
-def test_a_kill_between_the_two_renames_loses_nothing_and_two_torn_checkpoints_are_one_line(two):
-    content = two.read_bytes()
-    two.unlink()
-    assert _newest(two, "SVD", "dense")[1]["step"] == 1
-    for path in (two, two.with_name("previous.ckpt")):
-        path.write_bytes(content[:50])
-    with pytest.raises(UserError, match=r"previous\.ckpt' is not a readable checkpoint"):
-        _newest(two, "SVD", "dense")
+def test_a_torn_checkpoint_is_one_line(end, tmp_path):
+    """One that ends early; or it has its length, and a block was never written."""
+    mark, last = {"method": "SVD", "stage": "dense"}, tmp_path / "last.ckpt"
+    assert _last(last, "SVD", "dense") == (None, {})
+    torch.save({"global_step": 2, "weights": torch.rand(1000), "lit_compress": mark}, last)
+    assert _last(last, "SVD", "dense") == (last, mark | {"step": 2})
+    content = last.read_bytes()
+    last.write_bytes(content[:2048] + bytes(512) + content[2560:] if end is None else content[:end])
+    with pytest.raises(UserError, match=r"last\.ckpt' is not a readable checkpoint .*; remove it to start its stage"):
+        _last(last, "SVD", "dense")
 
 
 def _hold(folder, ready, done):
