@@ -172,13 +172,10 @@ def _trainer(given: dict[str, Any], run: Run, stage: Stage, callbacks: list[Call
 
 def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
     """Return the mark that ``Method.on_save_checkpoint`` of this method and stage added to a checkpoint."""
-    mark = checkpoint.get("lit_compress")
-    if mark is None:
-        raise UserError("ckpt_path: this file was not written by lit_compress; remove it to start its stage again")
-    if (mark["method"], mark["stage"]) != (method, stage):
-        raise UserError(
-            f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"
-        )
+    mark: dict[str, Any] = checkpoint.get("lit_compress") or {}
+    if (mark.get("method"), mark.get("stage")) != (method, stage):
+        what = f"the checkpoint was not written by {method}, stage {stage}"
+        raise UserError(f"ckpt_path: {what}; remove it to start the stage again")
     return mark
 
 

@@ -94,8 +94,8 @@ def test_a_stage_goes_on_with_another_split_of_its_steps(stopped, short_run, cap
     [
         (b"\x00\x01broken", "is not a readable checkpoint"),
         (b"", "is not a readable checkpoint"),
-        ({"state_dict": {}}, "was not written by lit_compress"),
-        ({"lit_compress": {"method": "LPAF", "stage": "retrain"}}, "is of LPAF, stage retrain, not of SVD"),
+        ({"state_dict": {}}, "was not written by SVD, stage retrain; remove it"),
+        ({"lit_compress": {"method": "LPAF", "stage": "retrain"}}, "was not written by SVD, stage retrain; remove it"),
     ],
 )
 def test_corrupt_or_foreign_checkpoint_is_one_line(stopped, content, words, capsys, short_run):
