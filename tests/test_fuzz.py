@@ -20,8 +20,7 @@ from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
-from lit_compress.run.pages import DETAILS
-from lit_compress.run.results import read_record, read_report, read_results
+from lit_compress.run.results import read_report, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.manifest import write_manifest, write_record
 
@@ -116,8 +115,7 @@ def test_a_broken_configuration_of_a_model_or_a_report(tmp_path, capsys):
     assert "has no options in model.prune; it is broken" in fails(capsys, "validate", out)
 
 
-RECORDS = {"data.json": {"splits": [{"rows": 140}]}, "budget.json": {"asked": "params=5M", "density": 0.25},
-           "details.json": {"layers": [{"rank": 3}]}}  # fmt: skip
+RECORDS = {"data.json": {"splits": [{"rows": 140}]}, "budget.json": {"asked": "params=5M", "density": 0.25}}
 
 
 @pytest.fixture
@@ -144,7 +142,6 @@ def answers(run) -> dict[str, object]:
     read["density"] = record.density("params=5M")
     read["results"] = [[one.report, one.steps, one.seconds, one.budget] for one in read_results(run)[0]]
     read["export"] = read_report(run / "export")
-    read["details"] = read_record(run / DETAILS)
     for name in record.finished():
         net = load_net(record.net(name))
         read[name] = [float(value.double().norm()) for value in net.state_dict().values()]

@@ -30,7 +30,6 @@ from scipy import stats
 from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.comparison import budget_name
-from lit_compress.run.pages import ANSWERS
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import json_of, read_yaml
 
@@ -359,7 +358,7 @@ def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
 
 def _rows(report: dict[str, Any], folder: Path, net: str) -> list[float] | None:
     """Return which rows a model answered right; None if the metric is not their mean or some were not kept."""
-    path, metric = folder / ANSWERS, report["metric"]
+    path, metric = folder / "answers.jsonl", report["metric"]  # which runs kept before 0.3
     if metric["name"] not in FRACTIONS or not path.is_file():
         return None
     right = [float(line[net] == line["given"]) for line in map(json.loads, path.read_text().splitlines())]

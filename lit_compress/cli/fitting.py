@@ -30,7 +30,6 @@ from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_report
-from lit_compress.run.pages import keep_details
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
@@ -222,7 +221,6 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
     report = export_run(run, out, data, job.choices)
     for path in run.net(list(run.finished())[-1]).glob("*.safetensors"):  # a run has equal weights once on disk
         link_if_equal(path, out / path.name)
-    keep_details(run, data)
     run.keep("report.json", report)
     log_report(run, report, job.trainer.get("logger"))
     return report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lit_compress.data.batching import PaddedBatches, ResumableLoader, batch_order
+from lit_compress.data.batching import ResumableLoader
 from lit_compress.data.checks import KEPT
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
@@ -118,7 +118,10 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
     """
     loader, task, kind = data.predict_dataloader(), data.record, task_type(data.record)
     texts = loader.dataset.rows
-    by_row = _by_row(data, outputs_of(net, data, loader, len(loader), "predict"), len(texts))
+    by_row: list[list[Any]] = [[] for _ in range(len(texts))]
+    for batch, outputs in outputs_of(net, data, loader, len(loader), "predict"):
+        for number, piece in kind.pieces(task, outputs, batch):
+            by_row[number].append(piece)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
@@ -128,48 +131,6 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
             line = kept | shown | given | kind.answer(task, row, by_row[number])
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return len(texts), loader.dataset.available
-
-
-def answers(nets: Sequence[tuple[Model, DataModule]]) -> list[dict[str, Any]]:
-    """Return the first rows of the dev set: text columns, ``given`` label and the models' answers, ``answers``.
-
-    At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
-
-    Args:
-        nets: each with the data as its own tokenizer reads it; models share it only if they have the same tokens.
-    """
-    data = nets[0][1]
-    task, kind = data.record, task_type(data.record)
-    if task.wants_vectors or not kind.answered or not len(rows := data.val_dataloader()[0].dataset.rows):
-        return []
-    rows = rows.select(range(min(kind.answered, len(rows))))
-    by_net = []
-    for net, read in nets:
-        whole = read.val_dataloader()[0].dataset
-        of = whole.encoded["example"] if "example" in whole.encoded.column_names else range(len(whole))
-        chosen = whole.encoded.select([number for number, row in enumerate(of) if row < len(rows)])
-        inputs, parts = PaddedBatches(chosen, whole.pad_token), batch_order(list(chosen["length"]), read.eval_rows)
-        outputs = outputs_of(net, read, (inputs[part] for part in parts), len(parts), "answers")
-        pieces = _by_row(read, outputs, len(rows))
-        move(net, "cpu")
-        by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
-    return [
-        {
-            "texts": {name: row[name] for name in task.text},
-            "given": kind.shown(task, row[task.label]) if task.label in row else None,
-            "answers": [next(iter(some[number].values())) for some in by_net],
-        }
-        for number, row in enumerate(rows)
-    ]
-
-
-def _by_row(data: DataModule, outputs: Any, rows: int) -> list[list[Any]]:
-    """Return for each of ``rows`` rows the pieces of its answer in the ``outputs`` of all batches."""
-    by_row: list[list[Any]] = [[] for _ in range(rows)]
-    for batch, some in outputs:
-        for number, piece in task_type(data.record).pieces(data.record, some, batch):
-            by_row[number].append(piece)
-    return by_row
 
 
 def divergence(

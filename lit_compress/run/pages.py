@@ -1,15 +1,8 @@
-"""The page of a comparison, a run, or a folder of runs: one HTML file and ``results.csv``.
-
-A run keeps for it when it ends, so that a page of 200 runs takes seconds:
-
-RUN/details.json   layers: the kept size of every matrix
-RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
-"""
+"""The page of a comparison, a run, or a folder of runs: one HTML file and ``results.csv``."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +12,10 @@ from urllib.parse import quote
 
 import jinja2
 
-from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.evaluate import answers
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
-from lit_compress.models.backbones import load_tokenizer
-from lit_compress.run.folder import Run
-from lit_compress.run.pictures import as_svg, pareto_figure, site_table, structure_figure
-from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_record, read_results
+from lit_compress.run.pictures import as_svg, pareto_figure
+from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder
 
@@ -35,8 +24,6 @@ if TYPE_CHECKING:
 
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-DETAILS, ANSWERS = "details.json", "answers.jsonl"
-SOME = 60  # runs, of which layers are shown
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -69,7 +56,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=f"{len(runs)} runs on {tasks}" if len(runs) > 1 else f"{runs[0].label} on {tasks}, {runs[0].budget}",
         about=about, studies=[_study(*key, some) for key, some in by_task.items()],
-        runs=[_shown(run, out, len(runs) <= SOME) for run in runs],
+        runs=[_shown(run, out) for run in runs],
     )  # fmt: skip
     with atomic_folder(out) as temporary:
         for name, text in (("index.html", page), ("results.csv", table(runs))):
@@ -142,10 +129,9 @@ def record(run: RunResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
-    """Return the content of a run on the page; layers only for ``some``."""
+def _shown(run: RunResult, out: Path) -> dict[str, Any]:
+    """Return the content of a run on the page."""
     report, folder = run.report, run.folder
-    layers = (read_record(folder / DETAILS) or {}).get("layers") if folder and some else None  # not of version 0.2
     places = (folder / "export", folder) if folder else ()
     links = {place: quote(os.path.relpath(place, out)) + "/" for place in places}
     return {
@@ -153,18 +139,4 @@ def _shown(run: RunResult, out: Path, some: bool) -> dict[str, Any]:
         "ship": next((link for place, link in links.items() if (place / "structure.json").is_file()), None),
         "table": rows(report) if report else None,
         "lines": [*score_lines(report), speed_line(report)] if report else [],
-        "layers": _image(structure_figure(layers)) if layers else None,
     }  # fmt: skip
-
-
-def keep_details(run: Run, data: DataModule) -> None:
-    """Write the details of a run whose export is written: answers of two models, and layers."""
-    export = run.folder / "export"
-    dense, small, own = run.dense, run.load(export), data
-    if small.config.vocab_size != dense.config.vocab_size:
-        own = data.read_by(load_tokenizer(str(export), data.record))
-    lines = answers([(dense, data), (small, own)])
-    shown = ({key: line[key] for key in ("texts", "given")}
-             | dict(zip(("dense", "compressed"), line["answers"], strict=True)) for line in lines)  # fmt: skip
-    run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
-    run.keep(DETAILS, json.dumps({"layers": site_table(small, dense)}) + "\n")

@@ -41,15 +41,13 @@ def as_svg(figure: Figure) -> str:
     return file.getvalue()
 
 
-def site_table(net: Model, before: Model | None = None) -> list[dict[str, Any]]:
+def site_table(net: Model) -> list[dict[str, Any]]:
     """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
 
-    A site of a removed sub-layer has density 0. ``before`` is the dense model; without it, its sizes are those in the
-    configuration of ``net``, which an ordinary model of a smaller size does not have.
+    A site of a removed sub-layer has density 0.
     """
-    whole = net if before is None else before
-    table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}
-    for site in dense_sites(whole):
+    table, dense, left = [], dense_layers(net), {site.name for site in find_sites(net)}
+    for site in dense_sites(net):
         module = net.get_submodule(site.name) if site.name in left else torch.nn.Identity()
         rank = module.rank if isinstance(module, LowRankLinear) else None
         share = sum(int(torch.count_nonzero(w)) for w in weights(module)) / dense[site.name].weight.numel()

@@ -90,7 +90,7 @@ class TaskType:
     one_label = False  # an example has one distribution, or number
     reads_labels = False  # the outputs need the labels without a loss too: as inputs, or to see which tokens count
     scores: tuple[str, ...] = ()  # the metrics of a user's own task
-    answered = 2000  # rows whose answers are shown in reports: a text is written word by word; 0: there are none
+    answered = True  # whether `predict` has an answer for a row
     sample: str | None = None  # arguments of a tokenizer's call, as Python; None: one text per column
     means = "{classes}"  # the meaning of the output in Markdown; {text[0]} and {label} are names of columns
 

@@ -25,7 +25,7 @@ class LanguageModelling(TaskType):
     pipeline = "text-generation"
     stored = "string"  # the text is its own label
     scores = ("perplexity",)
-    answered = 0
+    answered = False
     label = "text"
     per_token = one_text = reads_labels = over_vocabulary = headless = own_head = True
     cuts_ends = False

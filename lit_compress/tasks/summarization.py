@@ -39,7 +39,6 @@ class Summarization(TaskType):
     pipeline = "summarization"
     stored = "string"
     scores = ("rougeL",)
-    answered = 50
     columns = ("document",)
     label = "summary"
     length = max_length = 256

@@ -49,7 +49,6 @@ DECIMALS = 6
 # what runs do beside tensors, and what it returns here
 UNSEEN = {
     "export.folder.check_export": 0.0, "cli.fitting.check_fit": "", "cli.factorizing.check_factorize": "",
-    "cli.fitting.keep_details": None,
 }  # fmt: skip
 
 

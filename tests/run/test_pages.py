@@ -15,7 +15,6 @@ from urllib.parse import unquote
 import pytest
 
 from lit_compress.run import pages
-from lit_compress.run.pages import DETAILS
 from lit_compress.utils.errors import UserError
 
 OLD = Path(__file__).parents[1] / "old_runs" / "lpaf"
@@ -79,15 +78,7 @@ def report(metric: float, density: float) -> dict:
     return made
 
 
-DETAIL = {
-    "layers": [
-        {"name": f"bert.encoder.layer.{n}.{role}", "role": role, "layer": n, "rank": 64 * (n > 0), "density": n / 12}
-        for n in range(12) for role in ("q", "k", "v", "o", "up", "down")
-    ],
-}  # fmt: skip
-
-
-def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **more) -> Path:
+def comparison(folder: Path, labels: int, seeds: int, **more) -> Path:
     """Write a comparison of finished runs."""
     cells = []
     for label in range(labels):
@@ -98,7 +89,6 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
                 made = report(0.9 - 0.02 * place - 0.003 * label + 0.001 * seed, float(budget[8:]))
                 (run / "report.json").write_text(json.dumps(made))
                 (run / "stages.json").write_text(json.dumps([{"name": "retrain", "steps": 1200, "seconds": 90.0}]))
-                (run / DETAILS).write_text(json.dumps(detail))
                 cells.append({"name": run.name, "method": "LPAF", "label": f"method {label}", "budget": budget,
                               "seed": seed, "learning_rate": 3e-4, "status": "done", "error": None,
                               "run": f"runs/{run.name}"})  # fmt: skip
@@ -117,9 +107,7 @@ def no_pictures(monkeypatch):
 @pytest.fixture
 def hostile(tmp_path):
     """A comparison whose every text is hostile, with runs that failed, are missing or go on."""
-    detail = copy.deepcopy(DETAIL)
-    detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
-    folder = comparison(tmp_path / "a b", 1, 2, detail, fairness=HOSTILE)
+    folder = comparison(tmp_path / "a b", 1, 2, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
     found["cells"][0] |= {"label": HOSTILE, "learning_rate": HOSTILE}
     for number, status in ((1, "failed"), (2, "missing"), (3, "unfinished")):
@@ -139,7 +127,7 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
 
 def test_noisy_times_are_no_numbers_and_other_densities_are_told(tmp_path, no_pictures):
     """Two models of one size, timed as 2.15x and 4.88x by runs that say "too noisy", one of them not as asked."""
-    folder = comparison(tmp_path / "c", 2, 1, DETAIL)
+    folder = comparison(tmp_path / "c", 2, 1)
     for label, times in ((0, 2.15), (1, 4.88)):
         path = folder / "runs" / f"{label}-0-0" / "report.json"
         made = json.loads(path.read_text())
@@ -162,23 +150,21 @@ def pictures(page: Path) -> list[str]:
     return [base64.b64decode(text).decode() for text in found]
 
 
-def test_a_run_has_what_is_left_of_its_layers(tmp_path):
-    folder = comparison(tmp_path / "c", 1, 1, DETAIL)
+def test_a_run_has_the_steps_of_its_stages(tmp_path):
+    folder = comparison(tmp_path / "c", 1, 1)
     run = folder / "runs" / "0-0-0"
     stages = [{"name": "dense", "steps": 600}, {"name": "retrain", "steps": 600, "seconds": 90.0}]
     (run / "stages.json").write_text(json.dumps(stages))
     (run / "config.yaml").write_text("seed_everything: 7")
     page = pages.write(run)
-    read(page)
-    (layers,) = pictures(page)
-    assert layers.count(">r 64</text>") == 11 * 6 and layers.count(">gone</text>") == 6
+    assert not pictures(page) and "/stages.json" not in read(page).text
     (row,) = csv.DictReader((page.parent / "results.csv").open())
     assert (row["steps"], row["seconds"]) == ("1200", "90.0")
 
 
 @pytest.mark.slow
 def test_all_methods_with_the_best_result_are_bold_and_chance_is_told(tmp_path):
-    folder = comparison(tmp_path / "c", 3, 1, DETAIL)
+    folder = comparison(tmp_path / "c", 3, 1)
     for label, metric in enumerate((0.9, 0.9, 0.55)):
         made = report(metric, 0.5) | {"constant": 0.5, "constant_error": 0.03}
         (folder / "runs" / f"{label}-0-0" / "report.json").write_text(json.dumps(made))
@@ -190,7 +176,7 @@ def test_all_methods_with_the_best_result_are_bold_and_chance_is_told(tmp_path):
 
 
 def test_one_run_of_an_earlier_version(tmp_path):
-    """It kept no sizes of its layers; a second page is the same and takes its place."""
+    """A second page is the same and takes its place."""
     run = Path(shutil.copytree(OLD, tmp_path / "lpaf"))
     page = pages.write(run)
     assert "Ship this folder: ../export/" in read(page).text

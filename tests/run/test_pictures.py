@@ -39,12 +39,6 @@ def test_site_table_adds_up_to_the_density(sparse):
     assert {row["name"]: row["rank"] for row in site_table(net)} == ranks
 
 
-def test_site_table_of_an_ordinary_net_compares_it_with_the_dense_one():
-    dense, small = make_net("llama"), make_net("llama", intermediate_size=16)
-    found = {row["role"]: row["density"] for row in site_table(small, dense)}
-    assert found["up"] == found["down"] == 0.25 and found["q"] == 1
-
-
 def test_structure_figure_shows_every_site(sparse):
     texts = [text.get_text() for text in structure_figure(site_table(sparse), "prune").axes[0].texts]
     assert len(texts) == len(find_sites(sparse)) and texts[1] == "3%"
