@@ -48,6 +48,9 @@ def compare(
         updates: training steps after the teacher, in place of the config's.
         hold_out: training rows that choose learning rates and epochs, in place of the config's.
         line: options of fit, for all runs.
+
+    Raises:
+        UserError: a run failed; the results of the others are there.
     """
     if config is None:
         raise UserError(f"config: it is missing; shipped are {', '.join(shipped(COMPARISONS))}")
@@ -62,6 +65,8 @@ def compare(
         run_plan(plan, workers, index)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if failed := sum(bool(job.error) for job in plan.asked):
+        raise UserError(f"{failed} of {len(plan.asked)} runs failed; the same command tries them again")
 
 
 def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:

@@ -81,6 +81,16 @@ def test_mistakes_are_one_line(command, capsys):
         read_comparison({"methods": {"SVD": None}, "budgets": [0.5], "claims": "claims.yaml"}, "c.yaml")
 
 
+def test_a_run_that_fails_ends_the_command_with_an_error(command, tmp_path, capsys):
+    """The other run is finished, and its results are there."""
+    options = {"train": False, "options": {"model.retrain.calibration_examples": 5000}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CONFIG | {"methods": CONFIG["methods"] | {"SecondOrder": options}}))
+    words = command("a", "--methods", "SecondOrder", "SecondOrder, no training")
+    assert fails(capsys, *words) == "error: 1 of 2 runs failed; the same command tries them again"
+    cells = json.loads((tmp_path / "a" / "compare.json").read_text())["cells"]
+    assert sorted(cell["status"] for cell in cells) == ["done", "failed", "missing"]
+
+
 def test_the_shipped_comparisons_can_be_read():
     made = {name: read_comparison(resolve_config(name, None, COMPARISONS), name) for name in shipped(COMPARISONS)}
     assert list(made) == [f"compare_{task}.yaml" for task in ("mrpc", "qnli", "sst2", "stsb", "quickstart")]
