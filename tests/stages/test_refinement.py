@@ -13,7 +13,7 @@ from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.models.block_net import one_by_one
 from lit_compress.models.shorten import stack_lengths
 from lit_compress.stages.blocks import BlockRemoval, KeptBlocks, kept_sublayers, remove_others
-from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors
+from lit_compress.stages.refinement import FIRST, Refinement, check_refinement, rates, refine_net, token_errors
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
 
@@ -31,6 +31,10 @@ def test_errors_of_tokens_are_those_of_a_loop():
         if mask[i, t]
     ]
     assert token_errors(outputs, targets, mask) == pytest.approx(float(sum(errors) / len(errors)))
+    weighted = sum(errors) + 15 * sum(errors[i] for i in (0, 5, 7))
+    assert token_errors(outputs, targets, mask, 16) == pytest.approx(float(weighted / (len(errors) + 45)))
+    left = [values.flip(1) for values in (outputs, targets, mask)]  # padding before a text
+    assert token_errors(*left, 16) == pytest.approx(float(sum(errors) + 15 * sum(errors[i] for i in (4, 6, 10))) / 56)
     targets[0, 0] = 0  # a token without a size does not divide by 0
     assert torch.isfinite(token_errors(targets, targets, mask)) and token_errors(targets, targets, mask) == 0
 
@@ -118,7 +122,8 @@ def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
     with torch.no_grad():
         states = KIND.run(net, parts[0], output_hidden_states=True).hidden_states
         own = KIND.run(small, parts[0], output_hidden_states=True).hidden_states
-    first = token_errors(own[1], states[2], parts[0]["attention_mask"])
+    mask, counts = parts[0]["attention_mask"], FIRST if family == "llama" else 1
+    first = token_errors(own[1], states[2], mask, counts)
     outputs = []
     told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), method.behind)
     assert told["before"][0] == pytest.approx(float(first), rel=1e-5)
@@ -129,7 +134,7 @@ def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
         )
         with torch.no_grad():
             KIND.run(model, parts[0])
-    last = token_errors(outputs[1], outputs[0], parts[0]["attention_mask"])
+    last = token_errors(outputs[1], outputs[0], mask, counts)
     assert told["after"][1] == pytest.approx(float(last), rel=1e-4)
     assert all(after < before for before, after in zip(told["before"], told["after"], strict=True))
 
