@@ -97,9 +97,10 @@ def spread_evenly(
 ) -> dict[str, int]:
     """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
-    Where heads or neurons are not in ``units``, more of the other go. With ``whole``, sub-layers may lose their last
-    unit, and are then removed (stages/units.py); else each keeps one.
+    Where heads or neurons are not in ``units``, or heads cannot go, more of the other go. With ``whole``, sub-layers
+    may lose their last unit, and are then removed (stages/units.py); else each keeps one.
     """
+    units = units if get_architecture(net).cuts_heads else [unit for unit in units if unit != "heads"]
     parts = sublayers(net, gated=False)
     left = {kind: sum(part.weights(net) for part in of_kind(parts, kind)) for kind in _KINDS}
     room, held, kept_units, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()

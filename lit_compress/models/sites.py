@@ -319,10 +319,13 @@ def is_removed(net: Model, part: SubLayer) -> bool:
     return _is_there(net, part.last) is None
 
 
-def cuttable(net: Model) -> list[SubLayer]:
-    """Return the sub-layers of ``net`` that can lose heads or neurons, in forward order, without those removed."""
+def cuttable(net: Model, whole: bool = False) -> list[SubLayer]:
+    """Return the sub-layers of ``net`` that can lose heads or neurons, in forward order, without those removed.
+
+    With ``whole``, they can also be removed, and those already removed are included.
+    """
     heads = get_architecture(net).cuts_heads
-    return [part for part in sublayers(net, removable=False) if heads or part.kind == "ffn"]
+    return [part for part in sublayers(net, removable=whole, gated=False) if heads or part.kind == "ffn"]
 
 
 def held_part(parts: list[SubLayer]) -> SubLayer | None:

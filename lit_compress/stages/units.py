@@ -20,7 +20,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.outline import UniformGroup, even_counts, spread_evenly, uniform_groups
-from lit_compress.models.sites import Model, SubLayer, held_part, module_at, size_at, sublayers
+from lit_compress.models.sites import Model, SubLayer, cuttable, held_part, module_at, size_at, sublayers
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
@@ -66,10 +66,10 @@ def unit_inputs(net: Model, part: SubLayer) -> Tensor:
 
 def least_density(net: Model) -> float:
     """Return the least density that leaves ``net`` a head or a neuron; a UserError if it cannot be cut."""
-    parts = sublayers(net, gated=False)
+    parts, total = cuttable(net, whole=True), sum(part.weights(net) for part in sublayers(net, gated=False))
     held = held_part(parts)
     least = min(part.price(net) for part in (parts if held is None else [held]))
-    return least / sum(part.weights(net) for part in parts)
+    return (total - sum(part.weights(net) for part in parts) + least) / total
 
 
 def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -> dict[str, int]:
@@ -140,7 +140,7 @@ class UnitRemoval(ByRule):
             parts = [part for group in groups for part in group.parts if len(group.counts) > 1]
             kept = {part.last for part in parts}
         else:
-            parts = sublayers(net, gated=False)
+            parts = cuttable(net, whole=True)
             kept = {held.last} if (held := held_part(parts)) else set()
         parts = [part for part in parts if part.last in statistics]
         for part in track(parts, "heads and neurons", len(parts)):
