@@ -77,7 +77,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise UserError(
             f"ckpt_path: '{path}' is not a readable checkpoint ({type(error).__name__}); "
-            "remove it to start its stage again, or give another"
+            "remove it to start its stage again"
         ) from error
 
 

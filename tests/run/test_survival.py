@@ -85,7 +85,9 @@ def test_a_torn_checkpoint_is_one_line(end, tmp_path):
     assert _last(last, "SVD", "dense") == (last, mark | {"step": 2})
     content = last.read_bytes()
     last.write_bytes(content[:2048] + bytes(512) + content[2560:] if end is None else content[:end])
-    with pytest.raises(UserError, match=r"last\.ckpt' is not a readable checkpoint .*; remove it to start its stage"):
+    with pytest.raises(
+        UserError, match=r"last\.ckpt' is not a readable checkpoint .*; remove it to start its stage again$"
+    ):
         _last(last, "SVD", "dense")
 
 
