@@ -14,7 +14,7 @@ from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget, settled
 from lit_compress.cli.options import CommandLine, method_class
-from lit_compress.cli.recipes import inferred_task
+from lit_compress.cli.recipes import inferred_task, merged_configs
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
@@ -35,7 +35,6 @@ from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import TASKS
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
@@ -100,7 +99,7 @@ def run_factorize(
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
-    job = cli.ready()
+    job = cli.ready() if usual is None else usual_temperature(cli, cli.ready())
     backbone, path = cli.config.model.init_args.backbone, place / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None
     known = config and config.get("model", {}).get("init_args", {}).get("backbone")
@@ -134,17 +133,32 @@ def only_with_distil(option: str) -> bool:
 
 
 def usual_losses(line: Line) -> dict[str, Any]:
-    """Return the config of the distillation, which all others override; of hidden states if these have dense axes.
-
-    The temperature of a language model is 1: at 2 it ended worse (benchmarks/decoder).
-    """
-    dense_states = getattr(method_class(line.last("model")), "dense_states", True)
+    """Return the config of the distillation, which all others override; of hidden states if these have dense axes."""
+    method = method_class(line.last("model"))
     none = str(line.last("model.distillation.alpha_layers")).strip("0.") == ""
-    losses = LOSSES if dense_states and not none else Distillation(alpha=1.0)
-    named = TASKS.get(inferred_task(line) or "")
-    if (named.kind if named else line.last("data.custom.kind")) == "language_modelling":
-        losses = replace(losses, temperature=1.0)
+    losses = LOSSES if getattr(method, "dense_states", True) else Distillation(alpha=1.0)
+    if none:  # options of the hidden states would have no effect
+        losses = replace(getattr(method, "distillation", losses), alpha=1.0, alpha_layers=0.0)
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
+
+
+def usual_temperature(cli: CommandLine, job: Job) -> Job:
+    """Return the job at a temperature of 1 if it is a language model's: at 2 it ended worse (benchmarks/decoder).
+
+    Its kind may be known only by the model's head. A temperature in a config or an option stays.
+    """
+    losses = cli.config.model.init_args.distillation
+    before: dict[str, Any] = {"model": {"init_args": {"distillation": {}}}}
+    given = merged_configs(cli.line, before)["model"].get("init_args", {}).get("distillation") or {}
+    if (
+        job.data.record.kind != "language_modelling"
+        or losses.alpha == 0
+        or "temperature" in given
+        or cli.line.last("model.distillation.temperature")
+    ):
+        return job
+    losses.temperature = 1.0
+    return cli.build()
 
 
 def load_model(name: str, method: Method) -> Model:

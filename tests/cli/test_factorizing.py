@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from mistakes import fails
+from tiny import write_backbone, write_texts
 
 from lit_compress.__main__ import main
 from lit_compress.cli import factorizing, fitting
@@ -159,15 +160,22 @@ def test_a_sliced_model_learns_the_logits_alone(made):
     assert (source.more["distilled"]["steps"], source.more["distilled"]["learning_rate"]) == (6, 0.01)
     with pytest.raises(UserError, match="--distil_rate: the optimizer has its own"):
         made(Recovery(distil=6, rate=0.1), "--method", "SliceGPT", *own)
-    line = read_line("factorize", ["x", "y", "--data.task", "sst2", "--model.distillation.alpha_layers", "0.0"])
-    usual = factorizing.usual_losses(line)["model"]["init_args"]["distillation"]
-    assert usual["alpha"] == 1 and not usual["mask_padding"]  # which would mean nothing
+    source = made(Recovery(distil=2), "--model.distillation.alpha_layers", "0", name="logits")
+    assert source.config["model"]["init_args"]["distillation"]["alpha"] == 1
 
 
 @pytest.mark.parametrize(
     ("own", "temperature"),
-    [("task sst2", 2), ("task plain_text", 1), ("custom.kind language_modelling", 1), ("custom.kind regression", 2)],
-)
-def test_a_language_model_learns_at_temperature_1(own, temperature):
-    line = read_line("factorize", ["x", "y", *f"--data.{own}".split()])
-    assert factorizing.usual_losses(line)["model"]["init_args"]["distillation"]["temperature"] == temperature
+    [("", 1), ("--data.task plain_text", 1), ("--model.distillation.temperature 2", 2), ("--config CONFIG", 3),
+     ("--model.distillation.alpha 0", 2)],
+)  # fmt: skip
+def test_a_language_model_learns_at_temperature_1(own, temperature, tmp_path, monkeypatch):
+    """Also one whose own texts have no name of a task; what is given wins."""
+    made = {}
+    monkeypatch.setattr(factorizing, "_factorized", lambda out, job, *_: made.update(job=job))
+    model, texts = write_backbone(tmp_path / "net", "llama", "plain_text"), write_texts(tmp_path)
+    (tmp_path / "own.yaml").write_text("model: {init_args: {distillation: {temperature: 3}}}")
+    words = f"{model} {tmp_path}/out --data.path {texts}/train.txt --density 0.5 {own}"
+    line = read_line("factorize", words.replace("CONFIG", f"{tmp_path}/own.yaml").split())
+    run_factorize(line.own["model"], line.own["out"], line, Recovery(distil=2))
+    assert made["job"].method.distillation.temperature == temperature
