@@ -100,8 +100,10 @@ def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
     return net
 
 
-def _save(net: Compressed, save_directory: str | Path, **_: Any) -> None:
+def _save(net: Compressed, save_directory: str | Path, *, push_to_hub: bool = False, **_: Any) -> None:
     """Write the export; of a model whose weights were changed without report, card and programs, which are not its."""
+    if push_to_hub:
+        raise UserError("save_pretrained: it writes the folder alone; push_to_hub(NAME) uploads it")
     out, same = Path(save_directory).expanduser(), _is_as_exported(net)
     check_out(out)
     if out.exists() and out.samefile(net.folder) and same:

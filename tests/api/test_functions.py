@@ -67,6 +67,8 @@ def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_
     words = [f"--{name}={value}" for name, value in FEW.items()]
     main(["factorize", str(tiny_backbone), str(tmp_path / "command"), "--data.task", "sst2", "--data.path",
           str(tiny_data), "--density", "0.5", *words])  # fmt: skip
+    with pytest.raises(lc.UserError, match=r"push_to_hub\(NAME\) uploads"):
+        small.save_pretrained(tmp_path / "python", push_to_hub=True)
     small.save_pretrained(tmp_path / "python")
     names = {path.name for path in (tmp_path / "command").iterdir()}
     assert names == {path.name for path in (tmp_path / "python").iterdir()} and "report.json" in names
