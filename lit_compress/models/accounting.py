@@ -140,7 +140,8 @@ def random_inputs(net: Model, batch: int, length: int, seed: int = 0, padded: bo
     ``padded``: the second half of the second text is padding, as a tokenizer would pad.
     """
     generator, config = torch.Generator().manual_seed(seed), net.config
-    ids = torch.randint(5, config.vocab_size, (batch, length), generator=generator).to(net.device)
+    first = min(5, config.vocab_size - 1)  # behind special tokens, if there are others
+    ids = torch.randint(first, config.vocab_size, (batch, length), generator=generator).to(net.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if config.is_encoder_decoder:
         ids[:, -1] = config.eos_token_id  # BART classifies from the state at this token, one in every text

@@ -54,6 +54,10 @@ def test_flops_against_a_hand_count(family):
     assert budget.flops(make_net(family), 11) == 2 * by_hand(family, 11)
 
 
+def test_a_vocabulary_of_a_few_tokens():
+    assert budget.flops(make_net("llama", "plain_text", vocab_size=4, pad_token_id=1), 3) > 0
+
+
 def test_shared_matrices_count_once():
     """ALBERT: 6 matrices for 3 layers, in parameters, density and ranks."""
     net = make_net("albert")
