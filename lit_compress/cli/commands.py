@@ -74,15 +74,15 @@ def export(run: str, out: str, *, line: Line, **choices: Any) -> None:
     else:
         found = Run(run)
         config, done = found.config(), found.finished()
-        last = list(done.values())[-1] if "dense" in done else {}
-        if not (last.get("last") or (source / "report.json").is_file()):
-            raise UserError(f"export: '{source}' is not finished; repeat its command, fit with --ckpt_path last")
         if line.last("data.path"):
             raise UserError("export: --data.path is for an export; a run is measured on its own data")
         asked = replace(Choices(**config["export"]), **choices)
         if asked.half and asked.format != "hf" and "dtype" not in choices:  # the program has no 16 bits
             asked = replace(asked, dtype="float32")
         asked.check()
+        last = list(done.values())[-1] if "dense" in done else {}
+        if not (last.get("last") or (source / "report.json").is_file()):
+            raise UserError(f"export: '{source}' is not finished; repeat its command, fit with --ckpt_path last")
         check_out(place)
         data = parse_stored(config, line, found.net("dense")).build().data
         report = export_run(found, place, data, asked)

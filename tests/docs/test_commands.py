@@ -79,6 +79,11 @@ def check(item: Item) -> None:
         elif words[:2] == ["pip", "install"]:
             extra = re.search(r"\[(\w+)\]", words[2])
             assert words[2] == "." or (extra and f"\n{extra[1]} = [" in (ROOT / "pyproject.toml").read_text()), words
+        elif words[:2] == ["hf", "upload"]:
+            said = subprocess.run(
+                [Path(sys.executable).with_name("hf"), "upload", "--help"], capture_output=True, text=True, check=True
+            ).stdout
+            assert all(word in said for word in words if word.startswith("--")), words
         else:
             assert words[0] == "tensorboard", f"nobody knows how to run {words}"
     elif {"--help", "--print_config"} & set(words):
