@@ -57,8 +57,8 @@ Only finished rows are shown.
 REFINED = (
     "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: the calibration's."
     "\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
-    "\n  *distilled*: then the whole model, on all texts of both kinds, two a step in bf16-mixed (`--distil 300 --distil_rate 1e-4`)."
-    "\n  *at 1*: at a temperature of 1 in place of 2 (`--model.distillation.temperature 1`)."
+    "\n  *distilled*: then the whole model, on all texts of both kinds, two a step in bf16-mixed, at a temperature of 2 (`--distil 300 --distil_rate 1e-4 --model.distillation.temperature 2`)."
+    "\n  *at 1*: at a temperature of 1, the default."
 )
 PROGRAMS = """## With integers
 

@@ -96,14 +96,12 @@ def with_export(folder: Path, temporary: Shared | None = None) -> Compressed:
     net: Any = load_net(folder, as_stored=True)
     net.folder_holder, net.folder, path = temporary, folder, folder / "report.json"
     net.report = Report(read_json("load", path, dict) if path.is_file() else {})
-    net.save_pretrained = partial(_save, net)
+    net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
     return net
 
 
-def _save(net: Compressed, save_directory: str | Path, *, push_to_hub: bool = False, **_: Any) -> None:
+def _save(net: Compressed, save_directory: str | Path) -> None:
     """Write the export; of a model whose weights were changed without report, card and programs, which are not its."""
-    if push_to_hub:
-        raise UserError("save_pretrained: it writes the folder alone; push_to_hub(NAME) uploads it")
     out, same = Path(save_directory).expanduser(), _is_as_exported(net)
     check_out(out)
     if out.exists() and out.samefile(net.folder) and same:
@@ -129,3 +127,13 @@ def _is_as_exported(net: Compressed) -> bool:
     return set(net_shapes(net.folder)) == set(tensors) and all(
         (old := file[name]).dtype == new.dtype and torch.equal(old, new.cpu()) for name, new in tensors.items()
     )
+
+
+def _push(net: Compressed, repo_id: str, private: bool | None = None) -> str:
+    """Upload what ``save_pretrained`` writes, with its card, to the Hugging Face hub, and return the address."""
+    from huggingface_hub import create_repo, upload_folder
+
+    with tempfile.TemporaryDirectory() as work:
+        net.save_pretrained(folder := Path(work) / "export")
+        create_repo(repo_id, private=private, exist_ok=True)
+        return str(upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns="*"))

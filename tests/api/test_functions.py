@@ -67,8 +67,6 @@ def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_
     words = [f"--{name}={value}" for name, value in FEW.items()]
     main(["factorize", str(tiny_backbone), str(tmp_path / "command"), "--data.task", "sst2", "--data.path",
           str(tiny_data), "--density", "0.5", *words])  # fmt: skip
-    with pytest.raises(lc.UserError, match=r"push_to_hub\(NAME\) uploads"):
-        small.save_pretrained(tmp_path / "python", push_to_hub=True)
     small.save_pretrained(tmp_path / "python")
     names = {path.name for path in (tmp_path / "command").iterdir()}
     assert names == {path.name for path in (tmp_path / "python").iterdir()} and "report.json" in names
@@ -80,6 +78,19 @@ def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_
     for key in ("metric", "density", "params", "flops", "bytes", "interval"):
         assert small.report["compressed"][key] == report["compressed"][key]
     assert "| density" in str(small.report) and small.report._repr_markdown_().startswith("| SecondOrder on sst2")
+
+
+def test_a_push_uploads_what_is_saved(small, monkeypatch):
+    sent = {}
+
+    def upload(folder_path, **more):
+        return sent.update(more, files={path.name for path in folder_path.iterdir()}) or "address"
+
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **more: sent.update(more))
+    monkeypatch.setattr("huggingface_hub.upload_folder", upload)
+    assert small.push_to_hub("me/small", private=True) == "address" and sent["repo_id"] == "me/small"
+    assert sent["files"] == {path.name for path in small.folder.iterdir()} and "README.md" in sent["files"]
+    assert sent["private"] and sent["delete_patterns"] == "*"
 
 
 def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):
