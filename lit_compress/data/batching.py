@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from lit_compress.tasks.base import IGNORED
+from lit_compress.tasks.base import IGNORED, KIND
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -171,12 +172,19 @@ class ResumableLoader(DataLoader):
         order.set_epoch(epoch + 1)
 
 
-def drawn_order(rows: int, seed: int, lists: Sequence[str] | None = None) -> list[int]:
+def drawn_order(
+    rows: int, seed: int, lists: Sequence[str] | None = None, kinds: Sequence[int] | None = None
+) -> list[int]:
     """Return the numbers below ``rows`` in the order in which rows are drawn.
 
-    ``lists`` says for every row which list it belongs to; a list is drawn as a whole, with its first row.
+    ``lists`` says for every row which list it belongs to; a list is drawn as a whole, with its first row. ``kinds``
+    says which kind of text a row is of; the kinds take turns until one has no more.
     """
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
+    if kinds is not None:
+        turns = {kind: count() for kind in kinds}
+        turn = {row: next(turns[kinds[row]]) for row in order}
+        order.sort(key=turn.__getitem__)
     if lists is None:
         return order
     drawn: dict[str, list[int]] = {}
@@ -240,7 +248,7 @@ class PaddedBatches(TorchDataset[dict[str, Any]]):
             "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
             "index": torch.tensor([max(number, -1) for number in numbers]),
         }
-        for name in columns.keys() - {"input_ids", "length", "truncated"}:
+        for name in columns.keys() - {"input_ids", "length", "truncated", KIND}:
             batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
         return batch
 

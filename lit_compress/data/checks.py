@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.readers import CHUNK, Row, Rows, check_names
 from lit_compress.tasks import task_type
-from lit_compress.tasks.base import UNLABELLED
+from lit_compress.tasks.base import KIND, UNLABELLED
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
@@ -119,6 +119,8 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
         fields.append(("id", pa.string()))
     if keeps := not labelled and not is_plain and (given or any(name in row for name in IDS)):
         fields.append((KEPT, pa.string()))
+    if has_kind := KIND in row:
+        fields.append((KIND, pa.int64()))
     schema = pa.schema([*fields, (task.label, _arrow(kind.stored))] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
 
@@ -129,6 +131,7 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
             name = found["id"] = _text(where, "id", row.get("id"))
             if (other := ids.setdefault(name, number)) != number:
                 raise UserError(f"{where}: row {other} has the id '{name:.60}' already; give every row its own")
+        found |= {KIND: row[KIND]} if has_kind else {}
         return found | {KEPT: _kept(task, row, found)} if keeps else found
 
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:

@@ -24,6 +24,7 @@ from lit_compress.data.facts import data_facts
 from lit_compress.data.settings import DataSettings
 from lit_compress.data.sources import ALL, divided, load_split_files, sources_at
 from lit_compress.tasks import task_type
+from lit_compress.tasks.base import KIND
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import pins_memory
 from lit_compress.utils.errors import UserError
@@ -148,7 +149,8 @@ class DataModule(DataSettings):
 
     def _order(self, rows: Dataset, seed: int | None) -> list[int]:
         """Return the order in which rows are drawn; None: by the data's own seed."""
-        return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows))
+        kinds = list(rows[KIND]) if KIND in rows.column_names else None
+        return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows), kinds)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows; of ``divided`` rows a hash."""

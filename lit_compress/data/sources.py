@@ -19,6 +19,8 @@ from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
 from lit_compress.data.readers import READERS, Place, Rows, check_names, from_table
 from lit_compress.models.embedded import load_texts
+from lit_compress.tasks import task_type
+from lit_compress.tasks.base import KIND
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -211,19 +213,35 @@ def _saved(task: Task, folder: Path) -> Sources:
 def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
     """Return the source of the rows in one file or, one after the other, in several."""
     where = f"data.path: '{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    kinds = kinds_of(files) if task_type(task).one_text else []
     _refuse_pointers(files)
 
     def key() -> str:
-        return short_hash(place.encoding, place.separator, *((file.suffix.lower(), file_hash(file)) for file in files))
+        hashes = ((file.suffix.lower(), file_hash(file)) for file in files)
+        return short_hash(place.encoding, place.separator, *hashes, *kinds)
 
     def read() -> Rows:
         parts = [READERS[file.suffix.lower()](task, f"data.path: '{file}'", file, place) for file in files]
         for file, part in zip(files, parts, strict=True):
             if part.names is not None:
                 check_names(task, f"data.path: '{file}'", part.names)
-        return replace(parts[0], rows=chain.from_iterable(part.rows for part in parts))
+        rows = [part.rows for part in parts]
+        for number, kind in enumerate(kinds):
+            rows[number] = map(partial(_of_kind, kind), rows[number])
+        return replace(parts[0], rows=chain.from_iterable(rows))
 
     return Source(where, key, read)
+
+
+def kinds_of(files: Iterable[Path]) -> list[int]:
+    """Return which kind of text every file has, by its name without numbers: none if all are parts of one kind."""
+    names = [re.sub(r"[\W\d_]*(of[\W\d_]+)?$", "", file.stem) for file in files]
+    places = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [places[name] for name in names] if len(places) > 1 else []
+
+
+def _of_kind(kind: int, row: dict[str, Any]) -> dict[str, Any]:
+    return row | {KIND: kind}
 
 
 def _refuse_pointers(files: Iterable[Path]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
+KIND = "__kind__"  # column: number of the kind of text that a row is of
 IGNORED = -100  # label of positions that enter no loss and no metric
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

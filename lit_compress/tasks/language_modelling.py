@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lit_compress.numerics.losses import token_losses
-from lit_compress.tasks.base import Batch, Columns, Metrics, Model, TaskType, Tokenizer
+from lit_compress.tasks.base import KIND, Batch, Columns, Metrics, Model, TaskType, Tokenizer
 from lit_compress.tasks.records import Task
 
 
@@ -37,19 +37,19 @@ class LanguageModelling(TaskType):
     )
 
     def encode(self, batch: Columns, rows: list[int], tokenizer: Tokenizer, task: Task, max_length: int) -> Columns:
-        """Divide the text of all rows into examples of tokens."""
-        text = "".join(row if row.endswith("\n") else row + "\n" for row in batch[task.text[0]])
-        start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-        tokens = start + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        starts = range(0, len(tokens) - 1, max_length)
-        blocks = [tokens[i : i + max_length] for i in starts]
-        labels = [tokens[i + 1 : i + 1 + max_length] for i in starts]
-        if blocks and len(labels[-1]) < len(blocks[-1]):
-            blocks[-1].pop()  # nothing follows the last token
-        return {
-            "input_ids": blocks, "labels": labels, "length": [len(block) for block in blocks],
-            "truncated": [False] * len(blocks),
-        }  # fmt: skip
+        """Divide the text of all rows into examples of tokens; every kind of text by itself."""
+        texts: dict[int, list[str]] = {}
+        for kind, row in zip(batch.get(KIND, [0] * len(rows)), batch[task.text[0]], strict=True):
+            texts.setdefault(kind, []).append(row if row.endswith("\n") else row + "\n")
+        columns: Columns = {"input_ids": [], "labels": [], KIND: []}
+        for kind, parts in texts.items():
+            blocks, labels = _divided("".join(parts), tokenizer, max_length)
+            columns["input_ids"] += blocks
+            columns["labels"] += labels
+            columns[KIND] += [kind] * len(blocks)
+        columns["length"] = [len(block) for block in columns["input_ids"]]
+        columns["truncated"] = [False] * len(columns["input_ids"])
+        return columns if KIND in batch else {name: columns[name] for name in columns if name != KIND}
 
     def predicted_tokens(self, task: Task, max_length: int) -> int:
         """Return the length of a block."""
@@ -66,3 +66,15 @@ class LanguageModelling(TaskType):
     def dev_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the mean over the counted tokens."""
         return outputs[self.counted(batch)].mean()
+
+
+def _divided(text: str, tokenizer: Tokenizer, max_length: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the inputs and the labels of a text's examples."""
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    tokens = start + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    starts = range(0, len(tokens) - 1, max_length)
+    blocks = [tokens[i : i + max_length] for i in starts]
+    labels = [tokens[i + 1 : i + 1 + max_length] for i in starts]
+    if blocks and len(labels[-1]) < len(blocks[-1]):
+        blocks[-1].pop()  # nothing follows the last token
+    return blocks, labels

@@ -11,7 +11,7 @@ from lit_compress.data import settings
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.backbones import load_net
-from lit_compress.tasks import KINDS
+from lit_compress.tasks import KINDS, base
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -42,6 +42,30 @@ def test_blocks_are_the_text(length, backbone, texts):
         assert [t for block in blocks["input_ids"] for t in block] == tokens[:-1]
         assert [t for block in blocks["labels"] for t in block] == tokens[1:]
         assert all(n == length for n in blocks["length"][:-1]) and 0 < blocks["length"][-1] <= length
+
+
+def test_kinds_of_texts_are_read_apart_and_drawn_in_turns(backbone, texts, tmp_path):
+    """Files whose names differ by more than a number; the parts of one kind are one text."""
+    lines = (texts / "train.txt").read_text().splitlines(keepends=True)
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        for number in range(2):
+            part = "".join(lines[20 * number : 20 * (number + 1)])
+            (tmp_path / split / f"wiki-{number}.txt").write_text(part)
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=4)
+    assert base.KIND not in data.train_tokens().column_names
+    (tmp_path / "train" / "news.txt").write_text("".join(lines[40:55]))
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=4, train_examples=20)
+    assert data.train_tokens()[base.KIND].count(0) == 10
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=4)
+    tokens = data.train_tokens()
+    news = [t for ids, kind in zip(tokens["input_ids"], tokens[base.KIND], strict=True) if not kind for t in ids]
+    assert news == tokens_of(data, tmp_path / "train" / "news.txt")[:-1]
+    assert base.KIND not in next(iter(data.train_dataloader()))
+    drawn = [[tokens[i][base.KIND] for i in data._order(tokens, seed)] for seed in (0, 1)]
+    few = tokens[base.KIND].count(0)
+    assert all(sorted(kinds[i : i + 2]) == [0, 1] for kinds in drawn for i in range(0, 2 * few, 2))
+    assert data._order(tokens, 0)[:20] != data._order(tokens, 1)[:20]
 
 
 def test_perplexity_is_that_of_the_whole_text(backbone, texts):
