@@ -7,12 +7,16 @@ Needs ``pip install '.[openvino]'``, and the models that run.py left in ``--work
 openvino --dtype int8``: the weights alone, a scale per row. The other ways are of 4 bits for the matrices of the blocks
 and 8 for the table, with a scale for 32 weights, or 64; ``asymmetric``: also a zero; ``mixed``: a tenth of the blocks'
 weights has 8 bits. ``round`` reads no texts. ``awq``, ``scales`` (scale estimation) and ``gptq`` read 32 of the
-calibration texts. Every way has a process of its own. Writes
+calibration texts. ``trained`` then trains them: NNCF's adapters of rank 16, which the integers take up, and the scales
+learn the dense model's outputs on texts of both kinds, two a step, at a temperature of 1. The losses are those of the
+model in PyTorch, whose weights are rounded in every step, and the bytes those of the program before training. NNCF
+compiles code for it. Every way has a process of its own. Writes
 benchmarks/decoder/results/integers/<model>-<way>.json; existing ones are kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sys
 import tempfile
@@ -43,7 +47,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "awq-scales-64": {"awq": True, "scale_estimation": True, "group_size": 64},
     "awq-scales-asymmetric": {"awq": True, "scale_estimation": True, "mode": "int4_asym"},
     "awq-scales-mixed": {"awq": True, "scale_estimation": True, "ratio": 0.9},
+    "awq-scales-trained": {"awq": True, "scale_estimation": True},
 }
+TRAINED, RANK, RATE = 150, 16, 5e-4  # steps, rank of adapters, their learning rate; scales have a tenth of it
 
 
 def measure(options: Any, name: str, way: str) -> None:
@@ -74,10 +80,13 @@ def measure(options: Any, name: str, way: str) -> None:
             "seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()
         }  # fmt: skip
         program = read_program(small, ("logits",))
+        if way.endswith("trained"):
+            net, more = trained(options, name, settings, read)
+            facts |= more
 
         def answer(input_ids: torch.Tensor) -> Any:
             inputs = {"input_ids": input_ids.contiguous(), "attention_mask": torch.ones_like(input_ids)}
-            return SimpleNamespace(logits=program(inputs)["logits"])
+            return SimpleNamespace(logits=net(**inputs).logits if "trained" in facts else program(inputs)["logits"])
 
         made = facts | {
             "name": f"{name}-{way}", "of": name, "way": way, "texts": len(read), "threads": options.threads,
@@ -85,6 +94,54 @@ def measure(options: Any, name: str, way: str) -> None:
         }  # fmt: skip
     common.write(options, made["name"], made | common.frame())
     print(made["name"], facts, flush=True)
+
+
+def trained(options: Any, name: str, way: dict[str, Any], read: list[Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model whose weights are rounded to integers in every forward, trained with them, and facts."""
+    import nncf
+    from nncf.parameters import CompressionFormat
+
+    from lit_compress.models.storage import load_net
+
+    start, cli = time.process_time(), run.command_line(options, "svd", 1)
+    cli.config.data.batch_size = run.OF_A_STEP
+    batches = cli.build().data.with_texts(str(options.work / "mixed" / "train.txt")).train_dataloader()
+    net, dense = (load_net(options.work / which).eval() for which in (name, "dense"))
+    net.config.use_cache = dense.config.use_cache = False
+    given = [{key: torch.from_numpy(value) for key, value in feed.items() if key != "labels"} for feed in read]
+    adapters = nncf.AdvancedCompressionParameters(lora_adapter_rank=RANK)
+    net = nncf.compress_weights(
+        net, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=32, dataset=nncf.Dataset(given),
+        subset_size=len(given), compression_format=CompressionFormat.FQ_LORA, advanced_parameters=adapters, **way,
+    )  # fmt: skip
+    parts: dict[str, list[torch.nn.Parameter]] = {"lora": [], "scale": []}
+    for place, parameter in net.named_parameters():
+        part = "lora" if "lora" in place else "scale" if "scale" in place else None
+        parameter.requires_grad_(part is not None)
+        if part is not None:
+            parts[part].append(parameter)
+    rates = {"lora": RATE, "scale": RATE / 10}
+    optimizer = torch.optim.AdamW([{"params": parts[part], "lr": rates[part]} for part in parts], weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, options.trained)
+    told: list[float] = []
+    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), options.trained):
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                target = dense(**inputs).logits.float().log_softmax(-1).flatten(0, 1)
+            scores = net(**inputs).logits.float().log_softmax(-1).flatten(0, 1)
+        loss = torch.nn.functional.kl_div(scores, target, log_target=True, reduction="batchmean")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([*parts["lora"], *parts["scale"]], 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        told.append(float(loss))
+        print(len(told), sum(told[-10:]) / len(told[-10:]), flush=True)
+    return net.eval(), {
+        "trained": len(told), "train_seconds": time.process_time() - start, "divergences": told,
+        "memory_mib": peak_mib(),
+    }  # fmt: skip
 
 
 def alone(*work: Any) -> None:
@@ -100,6 +157,7 @@ def main() -> None:
     """Measure what is missing."""
     parser = common.parser(SCRIPT, __doc__, "backbone", "data", only=MODELS, work=Path("runs/decoder"))
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), metavar="WAY")
+    parser.add_argument("--trained", type=int, default=TRAINED, help="steps")
     run.add_sizes(parser)
     options = parser.parse_args()
     options.list = None

@@ -14,7 +14,7 @@ from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget, settled
 from lit_compress.cli.options import CommandLine, method_class
-from lit_compress.cli.recipes import inferred_task, merged_configs
+from lit_compress.cli.recipes import merged_configs
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import divergence, evaluate
 from lit_compress.evaluation.metrics import higher_is_better
@@ -92,7 +92,7 @@ def run_factorize(
     """
     if recovery.distil is None and (unread := next(filter(only_with_distil, line.names), None)):
         raise UserError(f"{unread}: factorize reads it with --distil only; leave it out")
-    if inferred_task(line) is None:
+    if not (merged_configs(line).get("data") or {}).get("task"):
         raise UserError("data.task: it is missing; name the task of the model, e.g. --data.task sst2, or --data.path")
     usual = None if recovery.distil is None else usual_losses(line)
     cli = CommandLine(replace(line, options=[*line.options, ("model.backbone", model)]), usual)

@@ -18,7 +18,9 @@ from lit_compress.utils import progress
 def test_factorize_writes_a_full_export(words, tmp_path):
     model, data = words
     options = ["--rank", "5", "--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"]
-    main(["factorize", *model, str(tmp_path / "out"), *data, *options])
+    lines = (f"{name.removeprefix('--')}: {value}\n" for name, value in zip(data[::2], data[1::2], strict=True))
+    (tmp_path / "data.yaml").write_text("tasks: {sst2: {" + ", ".join(lines) + "}}")  # a recipe with one row
+    main(["factorize", *model, str(tmp_path / "out"), "--config", str(tmp_path / "data.yaml"), *options])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["method"] == "FWSVD" and list(report["stages"]) == ["dense", "compressed"]
     assert report["compressed"]["density"] < 0.7 and report["export_difference"] <= 1e-5
