@@ -17,11 +17,13 @@ are heads and neurons by other estimates of the Fisher information than K-FAC's;
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
 machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled | -distilled-at-1].json;
-existing ones are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
+existing ones are kept, so the script can be stopped and started again. Other numbers of steps than 300 are in the names
+of distilled rows. `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations
 
+import csv
 import multiprocessing
 import resource
 import sys
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks import common
 from benchmarks.decoder import rounds, search, texts
@@ -42,7 +45,7 @@ from benchmarks.second_order.estimates import OtherFactors
 STUDY = "decoder"
 TASK, LENGTH, CALIBRATED, MEASURED = "plain_text", 256, 64, 24
 DENSITIES = (0.8, 0.6, 0.9)
-STEPS = 100
+STEPS, DISTILLED = 100, 300  # steps of a block, and of the whole model in rows without another number in their name
 TEMPERATURE = 2.0  # of rows without another in their name; that of ``factorize --distil`` is 1
 OF_A_STEP, RATE = 2, 1e-4  # of distillation: texts of a step; 3e-4 was worse on held-out blocks after 60 steps
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
@@ -190,7 +193,12 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
     recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
     losses = {"temperature": options.temperature}
-    net, told = common.distilled(cli, dense, model, recovery, losses, precision="bf16-mixed")
+    with tempfile.TemporaryDirectory() as folder:
+        curve = CSVLogger(folder, "curve")
+        net, told = common.distilled(cli, dense, model, recovery, losses, precision="bf16-mixed", logger=curve)
+        with (Path(curve.log_dir) / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row.get("train/distillation")]
+    told["curve"] = [[int(row["step"]) + 1, float(row["train/distillation"])] for row in rows]
     return net.eval(), {"distilled": told | losses, "distil_seconds": time.process_time() - start}
 
 
@@ -241,7 +249,8 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
 def ending(options: Any) -> str:
     """Return the end of the name of a refined row."""
     hotter = "" if options.temperature == TEMPERATURE else f"-at-{options.temperature:g}"
-    return f"distilled{hotter}" if options.distil else "mixed" if options.mixed else "refined"
+    longer = "" if options.distil == DISTILLED else f"-{options.distil}"
+    return f"distilled{hotter}{longer}" if options.distil else "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
