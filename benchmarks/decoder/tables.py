@@ -32,8 +32,10 @@ NAMES = {
 }
 REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
               "both kinds, distilled": ", refined on both kinds and distilled",
-              "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1"}  # fmt: skip  # cell -> end of a name
+              "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1",
+              "both kinds, distilled at 1, 600 steps": ", refined on both kinds and distilled for 600 steps"}  # fmt: skip  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
+DISTILLED, SMOOTHED = 300, 5  # steps of rows without another number; points on each side of a mean in the picture
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
 HEAD = """## Perplexity right after `factorize`
@@ -58,7 +60,7 @@ REFINED = (
     "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: the calibration's."
     "\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
     "\n  *distilled*: then the whole model, on all texts of both kinds, two a step in bf16-mixed, at a temperature of 2 (`--distil 300 --distil_rate 1e-4 --model.distillation.temperature 2`)."
-    "\n  *at 1*: at a temperature of 1, the default."
+    "\n  *at 1*: at a temperature of 1, the default. *600 steps*: `--distil 600`."
 )
 PROGRAMS = """## With integers
 
@@ -86,6 +88,7 @@ WAYS = {
     "awq-scales-64": "int4, 64, AWQ and scale estimation",
     "awq-scales-asymmetric": "int4, 32, AWQ and scale estimation, asymmetric",
     "awq-scales-mixed": "int4, 32, AWQ and scale estimation, mixed",
+    "awq-scales-trained": "int4, 32, AWQ and scale estimation, then trained",
 }
 
 SPEED = """## Tokens a second
@@ -148,6 +151,27 @@ def _served(served: Sequence[dict[str, Any]]) -> Iterator[str]:
     runtimes = ", ".join(f"{name} {version}" for result in served for name, version in result["runtime"].items())
     yield f"Versions: {runtimes}.\n"
     yield origin(facts, SERVED, facts["threads"])
+
+
+def figures() -> Iterator[tuple[str, Any]]:
+    """Yield the picture of a distillation: divergence from the dense model over tokens read."""
+    from matplotlib.figure import Figure
+
+    made = next((r for r in load(STUDY) if r.get("distilled", {}).get("curve")), None)
+    if made is None:
+        return
+    curve, batch = made["distilled"]["curve"], made["distilled"]["batch"]
+    near = [[value for _, value in curve[max(0, i - SMOOTHED) : i + SMOOTHED + 1]] for i in range(len(curve))]
+    tokens = [step * batch * made["tokens"] / 1000 for step, _ in curve]
+    drawn = Figure(figsize=(6.0, 3.6), layout="constrained", dpi=100)
+    axes = drawn.subplots()
+    axes.plot(tokens, [value for _, value in curve], color="#1f6fb4", alpha=0.3, label="every tenth step")
+    axes.plot(tokens, [mean(values) for values in near], color="#1f6fb4", linewidth=2, label="mean of its neighbours")
+    axes.set(xlabel="thousand tokens read", ylabel="divergence from dense, nats a token", title="SmolLM2-135M at 0.8")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    yield "distilled", drawn
 
 
 def ordinary() -> str:
@@ -238,7 +262,9 @@ def _texts(result: dict[str, Any]) -> str:
     on = "both kinds" if result.get("mixed") else "same texts"
     if "distilled" not in result:
         return on
-    return f"{on}, distilled" + " at 1" * (result["distilled"].get("temperature", 2) == 1)
+    told = result["distilled"]
+    longer = "" if told["steps"] == DISTILLED else f", {told['steps']} steps"
+    return f"{on}, distilled" + " at 1" * (told.get("temperature", 2) == 1) + longer
 
 
 def _row(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:

@@ -56,8 +56,8 @@ class DataSettings(LightningDataModule):
         backbone: folder or hub name whose tokenizer is used; follows model.backbone.
         path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
             text, .txt; a single file; a data set on the Hugging Face hub, OWNER/NAME[@REVISION], or the folder of a
-            downloaded one; without it the task's data set on the hub. Plain text of several kinds is in the folders
-            train and validation, a file of each kind; every draw takes as many examples of each.
+            downloaded one; without it the task's data set on the hub. Plain text of several kinds is in a folder
+            train, a file of each kind; every draw takes as many examples of each.
         revision: branch, tag or commit of the data set on the hub; without it main. A run keeps the commit.
         batch_size: training examples per device and micro-batch.
         eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a

@@ -171,6 +171,9 @@ def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
         return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
     if not plain and wanted and (folder / wanted).is_dir():
         plain, parts = _tables_in(task, folder / wanted)
+    if plain and "train" not in plain and task_type(task).one_text:  # a folder of several kinds next to validation.txt
+        kinds = [path for path in sorted((folder / "train").glob("*")) if path.suffix.lower() in READERS]
+        plain |= {"train": kinds} if kinds else {}
     return {split: _files(task, files, place) for split, files in (plain or parts).items()}
 
 
