@@ -94,14 +94,16 @@ def main() -> None:
     options = parser.parse_args()
     config = f"compare_{options.task}"
     out = options.work / config
-    if not options.collect:
-        given = [word for name in CHOICES if getattr(options, name) for word in (f"--{name}", *getattr(options, name))]
-        common.command(
-            options, "compare", "--config", f"{config}.yaml", "--out", out, "--model.backbone", options.backbone,
-            "--data.path", options.data / options.task, "--trainer.precision", options.precision, *given,
-        )  # fmt: skip
-    if not options.list:
-        collect(options, options.task, out)
+    given = [word for name in CHOICES if getattr(options, name) for word in (f"--{name}", *getattr(options, name))]
+    try:
+        if not options.collect:
+            common.command(
+                options, "compare", "--config", f"{config}.yaml", "--out", out, "--model.backbone", options.backbone,
+                "--data.path", options.data / options.task, "--trainer.precision", options.precision, *given,
+            )  # fmt: skip
+    finally:  # a run that failed costs no other
+        if not options.list and (out / "compare.json").exists():
+            collect(options, options.task, out)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from lit_compress.run import pages
 from lit_compress.run.comparison import Entry, Plan, divide, jobs_of, read_comparison
 from lit_compress.run.folder import Run
 from lit_compress.run.results import groups, read_results
+from lit_compress.run.trainer import processes
 from lit_compress.run.workers import Fit, Worker, stop
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
@@ -96,14 +97,14 @@ def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, 
     # a run that is there already has the revisions of all
     parts = cli.ready(next((Run(path.parent).config() for path in sorted(place.glob("*/*/config.yaml"))), None))
     made = replace(made, options={**made.options, **cli.revisions()})
-    task, devices = parts.data.record, parts.trainer.get("devices")
+    task = parts.data.record
     if not made.teacher and finetuned_on(parts.method.backbone, task):
         cli.backbone_as_teacher()
         made = replace(made, teacher=cli.config.model.init_args.teacher)
         note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it teaches all seeds directly")
     entries = [_resolve(entry) for entry in made.entries()]
     parts.data.setup("fit")
-    parts.data.devices = devices if isinstance(devices, int) and devices > 0 else 1
+    parts.data.devices = processes(parts.trainer)
     epochs, length = 0, 1
     if trained := [entry.shares() for entry in entries if entry.train]:
         epochs, length = divide(made.updates, trained, parts.data.steps_per_epoch())

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from types import SimpleNamespace
 
 import forks
 import pytest
@@ -44,13 +45,17 @@ def command(tmp_path, tiny_backbone, tiny_data, monkeypatch):
     return words
 
 
-def test_a_list_has_a_command_per_line_that_fit_takes(command, capsys):
+def test_a_list_has_a_command_per_line_that_fit_takes(command, capsys, monkeypatch):
     main(command("a", "--list", "--seeds", "1", "2"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 2 * 2 and all(line.startswith("python -m lit_compress fit --model=") for line in lines)
     main(command("a", "--list", "--methods", "SVD"))
     assert capsys.readouterr().out.splitlines()[1].replace("a/", "") == lines[2].replace("a/", "")
     assert "--data.hold_out=20" in lines[2] and "--trainer.limit_train_batches=8" in lines[2]
+    two = SimpleNamespace(num_devices=2, num_nodes=1)
+    monkeypatch.setattr("lit_compress.run.trainer.bare_trainer", lambda given: two)
+    main(command("a", "--list"))  # as on a machine with two GPUs, whose devices are 'auto'
+    assert "--trainer.limit_train_batches=4" in capsys.readouterr().out
 
 
 def test_all_runs_read_the_commit_that_the_first_one_read(command, hub, tiny_backbone, tmp_path, capsys):
