@@ -27,6 +27,8 @@ STUDY = "embedding/estimates"
 VARIANTS = ("kfac", "length", "reduce", "nearest")
 DENSITIES = (0.5, 0.25, 0.1)
 TEXTS = 512
+CUSTOM = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.max_length", 256)
+PAIR = ("--data.custom.text", "[query,document]")
 
 
 def opened(options: Any, *words: object) -> Any:
@@ -42,11 +44,9 @@ def scores(options: Any, net: Any) -> dict[str, float]:
     """Return the similarity and the nDCG@10 of both searches."""
     from lit_compress.evaluation.evaluate import evaluate
 
-    custom = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.max_length", 256)
-    pair = ("--data.custom.text", "[query,document]")
     found = {}
     for name, folder in run.searches(options).items():
-        found[name] = evaluate(net, opened(options, *custom, *pair, "--data.path", folder).build().data)
+        found[name] = evaluate(net, opened(options, *CUSTOM, *PAIR, "--data.path", folder).build().data)
     stsb = opened(options, *common.source("stsb_embedding", options.data / "glue" / "stsb")).build().data
     searched = {name: values["val/ndcg_at_10"] for name, values in found.items()}
     return {"spearman": evaluate(net, stsb)["val/spearman"], **searched}
@@ -63,8 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     options.list = None
     torch.set_num_threads(options.threads)
-    custom = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.max_length", 256)
-    cli = opened(options, *custom, "--data.path", run.texts_alone(options),
+    cli = opened(options, *CUSTOM, "--data.path", run.texts_alone(options),
                  "--model.retrain.calibration_examples", options.texts)  # fmt: skip
     parts, device = cli.build(), torch.device("cpu")
     dense = load_model(str(options.backbone), parts.method)
