@@ -7,10 +7,10 @@ Needs ``pip install '.[openvino]'``, and the models that run.py left in ``--work
 openvino --dtype int8``: the weights alone, a scale per row. The other ways are of 4 bits for the matrices of the blocks
 and 8 for the table, with a scale for 32 weights, or 64; ``asymmetric``: also a zero; ``mixed``: a tenth of the blocks'
 weights has 8 bits. ``round`` reads no texts. ``awq``, ``scales`` (scale estimation) and ``gptq`` read 32 of the
-calibration texts. ``trained`` then trains them: NNCF's adapters of rank 16, which the integers take up, and the scales
-learn the dense model's outputs on texts of both kinds, two a step, at a temperature of 1. The losses are those of the
-model in PyTorch, whose weights are rounded in every step, and the bytes those of the program before training. NNCF
-compiles code for it. Every way has a process of its own. Writes
+calibration texts. ``round-trained`` is ``factorize --distil`` with this dtype: rounded weights learn the dense model's
+outputs and states on texts of both kinds, two a step. ``awq-scales-trained`` is NNCF's own training: adapters of rank
+16, which the integers take up, and the scales learn the outputs. NNCF compiles code for it. Its losses are those of the
+model in PyTorch, and the bytes those of the program before. Every way has a process of its own. Writes
 benchmarks/decoder/results/integers/<model>-<way>.json; existing ones are kept.
 """
 
@@ -48,8 +48,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "awq-scales-asymmetric": {"awq": True, "scale_estimation": True, "mode": "int4_asym"},
     "awq-scales-mixed": {"awq": True, "scale_estimation": True, "ratio": 0.9},
     "awq-scales-trained": {"awq": True, "scale_estimation": True},
+    "round-trained": {},
 }
-TRAINED, RANK, RATE = 150, 16, 5e-4  # steps, rank of adapters, their learning rate; scales have a tenth of it
+TRAINED, RANK, RATE = 100, 16, 5e-4  # steps, rank of adapters, their learning rate; scales have a tenth of it
 
 
 def measure(options: Any, name: str, way: str) -> None:
@@ -63,8 +64,13 @@ def measure(options: Any, name: str, way: str) -> None:
 
     torch.set_num_threads(options.threads)
     data, measured = run.command_line(options, "svd").build().data, torch.load(options.work / "data" / "measured.pt")
-    whole = options.work / name / "program" / FILES["openvino"]
-    if not whole.with_suffix(".bin").exists():
+    whole, more = options.work / name / "program" / FILES["openvino"], dict[str, Any]()
+    if way == "round-trained":
+        net, more = rounded(options, name)
+        whole = options.work / f"{name}-rounded" / "program" / FILES["openvino"]
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        write_program(net, data.tokenizer, whole.parent, "openvino")
+    elif not whole.with_suffix(".bin").exists():
         whole.parent.mkdir(exist_ok=True)
         write_program(load_net(options.work / name), data.tokenizer, whole.parent, "openvino")
     settings, read = {"ratio": 1.0, **WAYS[way]}, []
@@ -77,16 +83,17 @@ def measure(options: Any, name: str, way: str) -> None:
         small = Path(folder) / FILES["openvino"]
         quantize(whole, small, "int8" if way == "int8" else "int4", read or None, way=settings)
         facts: dict[str, Any] = {
-            "seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib()
+            "seconds": time.process_time() - start, "bytes": program_bytes(small), "memory_mib": peak_mib(), **more
         }  # fmt: skip
         program = read_program(small, ("logits",))
-        if way.endswith("trained"):
+        if way == "awq-scales-trained":
             net, more = trained(options, name, settings, read)
             facts |= more
 
         def answer(input_ids: torch.Tensor) -> Any:
             inputs = {"input_ids": input_ids.contiguous(), "attention_mask": torch.ones_like(input_ids)}
-            return SimpleNamespace(logits=net(**inputs).logits if "trained" in facts else program(inputs)["logits"])
+            own = way == "awq-scales-trained"
+            return SimpleNamespace(logits=net(**inputs).logits if own else program(inputs)["logits"])
 
         made = facts | {
             "name": f"{name}-{way}", "of": name, "way": way, "texts": len(read), "threads": options.threads,
@@ -94,6 +101,21 @@ def measure(options: Any, name: str, way: str) -> None:
         }  # fmt: skip
     common.write(options, made["name"], made | common.frame())
     print(made["name"], facts, flush=True)
+
+
+def rounded(options: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a model that ``factorize --distil`` has trained for a program of 4 bits, and facts."""
+    from lit_compress.cli.factorizing import load_model
+    from lit_compress.run.distilling import Recovery
+
+    cli, start = run.command_line(options, "svd", 1), time.process_time()
+    cli.config.data.batch_size, cli.config.export.format, cli.config.export.dtype = run.OF_A_STEP, "openvino", "int4"
+    dense = load_model(str(options.backbone), cli.build().method)
+    recovery = Recovery(distil=options.trained, rate=run.RATE, texts=str(options.work / "mixed" / "train.txt"))
+    net, told = common.distilled(
+        cli, dense, options.work / name, recovery, {"temperature": 1.0}, precision="bf16-mixed"
+    )
+    return net, {"trained": told["steps"], "train_seconds": time.process_time() - start, "metric": told["metric"]}
 
 
 def trained(options: Any, name: str, way: dict[str, Any], read: list[Any]) -> tuple[Any, dict[str, Any]]:

@@ -88,7 +88,8 @@ WAYS = {
     "awq-scales-64": "int4, 64, AWQ and scale estimation",
     "awq-scales-asymmetric": "int4, 32, AWQ and scale estimation, asymmetric",
     "awq-scales-mixed": "int4, 32, AWQ and scale estimation, mixed",
-    "awq-scales-trained": "int4, 32, AWQ and scale estimation, then trained",
+    "awq-scales-trained": "int4, 32, AWQ and scale estimation, then trained by NNCF",
+    "round-trained": "int4, 32, rounded while it is trained",
 }
 
 SPEED = """## Tokens a second

@@ -65,6 +65,7 @@ def factorize(
             calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
         distil: train the whole compressed model for so many steps to give the dense model's logits and hidden states,
             without labels, on the training texts, e.g. 100. The best of its epochs and of the model before it is kept.
+            With --dtype int4 the weights are rounded to 4 bits in every step.
             Options of the Trainer, of the distillation, and optimizer and lr_scheduler of the method's stage are as of
             fit. The same command continues after a kill.
         distil_texts: file of texts for --distil in place of the training texts.

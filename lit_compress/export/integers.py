@@ -40,8 +40,9 @@ EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
 SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
 GROUP, SHARE = 32, 0.9  # weights of 4 bits that share a scale; their share of the matrices, the others have 8 bits
-# ways to find weights of 4 bits, by name: arguments of NNCF, which differ in nothing that changes the size
+# ways to find weights of 4 bits, by name: arguments of NNCF
 WAYS: dict[str, dict[str, Any]] = {
+    "rounding": {"ratio": 1.0},  # it keeps weights that were trained on this grid (stages/rounded.py)
     "AWQ and scale estimation": {"awq": True, "scale_estimation": True},
     "AWQ, scale estimation and GPTQ": {"awq": True, "scale_estimation": True, "gptq": True},
 }

@@ -6,7 +6,8 @@ have no weight in the loss, and the settings of :class:`Distillation` are
     L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
 
 with the same ratio of both terms as the stages of SecondOrder. Hidden states that have other axes are left out. Nothing
-is dropped out. The rest is the same as in any stage of ``fit``.
+is dropped out. For a program of 4 bits the weights are rounded to these while they learn (stages/rounded.py). The rest
+is the same as in any stage of ``fit``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lit_compress.run.trainer import check_trainer, processes
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.rounded import RoundedStage
 from lit_compress.utils.errors import UserError
 
 DISTIL = "distil"
@@ -92,7 +94,8 @@ class Distilling:
 
     def made(self) -> Stage:
         """Return the stage, new, which drops nothing out."""
-        stage = CompressedStage(DISTIL, self.training, Compression())
+        kind = RoundedStage if self.job.choices.dtype == "int4" else CompressedStage
+        stage = kind(DISTIL, self.training, Compression())
         stage.drops_out, stage.rate_option = False, "--distil_rate"
         return stage
 

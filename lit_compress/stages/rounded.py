@@ -1,0 +1,62 @@
+"""Training with weights that are rounded to 4 bits, for programs of such integers (Jacob et al. 2018, 1712.05877).
+
+    forward and backward   at Q(W), W rounded to its grid (numerics/rounding.py); the gradient of Q(W) is that of W
+    step                   W <- W - step(gradient)
+
+The straight-through estimator (Bengio et al. 2013, arXiv 1308.3432) on the matrices of the blocks. The best model has
+Q(W), which the export stores without another loss. The paper has 8 bits, and activations too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.models.sites import Model, blocks
+from lit_compress.numerics.rounding import rounded
+from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.micro_batches import MicroBatches
+
+GROUP = 32  # weights that share a scale, as in a program
+
+
+class RoundedStage(CompressedStage):
+    """A stage whose model has rounded matrices in its blocks whenever it is run, and exact ones in a step.
+
+    Matrices whose rows are no multiple of :data:`GROUP` stay as they are.
+    """
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        self._exact: list[tuple[nn.Parameter, Tensor]] = []  # while they are rounded
+
+    def round(self, net: Model) -> None:
+        """Round the matrices, anew if they are already."""
+        self.unround()
+        values = {id(value): value for *_, block in blocks(net) for value in block.parameters() if value.ndim == 2}
+        self._exact = [(value, value.data) for value in values.values() if value.shape[1] % GROUP == 0]
+        with torch.no_grad():
+            for value, exact in self._exact:
+                value.data = rounded(exact, GROUP)
+
+    def unround(self) -> None:
+        """Give the matrices their exact values."""
+        for value, exact in self._exact:
+            value.data = exact
+        self._exact = []
+
+    def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the loss terms of the rounded model."""
+        if not self._exact:
+            self.round(method.net)
+        return super().losses(method, batch)
+
+    def before_step(self, net: Model) -> None:
+        """Let the optimizer change the exact values."""
+        self.unround()
+        super().before_step(net)
+
+    def before_validation(self, net: Model, step: int) -> None:
+        """Validate, and keep, the rounded model."""
+        super().before_validation(net, step)
+        self.round(net)
