@@ -34,15 +34,15 @@ from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of, 
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.sites import Model
+from lit_compress.stages.rounded import GROUP, is_rounded
 from lit_compress.utils.errors import UserError
 
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
 SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
-GROUP, SHARE = 32, 0.9  # weights of 4 bits that share a scale; their share of the matrices, the others have 8 bits
-# ways to find weights of 4 bits, by name: arguments of NNCF
+SHARE = 0.9  # of the matrices, whose weights have 4 bits, :data:`GROUP` with a scale; the others have 8 bits
+# ways to find weights of 4 bits, by name: arguments of NNCF, which differ in nothing that changes the size
 WAYS: dict[str, dict[str, Any]] = {
-    "rounding": {"ratio": 1.0},  # it keeps weights that were trained on this grid (stages/rounded.py)
     "AWQ and scale estimation": {"awq": True, "scale_estimation": True},
     "AWQ, scale estimation and GPTQ": {"awq": True, "scale_estimation": True, "gptq": True},
 }
@@ -101,7 +101,8 @@ def best_weights(path: Path, net: Model, data: DataModule, results: tuple[str, .
     """Give a program weights of 4 bits, in place, by the way of :data:`WAYS` that diverges least from it.
 
     The ways read :data:`READ` training texts, and are compared on :data:`HELD_OUT` others. The program ``path`` is an
-    ``.xml`` in float32 with these ``results``, made from ``net``.
+    ``.xml`` in float32 with these ``results``, made from ``net``. Weights that were trained on the grid of 4 bits are
+    rounded, which does not change them.
 
     Returns:
         The name of the ``way``; for every way of ``tried`` its ``divergence`` in nats per text
@@ -110,6 +111,9 @@ def best_weights(path: Path, net: Model, data: DataModule, results: tuple[str, .
     Raises:
         UserError: as :func:`quantize_program`.
     """
+    if is_rounded(net):
+        quantize(path, path, "int4", way={"ratio": 1.0})
+        return {"way": "rounding", "tried": {}, "examples": 0}
     texts = single_texts(training_feeds(data, "export: --dtype int4", READ))
     batches = list(data.rest_dataloader(len(texts), HELD_OUT))
     exact, tried = Program(read_program(path, results), net.config), dict[str, dict[str, float]]()

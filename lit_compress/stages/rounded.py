@@ -20,6 +20,18 @@ from lit_compress.stages.micro_batches import MicroBatches
 GROUP = 32  # weights that share a scale, as in a program
 
 
+def is_rounded(net: Model) -> bool:
+    """Return whether a model has matrices that are rounded, and no others."""
+    values = _matrices(net)
+    return bool(values) and all(torch.equal(rounded(value.detach(), GROUP), value) for value in values)
+
+
+def _matrices(net: Model) -> list[nn.Parameter]:
+    """Return the matrices of the blocks that can be rounded, each once."""
+    values = {id(value): value for *_, block in blocks(net) for value in block.parameters() if value.ndim == 2}
+    return [value for value in values.values() if value.shape[1] % GROUP == 0]
+
+
 class RoundedStage(CompressedStage):
     """A stage whose model has rounded matrices in its blocks whenever it is run, and exact ones in a step.
 
@@ -31,10 +43,9 @@ class RoundedStage(CompressedStage):
         self._exact: list[tuple[nn.Parameter, Tensor]] = []  # while they are rounded
 
     def round(self, net: Model) -> None:
-        """Round the matrices, anew if they are already."""
+        """Round the matrices, from their exact values if they are rounded."""
         self.unround()
-        values = {id(value): value for *_, block in blocks(net) for value in block.parameters() if value.ndim == 2}
-        self._exact = [(value, value.data) for value in values.values() if value.shape[1] % GROUP == 0]
+        self._exact = [(value, value.data) for value in _matrices(net)]
         with torch.no_grad():
             for value, exact in self._exact:
                 value.data = rounded(exact, GROUP)
