@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 PACKAGE = '''
-from lit_compress.methods.magnitude import Magnitude
+from lit_compress.methods.baselines import Magnitude
 from lit_compress.stages.unstructured import Score, UnstructuredPruning
 from lit_compress.utils.sharding import local
 

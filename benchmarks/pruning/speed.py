@@ -31,10 +31,9 @@ from benchmarks.timing import BATCH, BERT_BASE, LENGTH, MINILM, make_folder, ran
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.base import Method
-from lit_compress.methods.first_order import FirstOrder
+from lit_compress.methods.baselines import FirstOrder, Magnitude
 from lit_compress.methods.itp import ITP
 from lit_compress.methods.losparse import LoSparse
-from lit_compress.methods.magnitude import Magnitude
 from lit_compress.methods.platon import PLATON
 from lit_compress.models.accounting import dense_site_params, stored_density
 from lit_compress.models.sites import find_sites, size_at

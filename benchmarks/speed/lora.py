@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.methods.svd import SVD
+from lit_compress.methods.baselines import SVD
 from lit_compress.stages.lora import Retraining
 
 SCRIPT = "speed/lora"

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
+from lit_compress.methods.baselines import SVD
 from lit_compress.methods.lpaf import LPAF, LPAFSettings, MixedRank
-from lit_compress.methods.svd import SVD
 
 STUDY = "speed"
 DENSITY = 0.25
