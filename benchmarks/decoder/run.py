@@ -17,8 +17,8 @@ are heads and neurons by other estimates of the Fisher information than K-FAC's;
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
 machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled | -distilled-at-1].json;
-existing ones are kept, so the script can be stopped and started again. Other numbers of steps than 300 are in the names
-of distilled rows. `python -m benchmarks.tables` makes the tables.
+existing ones are kept, so the script can be stopped and started again. Other numbers of steps than 300, and
+``--outputs``, which learns no hidden states, are in the names of distilled rows. `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     parts, start = cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
     recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
-    losses = {"temperature": options.temperature}
+    losses: dict[str, Any] = {"temperature": options.temperature}
+    losses |= {"alpha_layers": 0.0, "mask_padding": False, "relative": False} if options.outputs else {}
     with tempfile.TemporaryDirectory() as folder:
         curve = CSVLogger(folder, "curve")
         net, told = common.distilled(cli, dense, model, recovery, losses, precision="bf16-mixed", logger=curve)
@@ -250,7 +251,8 @@ def ending(options: Any) -> str:
     """Return the end of the name of a refined row."""
     hotter = "" if options.temperature == TEMPERATURE else f"-at-{options.temperature:g}"
     longer = "" if options.distil == DISTILLED else f"-{options.distil}"
-    return f"distilled{hotter}{longer}" if options.distil else "mixed" if options.mixed else "refined"
+    alone = "-outputs" * options.outputs
+    return f"distilled{hotter}{longer}{alone}" if options.distil else "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
@@ -281,6 +283,7 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, default=0, help="refine on so many blocks of both kinds of texts")
     parser.add_argument("--distil", type=int, default=0, help="steps, of the rows that --mixed has made")
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of both distributions of --distil")
+    parser.add_argument("--outputs", action="store_true", help="--distil learns outputs alone, no hidden states")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None
