@@ -8,10 +8,10 @@ openvino --dtype int8``: the weights alone, a scale per row. The other ways are 
 and 8 for the table, with a scale for 32 weights, or 64; ``asymmetric``: also a zero; ``mixed``: a tenth of the blocks'
 weights has 8 bits. ``round`` reads no texts. ``awq``, ``scales`` (scale estimation) and ``gptq`` read 32 of the
 calibration texts. ``round-trained`` is ``factorize --distil`` with this dtype: rounded weights learn the dense model's
-outputs and states on texts of both kinds, two a step. ``awq-scales-trained`` is NNCF's own training: adapters of rank
-16, which the integers take up, and the scales learn the outputs. NNCF compiles code for it. Its losses are those of the
-model in PyTorch, and the bytes those of the program before. Every way has a process of its own. Writes
-benchmarks/decoder/results/integers/<model>-<way>.json; existing ones are kept.
+outputs on texts of both kinds, two a step; with ``states`` its hidden states as well. ``awq-scales-trained`` is NNCF's
+own training: adapters of rank 16, which the integers take up, and the scales learn the outputs. NNCF compiles code for
+it. Its losses are those of the model in PyTorch, and the bytes those of the program before. Every way has a process of
+its own. Writes benchmarks/decoder/results/integers/<model>-<way>.json; existing ones are kept.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "awq-scales-mixed": {"awq": True, "scale_estimation": True, "ratio": 0.9},
     "awq-scales-trained": {"awq": True, "scale_estimation": True},
     "round-trained": {},
+    "round-trained-states": {},
 }
 TRAINED, RANK, RATE = 100, 16, 5e-4  # steps, rank of adapters, their learning rate; scales have a tenth of it
 
@@ -65,9 +66,9 @@ def measure(options: Any, name: str, way: str) -> None:
     torch.set_num_threads(options.threads)
     data, measured = run.command_line(options, "svd").build().data, torch.load(options.work / "data" / "measured.pt")
     whole, more = options.work / name / "program" / FILES["openvino"], dict[str, Any]()
-    if way == "round-trained":
-        net, more = rounded(options, name)
-        whole = options.work / f"{name}-rounded" / "program" / FILES["openvino"]
+    if way.startswith("round-trained"):
+        net, more = rounded(options, name, way.endswith("states"))
+        whole = options.work / f"{name}-{way}" / "program" / FILES["openvino"]
         whole.parent.mkdir(parents=True, exist_ok=True)
         write_program(net, data.tokenizer, whole.parent, "openvino")
     elif not whole.with_suffix(".bin").exists():
@@ -103,7 +104,7 @@ def measure(options: Any, name: str, way: str) -> None:
     print(made["name"], facts, flush=True)
 
 
-def rounded(options: Any, name: str) -> tuple[Any, dict[str, Any]]:
+def rounded(options: Any, name: str, states: bool) -> tuple[Any, dict[str, Any]]:
     """Return a model that ``factorize --distil`` has trained for a program of 4 bits, and facts."""
     from lit_compress.cli.factorizing import load_model
     from lit_compress.run.distilling import Recovery
@@ -112,9 +113,8 @@ def rounded(options: Any, name: str) -> tuple[Any, dict[str, Any]]:
     cli.config.data.batch_size, cli.config.export.format, cli.config.export.dtype = run.OF_A_STEP, "openvino", "int4"
     dense = load_model(str(options.backbone), cli.build().method)
     recovery = Recovery(distil=options.trained, rate=run.RATE, texts=str(options.work / "mixed" / "train.txt"))
-    net, told = common.distilled(
-        cli, dense, options.work / name, recovery, {"temperature": 1.0}, precision="bf16-mixed"
-    )
+    losses = {"temperature": 1.0} | ({} if states else {"alpha_layers": 0.0, "mask_padding": False, "relative": False})
+    net, told = common.distilled(cli, dense, options.work / name, recovery, losses, precision="bf16-mixed")
     return net, {"trained": told["steps"], "train_seconds": time.process_time() - start, "metric": told["metric"]}
 
 

@@ -18,7 +18,8 @@ are heads and neurons by other estimates of the Fisher information than K-FAC's;
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
 machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled | -distilled-at-1].json;
 existing ones are kept, so the script can be stopped and started again. Other numbers of steps than 300, and
-``--outputs``, which learns no hidden states, are in the names of distilled rows. `python -m benchmarks.tables` makes the tables.
+``--outputs``, which learns no hidden states, are in the names of distilled rows. `python -m benchmarks.tables` makes
+the tables.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ WAYS = {
     "awq-scales-mixed": "int4, 32, AWQ and scale estimation, mixed",
     "awq-scales-trained": "int4, 32, AWQ and scale estimation, then trained by NNCF",
     "round-trained": "int4, 32, rounded while it is trained",
+    "round-trained-states": "int4, 32, the same with hidden states",
 }
 
 SPEED = """## Tokens a second

@@ -100,7 +100,7 @@ def run_factorize(
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
-    job = cli.ready() if usual is None else usual_temperature(cli, cli.ready())
+    job = cli.ready() if usual is None else usual_of_writers(cli, cli.ready())
     backbone, path = cli.config.model.init_args.backbone, place / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None
     known = config and config.get("model", {}).get("init_args", {}).get("backbone")
@@ -143,22 +143,22 @@ def usual_losses(line: Line) -> dict[str, Any]:
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
-def usual_temperature(cli: CommandLine, job: Job) -> Job:
-    """Return the job at a temperature of 1 if it is a language model's: at 2 it ended worse (benchmarks/decoder).
+def usual_of_writers(cli: CommandLine, job: Job) -> Job:
+    """Return the job with the usual losses of a language model: a temperature of 1, and no states with rounded weights.
 
-    Its kind may be known only by the model's head. A temperature in a config or an option stays.
+    At 2, and with states, it ended worse (benchmarks/decoder). Its kind may be known only by the model's head. Values
+    in a config or an option stay.
     """
     losses = cli.config.model.init_args.distillation
     before: dict[str, Any] = {"model": {"init_args": {"distillation": {}}}}
-    given = merged_configs(cli.line, before)["model"].get("init_args", {}).get("distillation") or {}
-    if (
-        job.data.record.kind != "language_modelling"
-        or losses.alpha == 0
-        or "temperature" in given
-        or cli.line.last("model.distillation.temperature")
-    ):
+    given = {*(merged_configs(cli.line, before)["model"].get("init_args", {}).get("distillation") or ())}
+    given |= {name.rpartition(".")[2] for name in cli.line.names if name.startswith("model.distillation.")}
+    if job.data.record.kind != "language_modelling" or losses.alpha == 0:
         return job
-    losses.temperature = 1.0
+    if "temperature" not in given:
+        losses.temperature = 1.0
+    if cli.config.export.dtype == "int4" and not given & {"alpha_layers", "mask_padding", "relative"}:
+        losses.alpha_layers, losses.mask_padding, losses.relative = 0.0, False, False
     return cli.build()
 
 

@@ -165,12 +165,13 @@ def test_a_sliced_model_learns_the_logits_alone(made):
 
 
 @pytest.mark.parametrize(
-    ("own", "temperature"),
-    [("", 1), ("--data.task plain_text", 1), ("--model.distillation.temperature 2", 2), ("--config CONFIG", 3),
-     ("--model.distillation.alpha 0", 2)],
+    ("own", "temperature", "states"),
+    [("", 1, 10), ("--data.task plain_text", 1, 10), ("--model.distillation.temperature 2", 2, 10),
+     ("--config CONFIG", 3, 10), ("--model.distillation.alpha 0", 2, 10), ("--format openvino --dtype int4", 1, 0),
+     ("--format openvino --dtype int4 --model.distillation.alpha_layers 5", 1, 5)],
 )  # fmt: skip
-def test_a_language_model_learns_at_temperature_1(own, temperature, tmp_path, monkeypatch):
-    """Also one whose own texts have no name of a task; what is given wins."""
+def test_the_usual_losses_of_a_language_model(own, temperature, states, tmp_path, monkeypatch):
+    """Also of one whose own texts have no name of a task; rounded weights learn no states; what is given wins."""
     made = {}
     monkeypatch.setattr(factorizing, "_factorized", lambda out, job, *_: made.update(job=job))
     model, texts = write_backbone(tmp_path / "net", "llama", "plain_text"), write_texts(tmp_path)
@@ -178,4 +179,5 @@ def test_a_language_model_learns_at_temperature_1(own, temperature, tmp_path, mo
     words = f"{model} {tmp_path}/out --data.path {texts}/train.txt --density 0.5 {own}"
     line = read_line("factorize", words.replace("CONFIG", f"{tmp_path}/own.yaml").split())
     run_factorize(line.own["model"], line.own["out"], line, Recovery(distil=2))
-    assert made["job"].method.distillation.temperature == temperature
+    losses = made["job"].method.distillation
+    assert (losses.temperature, losses.alpha_layers) == (temperature, states)
