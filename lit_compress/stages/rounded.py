@@ -1,6 +1,6 @@
 """Training with weights that are rounded to 4 bits, for programs of such integers (Jacob et al. 2018, 1712.05877).
 
-    forward and backward   at Q(W), W rounded to its grid (numerics/rounding.py); the gradient of Q(W) is that of W
+    forward and backward   at Q(W), W rounded to its grid (numerics/rounding.py); W gets the gradient of Q(W)
     step                   W <- W - step(gradient)
 
 The straight-through estimator (Bengio et al. 2013, arXiv 1308.3432) on the matrices of the blocks. The best model has
