@@ -198,9 +198,11 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     with tempfile.TemporaryDirectory() as folder:
         curve = CSVLogger(folder, "curve")
         net, told = common.distilled(cli, dense, model, recovery, losses, precision="bf16-mixed", logger=curve)
-        with (Path(curve.log_dir) / "metrics.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row.get("train/distillation")]
-    told["curve"] = [[int(row["step"]) + 1, float(row["train/distillation"])] for row in rows]
+        logged = Path(curve.log_dir) / "metrics.csv"  # of every tenth step
+        rows = list(csv.DictReader(logged.read_text().splitlines())) if logged.exists() else []
+    told["curve"] = [
+        [int(row["step"]) + 1, float(row["train/distillation"])] for row in rows if row.get("train/distillation")
+    ]
     return net.eval(), {"distilled": told | losses, "distil_seconds": time.process_time() - start}
 
 
