@@ -72,14 +72,14 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert len((tmp_path / "work/mixed/train.txt").read_text().splitlines()) > 40
     monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--distil", "4"])
     run.main()
-    distilled = json.loads((tmp_path / "results" / "structures-0.8-distilled.json").read_text())
+    distilled = json.loads((tmp_path / "results" / "structures-0.8-distilled-4.json").read_text())
     told = distilled["distilled"]
     assert (told["steps"], told["batch"], told["precision"], distilled["mixed"]) == (4, 2, "bf16-mixed", 99)
     assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
     assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--temperature", "1"])
     run.main()
-    colder = json.loads((tmp_path / "results" / "structures-0.8-distilled-at-1.json").read_text())
+    colder = json.loads((tmp_path / "results" / "structures-0.8-distilled-at-1-4.json").read_text())
     assert colder["losses"] != distilled["losses"]
 
     program = made["structures-0.8"] | {"of": "structures-0.8", "way": "round", "bytes": 9_600_000}

@@ -32,8 +32,7 @@ NAMES = {
 }
 REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
               "both kinds, distilled": ", refined on both kinds and distilled",
-              "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1",
-              "both kinds, distilled at 1, 600 steps": ", refined on both kinds and distilled for 600 steps"}  # fmt: skip  # cell -> end of a name
+              "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1"}  # fmt: skip  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 DISTILLED, SMOOTHED = 300, 5  # steps of rows without another number; points on each side of a mean in the picture
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
@@ -60,7 +59,7 @@ REFINED = (
     "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: the calibration's."
     "\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
     "\n  *distilled*: then the whole model, on all texts of both kinds, two a step in bf16-mixed, at a temperature of 2 (`--distil 300 --distil_rate 1e-4 --model.distillation.temperature 2`)."
-    "\n  *at 1*: at a temperature of 1, the default. *600 steps*: `--distil 600`."
+    "\n  *at 1*: at a temperature of 1, the default. *600 steps*: `--distil 600`. *outputs alone*: `--model.distillation.alpha_layers 0`."
 )
 PROGRAMS = """## With integers
 
@@ -133,7 +132,7 @@ def _perplexities(found: dict[str, dict[str, Any]], dense: dict[str, Any]) -> It
         yield table(
             ["MB", "method", "density", "integers", *(f"{name}{what}" for name in TEXTS.values() for what in ("", ", more")),
              "seconds", "GB"],
-            [[f"{r['bytes'] / 1e6:.1f}", NAMES.get(of["method"], "dense") + REFINED_ON[_texts(of)], f"{of['target']:.1f}", WAYS[r["way"]],
+            [[f"{r['bytes'] / 1e6:.1f}", NAMES.get(of["method"], "dense") + _ending(of), f"{of['target']:.1f}", WAYS[r["way"]],
               *_scores(r, dense), f"{r['seconds']:.0f}" if "seconds" in r else "-",
               f"{r['memory_mib'] / 1024:.1f}" if "memory_mib" in r else "-"] for of, r in rows],
         )  # fmt: skip
@@ -184,7 +183,7 @@ def ordinary() -> str:
     for result in sorted((each for each in found.values() if each["method"] == "even"), key=_place):
         scores = [perplexity(result["losses"][key]) for key in TEXTS]
         seconds = spent(result)
-        label = f"density {result['target']}" + REFINED_ON[_texts(result)]
+        label = f"density {result['target']}" + _ending(result)
         rows.append([label, *scores, f"{seconds / 60:.0f}", f"{result['bytes'] / 1e6:.0f}"])
     return table(["model", *TEXTS.values(), "minutes", "MB"], rows)
 
@@ -253,8 +252,19 @@ def _speeds(result: dict[str, Any], served: Sequence[dict[str, Any]]) -> Iterato
         yield [result["name"], form, label, f"{made['bytes'] / 1e6:.0f}", *cells, same]
 
 
-def _place(result: dict[str, Any]) -> tuple[float, int, int]:
-    return -result["target"], list(NAMES).index(result["method"]), list(REFINED_ON).index(_texts(result))
+def _ending(result: dict[str, Any]) -> str:
+    """Return the end of a model's name."""
+    cell = _texts(result)
+    return REFINED_ON[_begins(cell)] + cell.removeprefix(_begins(cell))
+
+
+def _begins(cell: str) -> str:
+    return max((begin for begin in REFINED_ON if cell.startswith(begin)), key=len)
+
+
+def _place(result: dict[str, Any]) -> tuple[float, int, int, int]:
+    cell = _texts(result)
+    return -result["target"], list(NAMES).index(result["method"]), list(REFINED_ON).index(_begins(cell)), len(cell)
 
 
 def _texts(result: dict[str, Any]) -> str:
@@ -266,6 +276,7 @@ def _texts(result: dict[str, Any]) -> str:
         return on
     told = result["distilled"]
     longer = "" if told["steps"] == DISTILLED else f", {told['steps']} steps"
+    longer += ", outputs alone" * (told.get("alpha_layers") == 0)
     return f"{on}, distilled" + " at 1" * (told.get("temperature", 2) == 1) + longer
 
 
