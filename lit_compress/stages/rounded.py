@@ -9,6 +9,8 @@ Q(W), which the export stores without another loss. The paper has 8 bits, and ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -21,15 +23,18 @@ GROUP = 32  # weights that share a scale, as in a program
 
 
 def is_rounded(net: Model) -> bool:
-    """Return whether a model has matrices that are rounded, and no others."""
-    values = _matrices(net)
-    return bool(values) and all(torch.equal(rounded(value.detach(), GROUP), value) for value in values)
+    """Return whether all matrices of the blocks are rounded; one that cannot be is not."""
+    return all(_fits(value) and torch.equal(rounded(value.detach(), GROUP), value) for value in _matrices(net))
 
 
 def _matrices(net: Model) -> list[nn.Parameter]:
-    """Return the matrices of the blocks that can be rounded, each once."""
+    """Return the matrices of the blocks, each once."""
     values = {id(value): value for *_, block in blocks(net) for value in block.parameters() if value.ndim == 2}
-    return [value for value in values.values() if value.shape[1] % GROUP == 0]
+    return list(values.values())
+
+
+def _fits(value: Tensor) -> bool:
+    return value.shape[1] % GROUP == 0
 
 
 class RoundedStage(CompressedStage):
@@ -38,14 +43,12 @@ class RoundedStage(CompressedStage):
     Matrices whose rows are no multiple of :data:`GROUP` stay as they are.
     """
 
-    def __init__(self, *args: object, **settings: object) -> None:
-        super().__init__(*args, **settings)  # type: ignore[arg-type]
-        self._exact: list[tuple[nn.Parameter, Tensor]] = []  # while they are rounded
+    _exact: Sequence[tuple[nn.Parameter, Tensor]] = ()  # while they are rounded
 
     def round(self, net: Model) -> None:
         """Round the matrices, from their exact values if they are rounded."""
         self.unround()
-        self._exact = [(value, value.data) for value in _matrices(net)]
+        self._exact = [(value, value.data) for value in _matrices(net) if _fits(value)]
         with torch.no_grad():
             for value, exact in self._exact:
                 value.data = rounded(exact, GROUP)
@@ -54,7 +57,7 @@ class RoundedStage(CompressedStage):
         """Give the matrices their exact values."""
         for value, exact in self._exact:
             value.data = exact
-        self._exact = []
+        self._exact = ()
 
     def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the loss terms of the rounded model."""

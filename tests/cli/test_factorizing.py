@@ -16,6 +16,8 @@ from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.run import trials
 from lit_compress.run.distilling import Distilling, Recovery
+from lit_compress.run.folder import Run
+from lit_compress.stages.rounded import RoundedStage
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
@@ -181,3 +183,5 @@ def test_the_usual_losses_of_a_language_model(own, temperature, states, tmp_path
     run_factorize(line.own["model"], line.own["out"], line, Recovery(distil=2))
     losses = made["job"].method.distillation
     assert (losses.temperature, losses.alpha_layers) == (temperature, states)
+    stage = Distilling(made["job"], Recovery(distil=2), Run(tmp_path / "run")).made()
+    assert isinstance(stage, RoundedStage) == ("int4" in own)

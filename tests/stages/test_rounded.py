@@ -41,9 +41,14 @@ def test_a_step_has_the_gradient_at_the_rounded_weights(monkeypatch):
             assert torch.equal(value.grad, other.grad), name
             value -= 0.1 * value.grad
     after = [value.detach().clone() for value in matrices(net)]
+    assert not stages.is_rounded(net)
     for _ in range(2):
         stage.before_validation(net, 1)
+        assert stages.is_rounded(net)
         assert all(torch.equal(v, rounded(old, 4)) for v, old in zip(matrices(net), after, strict=True))
     stage.losses(method, IDS)
     stage.before_step(net)
     assert all(map(torch.equal, matrices(net), after))
+    stage.before_validation(net, 1)
+    monkeypatch.setattr(stages, "GROUP", 64)  # wider than some matrices: a program would round these untrained
+    assert not stages.is_rounded(net)
