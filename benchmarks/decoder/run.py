@@ -1,7 +1,8 @@
 """SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
 
     python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
-        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300 [--temperature 1]] [--results DIR]
+        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300 [--temperature 1] [--outputs] [--more]]
+        [--results DIR]
 
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
@@ -10,8 +11,10 @@ blocks and sub-layers are chosen on 8 of the texts. Statistics that do not depen
 ``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``). With
 ``--mixed`` it reads so many blocks of WikiText-2's validation split and of as many letters of CNN/DailyMail's.
 ``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
-mixed precision (``factorize --distil``); ``--temperature`` is that of both distributions. ``reduce`` and ``nearest``
-are heads and neurons by other estimates of the Fisher information than K-FAC's; second_order/estimates.py says which.
+mixed precision (``factorize --distil``); ``--temperature`` is that of both distributions. ``--outputs`` leaves hidden
+states out, and ``--more`` reads the paragraphs of SQuAD's training split and a thousand articles in place of the texts
+of the refinement, so that no text is read twice. ``reduce`` and ``nearest`` are heads and neurons by other estimates of
+the Fisher information than K-FAC's; second_order/estimates.py says which.
 ``search`` chooses sub-layers, heads and neurons together (search.py), ``rounds`` whole blocks between refinements
 (rounds.py).
 
@@ -49,6 +52,7 @@ DENSITIES = (0.8, 0.6, 0.9)
 STEPS, DISTILLED = 100, 300  # steps of a block, and of the whole model in rows without another number in their name
 TEMPERATURE = 2.0  # of rows without another in their name; that of ``factorize --distil`` is 1
 OF_A_STEP, RATE = 2, 1e-4  # of distillation: texts of a step; 3e-4 was worse on held-out blocks after 60 steps
+HELD_OUT = 32, 5  # paragraphs and articles that validate with --more
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
 MEASURED_LAYERS = ("Layers", "--model.prune.choice", "measured", "--model.prune.examples", texts.JUDGES)
 METHODS: dict[str, list[object]] = {
@@ -95,15 +99,31 @@ def prepare(options: Any) -> None:
     torch.save(measured, folder / "measured.pt")
 
 
-def command_line(options: Any, method: str, mixed: int = 0) -> Any:
+def prepare_more(options: Any) -> None:
+    """Write as many letters of encyclopaedia as of news to ``--work``, and others of both as validation texts."""
+    squad, folder = options.data / "squad", options.work / "more"
+    if (folder / "validation.txt").exists():
+        return
+    paragraphs = texts.column("context", squad / "train.parquet", squad / "train_extra.parquet")
+    articles = texts.column("article", options.data / "cnn_dailymail" / "validation.parquet")
+    wiki = texts.wikitext(options.data / "wikitext2" / "validation.parquet") + paragraphs[HELD_OUT[0] :]
+    (folder / "train").mkdir(parents=True, exist_ok=True)
+    (folder / "train" / "wiki.txt").write_text("\n".join(wiki) + "\n")
+    (folder / "train" / "news.txt").write_text("\n".join(articles[: -HELD_OUT[1]]) + "\n")
+    held_out = paragraphs[: HELD_OUT[0]] + articles[-HELD_OUT[1] :]
+    (folder / "validation.txt").write_text("\n".join(held_out) + "\n")
+
+
+def command_line(options: Any, method: str, mixed: int = 0, folder: str = "") -> Any:
     """Return the command ``factorize`` of a method, at every density; ``mixed``: so many blocks of both texts."""
     from lit_compress.cli.lines import read_line
     from lit_compress.cli.options import CommandLine
 
+    examples = None if folder else mixed or options.calibrated
     words = [
         "--model", *METHODS[method], "--model.backbone", options.backbone,
-        *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
-        "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
+        *common.source(TASK, options.work / (folder or ("mixed" if mixed else "data")), examples),
+        "--data.max_length", options.length, "--trainer.accelerator", "cpu",
     ]  # fmt: skip
     return CommandLine(read_line("plan", [str(word) for word in words]))
 
@@ -188,11 +208,12 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     from lit_compress.cli.factorizing import load_model
     from lit_compress.run.distilling import Recovery
 
-    cli = command_line(options, method, options.mixed)
+    cli = command_line(options, method, 0 if options.more else options.mixed, "more" if options.more else "")
     cli.config.data.batch_size = OF_A_STEP
     parts, start = cli.build(), time.process_time()
     dense, model = load_model(str(options.backbone), parts.method), options.work / f"{method}-{density:g}-mixed"
-    recovery = Recovery(distil=options.distil, rate=RATE, texts=str(options.work / "mixed" / "train.txt"))
+    file = None if options.more else str(options.work / "mixed" / "train.txt")
+    recovery = Recovery(distil=options.distil, rate=RATE, texts=file)
     losses: dict[str, Any] = {"temperature": options.temperature}
     losses |= {"alpha_layers": 0.0, "mask_padding": False, "relative": False} if options.outputs else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -254,7 +275,7 @@ def ending(options: Any) -> str:
     """Return the end of the name of a refined row."""
     hotter = "" if options.temperature == TEMPERATURE else f"-at-{options.temperature:g}"
     longer = "" if options.distil == DISTILLED else f"-{options.distil}"
-    alone = "-outputs" * options.outputs
+    alone = "-outputs" * options.outputs + "-more" * options.more
     return f"distilled{hotter}{longer}{alone}" if options.distil else "mixed" if options.mixed else "refined"
 
 
@@ -287,12 +308,15 @@ def main() -> None:
     parser.add_argument("--distil", type=int, default=0, help="steps, of the rows that --mixed has made")
     parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of both distributions of --distil")
     parser.add_argument("--outputs", action="store_true", help="--distil learns outputs alone, no hidden states")
+    parser.add_argument("--more", action="store_true", help="--distil reads no text twice")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None
     if options.distil:  # the refined models are read
         options.refine = (options.distil,)
     prepare(options)
+    if options.more:
+        prepare_more(options)
     if common.missing(options, "dense"):
         alone(options, "dense", (1.0,), 0)
     for steps in options.refine:

@@ -56,6 +56,11 @@ def articles(file: Path, letters: int) -> str:
     return "\n".join(made)
 
 
+def column(name: str, *files: Path) -> list[str]:
+    """Return the different texts of a column of parquet files, without breaks of lines."""
+    return list(dict.fromkeys(" ".join(row[name].split()) for file in files for row in _rows(file)))
+
+
 def blocks(tokenizer: Any, paragraphs: list[str], count: int, length: int) -> Tensor:
     """Return ``count`` evenly spaced blocks of ``length`` + 1 tokens of a long text, int64 [count, length + 1]."""
     tokens = torch.tensor(tokenizer("\n".join(paragraphs), add_special_tokens=False)["input_ids"])
