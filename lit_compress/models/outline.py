@@ -70,18 +70,17 @@ def estimated_bytes(net: Model, bits: int, graph: int) -> int:
     of the matrices have 8 bits.
     ``graph`` is the bytes of the program next to its weights, for each matrix.
     """
+
+    def size(value: Tensor) -> int:
+        low = max(bits, 8) if id(value) in tables else bits
+        if value.ndim < 2 or low == 32:
+            return value.numel() * (4 if value.is_floating_point() else value.element_size())
+        in_8_bits = value.numel() + 4 * len(value)
+        return in_8_bits if low == 8 else (9 * (value.numel() // 2 + 2 * value.numel() // 32) + in_8_bits) // 10
+
     tables = {id(table) for table in embedding_params(net)}
-    values = list({id(value): value for value in net.parameters()}.values())
-    matrices = sum(value.ndim > 1 for value in values)
-    return sum(weight_bytes(v, max(bits, 8) if id(v) in tables else bits) for v in values) + graph * matrices
-
-
-def weight_bytes(value: Tensor, bits: int) -> int:
-    """Return the bytes of one parameter in a program, see :func:`estimated_bytes`."""
-    if value.ndim < 2 or bits == 32:
-        return value.numel() * (4 if value.is_floating_point() else value.element_size())
-    in_8_bits = value.numel() + 4 * len(value)
-    return in_8_bits if bits == 8 else (9 * (value.numel() // 2 + 2 * value.numel() // 32) + in_8_bits) // 10
+    values = {id(value): value for value in net.parameters()}.values()
+    return sum(map(size, values)) + graph * sum(value.ndim > 1 for value in values)
 
 
 def cut_evenly(net: Model, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False) -> Model:

@@ -6,7 +6,6 @@ The result is an ordinary model: its configuration has the number of blocks, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -79,7 +78,8 @@ def shorten(net: Model, kept: Mapping[str, Sequence[int]]) -> None:
         above = {"", *(path[:i] for i, letter in enumerate(path) if letter == ".")}
         configs = [getattr(module, "config", None) for name, module in net.named_modules() if name in above]
         for config in {id(config): config for config in configs if config is not None}.values():
-            setattr(config, _field(config, stack), len(left))
+            fields = (f"{stack}_layers", f"num_{stack}_layers", "num_layers", "num_hidden_layers")
+            setattr(config, next(name for name in fields if hasattr(config, name)), len(left))
             for name, value in list(vars(config).items()):
                 if "layer" in name and isinstance(value, list) and len(value) == total:
                     setattr(config, name, [value[number] for number in kept[path]])
@@ -89,10 +89,3 @@ def holds_first(net: Model) -> bool:
     """Return whether the first block differs: it has the biases of positions (T5), or no norm (ModernBERT)."""
     architecture = get_architecture(net)
     return architecture.passes_on or architecture.bare_start
-
-
-def _field(config: Any, stack: str) -> str:
-    """Return the field of a configuration that has the number of blocks of a stack."""
-    if not config.is_encoder_decoder:
-        return "num_hidden_layers"
-    return next(name for name in (f"{stack}_layers", f"num_{stack}_layers", "num_layers") if hasattr(config, name))

@@ -55,6 +55,7 @@ class Checkpoints(Callback):
         score = float(pl_module.untrained)  # type: ignore[arg-type]
         if score > -inf and trainer.max_epochs:
             self.best, self._untrained = score, True
+            pl_module.stage.keep_untrained(pl_module.net)  # type: ignore[union-attr, operator]
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

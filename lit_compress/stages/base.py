@@ -240,6 +240,9 @@ class Stage(nn.Module):
     def before_validation(self, net: Model, step: int) -> None:
         """Prepare ``net`` for evaluation, e.g. fix its gates; ``step`` counts the completed optimizer steps."""
 
+    def keep_untrained(self, net: Model) -> None:
+        """Give the validated model before training the values in which it is kept if no epoch is better."""
+
     def status(self, net: Model, step: int) -> dict[str, float]:
         """Return values to log at ``step``, by name, e.g. target and achieved density."""
         return {}

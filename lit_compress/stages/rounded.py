@@ -74,3 +74,7 @@ class RoundedStage(CompressedStage):
         """Validate, and keep, the rounded model."""
         super().before_validation(net, step)
         self.round(net)
+
+    def keep_untrained(self, net: Model) -> None:
+        """Keep the exact model: an export has better ways to round it."""
+        self.unround()

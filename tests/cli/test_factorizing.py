@@ -14,7 +14,7 @@ from lit_compress.__main__ import main
 from lit_compress.cli import factorizing, fitting
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
-from lit_compress.run import trials
+from lit_compress.run import distilling, trials
 from lit_compress.run.distilling import Distilling, Recovery
 from lit_compress.run.folder import Run
 from lit_compress.stages.rounded import RoundedStage
@@ -98,8 +98,15 @@ def worse(dense, net, kind, parts, steps, *_):
     return {"steps": steps, "texts": 8}
 
 
-@pytest.mark.parametrize("recovery", [Recovery(refine=4), Recovery(distil=4, rate=0.9)], ids=["refine", "distil"])
-def test_the_model_before_is_kept_if_it_is_better(recovery, made, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("recovery", "rounds"),
+    [(Recovery(refine=4), False), (Recovery(distil=4, rate=0.9), False), (Recovery(distil=4, rate=0.9), True)],
+    ids=["refine", "distil", "rounded"],
+)
+def test_the_model_before_is_kept_if_it_is_better(recovery, rounds, made, monkeypatch, capsys):
+    """Also in its own weights, if only training would have rounded them."""
+    if rounds:
+        monkeypatch.setattr(distilling, "CompressedStage", RoundedStage)
     monkeypatch.setattr(progress, "_noted", set())
     monkeypatch.setattr(factorizing, "refine_net", worse)
     plain, kept = made(), made(recovery)

@@ -113,7 +113,10 @@ class Trainer:
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_model_before_training_counts_as_epoch_0(untrained, scores, best, killed, tmp_path, capsys):
     stage = Stage(tmp_path.name, Training())
-    trainer, module = Trainer(tmp_path), SimpleNamespace(untrained=untrained, task=get_task("sst2"), stage=stage)
+    trainer, module = (
+        Trainer(tmp_path),
+        SimpleNamespace(net=None, untrained=untrained, task=get_task("sst2"), stage=stage),
+    )
     checkpoints = Checkpoints(tmp_path, 1)
     checkpoints.on_sanity_check_end(trainer, module)
     for step, score in enumerate(scores, start=1):

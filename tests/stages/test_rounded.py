@@ -49,6 +49,8 @@ def test_a_step_has_the_gradient_at_the_rounded_weights(monkeypatch):
     stage.losses(method, IDS)
     stage.before_step(net)
     assert all(map(torch.equal, matrices(net), after))
+    stage.keep_untrained(net)
+    assert all(map(torch.equal, matrices(net), after))
     stage.before_validation(net, 1)
     monkeypatch.setattr(stages, "GROUP", 64)  # wider than some matrices: a program would round these untrained
     assert not stages.is_rounded(net)
