@@ -1,4 +1,5 @@
-"""One search over whole sub-layers, heads and neurons, after SPDY and ZipLM: the row ``search`` of run.py.
+"""One search over whole sub-layers, heads and neurons, after SPDY and ZipLM: the rows ``search`` of run.py and, for
+encoders, of second_order/untrained.py.
 
 Every sub-layer has a few sizes, down to none. The steps:
 
@@ -13,8 +14,8 @@ Every sub-layer has a few sizes, down to none. The steps:
 
 SPDY (Frantar and Alistarh, ICML 2022, https://arxiv.org/abs/2201.13096) has coefficients and dynamic programming; ZipLM
 (https://arxiv.org/abs/2302.04089) prunes heads and neurons so. The factors and the finals are ours. 8 texts of the
-calibration judge, the same that choose whole blocks. The table is kept in
-``--work``/search and read again; it is of one model and one calibration.
+calibration judge a decoder, the same that choose whole blocks. The table is kept in ``--work`` and read again; it is of
+one model and one calibration.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from lit_compress.calibration.walk import calibration_parts
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import blocks, held_part, sublayers
+from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.refinement import refine_net
@@ -82,12 +84,12 @@ def best_sizes(losses: Sequence[Sequence[float]], prices: Sequence[Sequence[int]
 
 
 class Searched(UnitRemoval):
-    """Heads, neurons and whole sub-layers at the ``sizes`` of a search, of a family without biases."""
+    """Heads, neurons and whole sub-layers at the ``sizes`` of a search."""
 
     def __init__(self, rule: Any, settings: Any) -> None:
         super().__init__(replace(rule, uniform=False), settings)
         self.sizes: Sizes = {}
-        self._repaired: dict[tuple[str, int], Tensor] = {}  # last matrices after the update of the rest
+        self._repaired: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}  # last matrices and their biases
 
     def plan(self, net: Any, measured: Any = None) -> dict[str, Tensor]:
         """Return the units that stay, bool [units], by last matrix."""
@@ -102,15 +104,22 @@ class Searched(UnitRemoval):
         """Update the rest of the last matrices; remove units, and sub-layers without any."""
         for part in sublayers(net, gated=False):
             kept = plan.get(part.last)
-            if kept is not None and kept.any() and not kept.all():
-                layer = net.get_submodule(part.last)
-                key = (part.last, int(kept.sum()))
-                if key not in self._repaired:
-                    stored: Any = {k: measured[f"{part.last}.{k}"] for k in ("mean", "tokens", "inputs")}
-                    inverse = inverse_moment(KroneckerFactors.of_stored_inputs(stored).inputs(), part.last)
-                    gone = unit_inputs(net, part)[~kept].flatten()
-                    self._repaired[key] = without_inputs(layer.weight.double(), inverse, gone).float()
-                layer.weight.copy_(self._repaired[key])
+            layer = net.get_submodule(part.last)
+            if kept is None or kept.all() or (layer.bias is None and not kept.any()):
+                continue
+            key = (part.last, int(kept.sum()))
+            if key not in self._repaired:
+                stored: Any = {k: measured[f"{part.last}.{k}"] for k in ("mean", "tokens", "inputs")}
+                moment, weight = KroneckerFactors.of_stored_inputs(stored), layer.weight.double()
+                mean = None if layer.bias is None else moment.mean
+                inverse = inverse_moment(centred(moment.inputs(), mean), part.last)
+                new = without_inputs(weight, inverse, unit_inputs(net, part)[~kept].flatten())
+                bias = None if mean is None else corrected_bias(layer.bias, weight, new, mean).float()
+                self._repaired[key] = new.float(), bias
+            weight, bias = self._repaired[key]
+            layer.weight.copy_(weight)
+            if bias is not None:
+                layer.bias.copy_(bias)
         cut_units(net, plan, whole=True)
 
 
@@ -147,7 +156,7 @@ class Judge:
 
 def changed(net: Any, removal: Searched, measured: Any, sizes: Sizes) -> Any:
     """Return the model at some sizes, in evaluation mode; it shares with ``net`` all tensors that are not changed."""
-    own = {id(net.get_submodule(name).weight) for name in sizes}
+    own = {id(value) for name in sizes for value in net.get_submodule(name).parameters()}
     shared = {id(p): p for values in (net.parameters(), net.buffers()) for p in values if id(p) not in own}
     small, removal.sizes = copy.deepcopy(net, shared).eval(), sizes
     removal.fill(small, removal.plan(net, measured), measured)
@@ -220,12 +229,18 @@ class Draws:
         return best, self.at(kept)
 
 
-def search(folder: Path, net: Any, removal: Searched, measured: Any, data: Any, kind: Any) -> dict[str, Any]:
-    """Set the sizes of all sub-layers at the density of ``removal``; return facts about the search."""
+def search(
+    folder: Path, net: Any, removal: Searched, measured: Any, data: Any, kind: Any,
+    judged: int = JUDGES, refined: int = REFINED_ON,
+) -> dict[str, Any]:  # fmt: skip
+    """Set the sizes of all sub-layers at the density of ``removal``; return facts about the search.
+
+    ``judged`` and ``refined`` are numbers of texts that judge, and that the finals are refined on.
+    """
     start = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
     with frozen(net):
-        judge = Judge(net, data.calibration_dataloader(JUDGES, CALIBRATION_SEED, "prune.examples"), kind)
+        judge = Judge(net, data.calibration_dataloader(judged, CALIBRATION_SEED, "prune.examples"), kind)
         losses = table(net, removal, measured, judge, folder / "table.json")
         prices = {name: unit.price for name, unit in removal.units(net, measured).items()}
         limit, number, finals = removal.rule.density * dense_site_params(net), random.Random(0), list[dict[str, Any]]()
@@ -235,7 +250,7 @@ def search(folder: Path, net: Any, removal: Searched, measured: Any, data: Any, 
             )
             finals.append({"factor": factor, "before": before, "sizes": sizes})
     known: dict[str, float] = {}
-    texts = data.calibration_dataloader(JUDGES + REFINED_ON, CALIBRATION_SEED, "prune.examples")
+    texts = data.calibration_dataloader(judged + refined, CALIBRATION_SEED, "prune.examples")
     judges = {str(text.tolist()) for rows in judge.rows for text in rows["input_ids"]}
     rows = calibration_parts(kind, _others(texts, judges), None)
     for final in finals:

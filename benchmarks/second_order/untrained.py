@@ -25,13 +25,15 @@ from typing import Any
 import torch
 
 from benchmarks import common
+from benchmarks.decoder.search import Searched, search
 from benchmarks.second_order.kprune import Settings, kprune
 
 STUDY = "second_order/untrained"
 DENSITIES = (0.25, 0.1)
 HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 400, "qnli": 400}
 SEED, CALIBRATED, TEXTS = 1, 1024, 8000
-REMOVES = ("structures", "components")
+REMOVES = ("structures", "components", "search")
+JUDGES = 128  # texts that judge the models of a search, and texts on which its finals are refined
 STEPS = {"refined": 100, "distilled": 300, "longer": 800}
 
 
@@ -52,7 +54,7 @@ class Untrained:
         from lit_compress.cli.options import CommandLine
 
         words = [
-            "--model", "SecondOrder", "--model.retrain.removes", removes,
+            "--model", "SecondOrder", "--model.retrain.removes", removes.replace("search", "structures"),
             "--model.backbone", self.options.teachers / self.task, *common.source(self.task, folder, self.texts),
             "--data.batch_size", 32, "--seed_everything", SEED, "--trainer.accelerator", "cpu",
         ]  # fmt: skip
@@ -124,6 +126,7 @@ class Untrained:
         """Make the rows of K-FAC: statistics are gathered once for all densities."""
         from lit_compress.cli.factorizing import one_shot_stage
         from lit_compress.stages.compression import compress, measure
+        from lit_compress.stages.units import UnitRemoval
 
         cli, start, measured = self.command_line(cell, self.folders[0]), time.process_time(), None
         gathered = 0.0
@@ -134,8 +137,14 @@ class Untrained:
             if measured is None:
                 measured = measure(self.dense, compression, task, data, self.device)
                 gathered, start = time.process_time() - start, time.process_time()
+            more: dict[str, Any] = {}
+            if cell == "search":
+                assert isinstance(compression, UnitRemoval)
+                compression, table = Searched(compression.rule, compression.settings), self.options.work / "search"
+                kind = self.parts.method.kind
+                more = search(table / self.task, self.dense, compression, measured, data, kind, JUDGES, JUDGES)
             net, loss = compress(self.dense, compression, task, data, self.device, keep=True, measured=measured)
-            facts = {"estimated_loss": loss, "seconds": gathered + time.process_time() - start}
+            facts = {"estimated_loss": loss, "seconds": gathered + time.process_time() - start} | more
             self.store(f"{self.task}-{cell}-{density:g}", net, {"cell": cell, "target": density, "after": ""} | facts)
             start = time.process_time()
 
