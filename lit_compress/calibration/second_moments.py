@@ -7,11 +7,9 @@ depend on how examples are batched, on padding, or on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,39 +75,68 @@ def collect_grams(
     Raises:
         UserError: there are fewer tokens than dimensions, or an activation is inf or NaN.
     """
-    kept = list(batches)
-    count = torch.tensor([1 + max((int(b["index"].max()) for b in kept), default=-1)], device=net.device)
+    kept, stream, device = list(batches), residual_stream(net, group), net.device
+    stacks = list(dict.fromkeys(place.stack for place in stream.sites))
+    flags = [_flags(net, kept, [masks(b)[i] for b in kept], tokens, seed, reduce) for i in range(len(stacks))]
+    attentions = stream.attentions if has_head_projections(net) else []
+    count, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
+    zeros = partial(torch.zeros, dtype=torch.float64, device=place_of_sums(device))
+    sites, heads = zeros(len(stream.rotatable), d, d), zeros(len(attentions), 3, count, wide, wide)
+    chosen, seen = dict[str, Tensor](), set[str]()  # of the forward: the tokens that count, by stack; uses of heads
+
+    def of_site(i: int, name: str, x: Tensor, _: Tensor) -> None:
+        taken = double(x.flatten(0, -2)[chosen[stream.sites[i].stack]])
+        sites[i] += taken.mT @ taken
+
+    def of_heads(i: int, role: str, name: str, _: Tensor, y: Tensor) -> None:
+        if name in seen and getattr(net.config, "relative_attention", False):
+            return  # DeBERTa projects its relative positions afterwards
+        seen.add(name)
+        taken = double(y.flatten(0, -2)[chosen[stream.sites[attentions[i].roles[role]].stack]])
+        taken = taken.unflatten(1, (count, -1)).transpose(0, 1)
+        heads[i, "qkv".index(role)] += taken.mT @ taken
+
+    add: dict[str, Callable[..., None]] = {
+        name: partial(of_site, i) for i, place in enumerate(stream.rotatable) for name in place.norms
+    }
+    for i, sublayer in enumerate(attentions):
+        add |= {sublayer.sites[role]: partial(of_heads, i, role) for role in "qkv"}
+    watched = hooked({name: net.get_submodule(name) for name in add}, lambda name, x, y: add[name](name, x, y))
+    with frozen(net), watched, torch.autocast(device.type, enabled=False):
+        for number, batch in enumerate(track(kept, "calibrate", len(kept))):
+            chosen |= {stack: own[number].to(device) for stack, own in zip(stacks, flags, strict=True)}
+            seen.clear()
+            run(net, {name: value.to(device) for name, value in batch.items()})
+    for total in (sites, heads) if reduce is not None else ():
+        reduce(total)  # type: ignore[misc]
+    return Grams(sites.cpu(), heads.cpu())
+
+
+def _flags(
+    net: Model, batches: Sequence[Batch], masks: Sequence[Tensor], tokens: int, seed: int,
+    reduce: Callable[[Tensor], object] | None,
+) -> list[Tensor]:  # fmt: skip
+    """Return for every batch which positions of one stack are drawn, bool [batch * length]; ``masks`` are its own."""
+    count = torch.tensor([1 + max((int(b["index"].max()) for b in batches), default=-1)], device=net.device)
     if reduce is not None:  # the largest over the ranks is at most the sum
         reduce(count)
-    sums, flags = _Sums(net, group), []
-    for stack in range(len(sums.stacks)):
-        lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
-        for batch in kept:
-            real = batch["index"] >= 0
-            per_row = masks(batch)[stack].ne(0).view(len(real), -1).sum(1)[real]  # of all texts of a row
-            lengths[batch["index"][real].to(net.device)] = per_row.to(net.device)
-        if reduce is not None:
-            reduce(lengths)
-        flags.append(draw_tokens(lengths.cpu(), tokens, seed))
-        taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
-        if taken < d:
-            hint = "" if tokens < d else "the examples have no more, add some: "
-            raise UserError(f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; {hint}give at least {d}")
-    with sums.watch(), torch.autocast(net.device.type, enabled=False):
-        for batch in track(kept, "calibrate", len(kept)):
-            drawn = []
-            for mask, flag in zip(masks(batch), flags, strict=False):
-                real = mask.bool().view(len(batch["index"]), -1)
-                drawn.append(torch.zeros_like(real))
-                for row, index in enumerate(batch["index"].tolist()):
-                    if index >= 0:
-                        drawn[-1][row, real[row]] = flag[index].to(mask.device)
-            sums.begin([chosen.flatten() for chosen in drawn])
-            run(net, {name: value.to(net.device) for name, value in batch.items()})
+    lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
+    real = [mask.bool().view(len(batch["index"]), -1) for batch, mask in zip(batches, masks, strict=True)]  # by row
+    for batch, mask in zip(batches, real, strict=True):
+        own = batch["index"] >= 0
+        lengths[batch["index"][own].to(net.device)] = mask.sum(1)[own].to(net.device)
     if reduce is not None:
-        reduce(sums.sites)
-        reduce(sums.heads)
-    return Grams(sums.sites.cpu(), sums.heads.cpu())
+        reduce(lengths)
+    taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
+    if taken < d:
+        hint = "" if tokens < d else "the examples have no more, add some: "
+        raise UserError(f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; {hint}give at least {d}")
+    drawn, flags = draw_tokens(lengths.cpu(), tokens, seed), [torch.zeros_like(mask) for mask in real]
+    for batch, mask, flag in zip(batches, real, flags, strict=True):
+        for row, index in enumerate(batch["index"].tolist()):
+            if index >= 0:
+                flag[row, mask[row]] = drawn[index].to(mask.device)
+    return [flag.flatten() for flag in flags]
 
 
 def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
@@ -128,47 +155,3 @@ def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
     for row, (_, energy) in zip(shares, axes_of, strict=True):
         row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
     return Bases([axes for axes, _ in axes_of], query, key, value), shares
-
-
-class _Sums:
-    """The sums of Gram matrices, and the hooks that add to them."""
-
-    def __init__(self, net: Model, group: int) -> None:
-        self.net, self.stream = net, residual_stream(net, group)
-        self.stacks = list(dict.fromkeys(place.stack for place in self.stream.sites))
-        heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
-        self.attentions = self.stream.attentions if has_head_projections(net) else []
-        options: dict[str, Any] = {"dtype": torch.float64, "device": place_of_sums(net.device)}
-        self.sites = torch.zeros(len(self.stream.rotatable), d, d, **options)
-        self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
-
-    def begin(self, chosen: list[Tensor]) -> None:
-        """Set the tokens of the next forward that count: ``chosen``, bool [batch * length] per stack."""
-        self.chosen = {s: c.to(self.net.device) for s, c in zip(self.stacks, chosen, strict=True)}
-        self.seen: set[tuple[int, int]] = set()
-
-    def _site(self, i: int, x: Tensor, _: Tensor) -> None:
-        taken = double(x.flatten(0, -2)[self.chosen[self.stream.sites[i].stack]])
-        self.sites[i] += taken.mT @ taken
-
-    def _heads(self, i: int, role: str, _: Tensor, y: Tensor) -> None:
-        sublayer, kind = self.attentions[i], "qkv".index(role)
-        if (i, kind) in self.seen and getattr(self.net.config, "relative_attention", False):
-            return  # DeBERTa projects its relative positions afterwards
-        self.seen.add((i, kind))
-        stack = self.stream.sites[sublayer.roles[role]].stack
-        taken = double(y.flatten(0, -2)[self.chosen[stack]])
-        heads = taken.unflatten(1, (self.heads.shape[2], -1)).transpose(0, 1)
-        self.heads[i, kind] += heads.mT @ heads
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Set evaluation mode and hooks at every site, q, k and v inside the context; undo both afterwards."""
-        add: dict[str, Callable[[Tensor, Tensor], None]] = {}
-        for i, place in enumerate(self.stream.rotatable):
-            add |= {name: partial(self._site, i) for name in place.norms}
-        for i, sublayer in enumerate(self.attentions):
-            add |= {sublayer.sites[role]: partial(self._heads, i, role) for role in "qkv"}
-        modules = {name: self.net.get_submodule(name) for name in add}
-        with frozen(self.net), hooked(modules, lambda name, x, y: add[name](x, y)):
-            yield
