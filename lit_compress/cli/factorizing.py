@@ -158,7 +158,8 @@ def usual_of_writers(cli: CommandLine, job: Job) -> Job:
     if "temperature" not in given:
         losses.temperature = 1.0
     if cli.config.export.dtype == "int4" and not given & {"alpha_layers", "mask_padding", "relative"}:
-        losses.alpha_layers, losses.mask_padding, losses.relative = 0.0, False, False
+        losses.alpha_layers, own = 0.0, type(job.method).distillation
+        losses.mask_padding, losses.relative = own.mask_padding, own.relative  # which would have no effect
     return cli.build()
 
 

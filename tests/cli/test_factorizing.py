@@ -20,6 +20,7 @@ from lit_compress.run.folder import Run
 from lit_compress.stages.rounded import RoundedStage
 from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.fields import check_effects
 
 
 def test_factorize_refines_and_distils_without_labels(words, tmp_path):
@@ -190,5 +191,6 @@ def test_the_usual_losses_of_a_language_model(own, temperature, states, tmp_path
     run_factorize(line.own["model"], line.own["out"], line, Recovery(distil=2))
     losses = made["job"].method.distillation
     assert (losses.temperature, losses.alpha_layers) == (temperature, states)
+    check_effects(made["job"].method)
     stage = Distilling(made["job"], Recovery(distil=2), Run(tmp_path / "run")).made()
     assert isinstance(stage, RoundedStage) == ("int4" in own)
