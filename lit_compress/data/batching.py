@@ -194,12 +194,13 @@ def drawn_order(
 
 
 def held_out(
-    rows: int, number: int, seed: int, one_text: bool = False, lists: Sequence[str] | None = None
-) -> tuple[list[int], list[int]]:
+    rows: int, number: int, seed: int, one_text: bool = False, lists: Sequence[str] | None = None,
+    kinds: Sequence[int] | None = None,
+) -> tuple[list[int], list[int]]:  # fmt: skip
     """Return the numbers of the rows to train on and of the ``number`` that are held out, in the order of the rows.
 
     With the same seed a smaller draw is part of a larger one. The last of the ``lists``, see :func:`drawn_order`, may
-    be held out in part. Of ``one_text`` neighbours are held out.
+    be held out in part. Of ``one_text`` neighbours are held out, as many of each of its ``kinds``.
 
     Raises:
         UserError: none would be left to train on.
@@ -207,8 +208,15 @@ def held_out(
     if number >= rows:
         raise UserError(f"data.hold_out: {number} of {rows} training rows leaves none; the largest is {rows - 1}")
     if one_text:
-        start = int(torch.randint(rows - number + 1, (), generator=torch.Generator().manual_seed(seed)))
-        held = list(range(start, start + number))
+        held, generator, places = list[int](), torch.Generator().manual_seed(seed), dict[int, list[int]]()
+        for row, kind in enumerate(kinds or [0] * rows):
+            places.setdefault(kind, []).append(row)
+        for turn, own in enumerate(places.values()):
+            if (share := (number + turn) // len(places)) >= len(own):
+                most = len(places) * (len(own) - 1)
+                raise UserError(f"data.hold_out: {number} leaves none of a kind of {len(own)} rows; the most is {most}")
+            start = int(torch.randint(len(own) - share + 1, (), generator=generator))
+            held += own[start : start + share]
     else:
         held = sorted(drawn_order(rows, seed, lists)[:number])
     without = set(held)

@@ -106,7 +106,7 @@ class DataModule(DataSettings):
                 self.contents[name] = content_key(rows)
             if name == "train" and rows is not None and self.hold_out is not None:
                 one_text, lists = task_type(self.record).one_text, lists_in(self.record, rows)
-                kept, held = held_out(len(rows), self.hold_out, self.seed, one_text, lists)
+                kept, held = held_out(len(rows), self.hold_out, self.seed, one_text, lists, _kinds_in(rows))
                 self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
                 rows = rows.select(kept)
             own = labelled and name not in optional
@@ -149,8 +149,8 @@ class DataModule(DataSettings):
 
     def _order(self, rows: Dataset, seed: int | None) -> list[int]:
         """Return the order in which rows are drawn; None: by the data's own seed."""
-        kinds = list(rows[KIND]) if KIND in rows.column_names else None
-        return drawn_order(len(rows), self.seed if seed is None else seed, lists_in(self.record, rows), kinds)
+        own = self.seed if seed is None else seed
+        return drawn_order(len(rows), own, lists_in(self.record, rows), _kinds_in(rows))
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data of fit: rows, classes, lengths, repeated rows; of ``divided`` rows a hash."""
@@ -309,3 +309,7 @@ class DataModule(DataSettings):
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""
         return short_hash(self.record, [split.key for split in self._of_fit().values()], self.global_batch, self.seed)
+
+
+def _kinds_in(rows: Dataset) -> list[int] | None:
+    return list(rows[KIND]) if KIND in rows.column_names else None

@@ -171,10 +171,18 @@ def _folder(task: Task, folder: Path, where: str, place: Place) -> Sources:
         return _loaded(task, where, lambda: load_dataset(str(folder), chosen, data_files=known[str(chosen)]))
     if not plain and wanted and (folder / wanted).is_dir():
         plain, parts = _tables_in(task, folder / wanted)
-    if plain and "train" not in plain and task_type(task).one_text:  # a folder of several kinds next to validation.txt
-        kinds = [path for path in sorted((folder / "train").glob("*")) if path.suffix.lower() in READERS]
-        plain |= {"train": kinds} if kinds else {}
-    return {split: _files(task, files, place) for split, files in (plain or parts).items()}
+    found = plain or parts
+    for split in {"train", *found} if task_type(task).one_text else ():  # a folder of several kinds, of any formats
+        kinds = [path for path in _visible(folder / split, "*") if path.suffix.lower() in READERS]
+        if kinds and split in plain:
+            both = f"{plain[split][0].name} and the folder {split}"
+            raise UserError(f"{where} holds {both}, both could be '{split}'; leave one")
+        found |= {split: kinds} if kinds else {}
+    return {split: _files(task, files, place) for split, files in found.items()}
+
+
+def _visible(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(pattern)) if path.name[0] != "."]
 
 
 def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
@@ -184,7 +192,7 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
     """
     plain: dict[str, list[Path]] = {}
     found: dict[str, dict[str, list[Path]]] = {}  # by format, by split
-    for path in (path for depth in ("*", "*/*", "*/*/*") if not plain for path in sorted(folder.glob(depth))):
+    for path in (path for depth in ("*", "*/*", "*/*/*") if not plain for path in _visible(folder, depth)):
         suffix, parent = path.suffix.lower(), path.parent.name
         if suffix not in READERS or not path.is_file():
             continue
@@ -238,7 +246,7 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
 
 def kinds_of(files: Iterable[Path]) -> list[int]:
     """Return which kind of text every file has, by its name without numbers: none if all are parts of one kind."""
-    names = [re.sub(r"[\W\d_]*(of[\W\d_]+)?$", "", file.stem) for file in files]
+    names = [re.sub(r"([\W\d_]+of)?[\W\d_]+$", "", file.stem) for file in files]
     places = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [places[name] for name in names] if len(places) > 1 else []
 

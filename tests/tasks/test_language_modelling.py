@@ -1,5 +1,6 @@
 """Plain text: every token is predicted exactly once, whatever the blocks and batches; a whole run."""
 
+import json
 import math
 
 import pytest
@@ -65,6 +66,29 @@ def test_kinds_of_texts_are_read_apart_and_drawn_in_turns(backbone, texts, tmp_p
     few = tokens[base.KIND].count(0)
     assert all(sorted(kinds[i : i + 2]) == [0, 1] for kinds in drawn for i in range(0, 2 * few, 2))
     assert data._order(tokens, 0)[:20] != data._order(tokens, 1)[:20]
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=4, hold_out=8)
+    data.setup("fit")
+    held = data._splits["held_out", True].rows
+    assert held[base.KIND] == [0] * 4 + [1] * 4 and held["text"][:4] in [lines[40 + i : 44 + i] for i in range(12)]
+    with pytest.raises(UserError, match="hold_out: 30 leaves none of a kind of 15 rows; the most is 28"):
+        DataModule("plain_text", backbone, str(tmp_path), hold_out=30).setup("fit")
+
+
+def test_kinds_may_have_several_formats_also_next_to_a_folder(backbone, texts, tmp_path):
+    """Not hidden files; a file of all next to a folder of kinds is one too many."""
+    lines = (texts / "train.txt").read_text().splitlines()
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        for kind, some in (("wiki.txt", lines[:20]), ("news.jsonl", [json.dumps({"text": x}) for x in lines[20:30]])):
+            (tmp_path / split / kind).write_text("\n".join(some) + "\n")
+        (tmp_path / split / "._wiki.txt").write_bytes(b"\x00\x05\x16")
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=4)
+    data.setup("fit")
+    for split in ("train", "validation"):
+        assert [data._splits[split, True].rows[base.KIND].count(kind) for kind in (0, 1)] == [10, 20]
+    (tmp_path / "train.txt").write_text("one\n")
+    with pytest.raises(UserError, match=r"holds train\.txt and the folder train, both could be 'train'; leave one"):
+        DataModule("plain_text", backbone, str(tmp_path)).setup("fit")
 
 
 def test_perplexity_is_that_of_the_whole_text(backbone, texts):
