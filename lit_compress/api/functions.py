@@ -304,13 +304,13 @@ def _as_option(value: Any) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[Path]:
-    """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were.
+    """Run one call as a command runs, with gradients; leave random numbers, threads, warnings and logging as they were.
 
     It gets a folder for files of the call alone.
     """
     names = logging.root.manager.loggerDict
     levels = {name: logging.getLogger(name).level for name in list(names)}
-    bars = transformers_logging.is_progress_bar_enabled()
+    bars, threads = transformers_logging.is_progress_bar_enabled(), torch.get_num_threads()
     with (
         tempfile.TemporaryDirectory(prefix="lit_compress-") as written,
         torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings(),
@@ -325,6 +325,7 @@ def undisturbed() -> Iterator[Path]:
                 raise
             raise line from None  # parsers wrap it in a long text
         finally:
+            torch.set_num_threads(threads)
             if bars:
                 transformers_logging.enable_progress_bar()
             for name in list(names):

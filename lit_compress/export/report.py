@@ -19,6 +19,7 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
 from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
+from lit_compress.stages.rounded import is_rounded
 from lit_compress.tasks.records import Task
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
@@ -89,7 +90,8 @@ class Measured:
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
-        by_shape = self.net.device.type == "meta"
+        # zeros of rounded weights were not removed
+        by_shape = self.net.device.type == "meta" or is_rounded(self.net, partly=True)
         numbers["density"] = stored if by_shape else numbers["density"] * dense_site_params(self.net) / whole
         return {"metric": self.metric, "initial": self.initial, **numbers, "stored": stored, "bytes": self.bytes}
 

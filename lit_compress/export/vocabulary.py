@@ -190,6 +190,9 @@ _KINDS: dict[str, Callable[[Json, set[str]], set[str]]] = {
 }  # fmt: skip
 
 
+_BANNED = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")  # settings of generation
+
+
 def _spelling(pieces: Iterable[str], letters: Callable[[str], list[str]]) -> set[str]:
     """Return the pieces of one letter, and those with a letter that is no piece."""
     parts = {piece: letters(piece) for piece in pieces}
@@ -218,6 +221,11 @@ def keep_tokens(net: Model, kept: Sequence[int]) -> Model:
         for name, value in _named(config).items():  # ids that never were rows (-1: none) stay
             ids = [new.get(n, n) for n in value] if isinstance(value, list) else new.get(value, value)
             setattr(config, name, ids)
+        for name in _BANNED:  # a word of which a token has no row cannot be written
+            words = [word if isinstance(word, list) else [word] for word in getattr(config, name, None) or ()]
+            left = [[new[n] for n in word] for word in words if new.keys() >= {*word}]
+            if words:
+                setattr(config, name, left if name == "bad_words_ids" else [n for word in left for n in word])
     with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
         save_net(small, Path(work))
         small = load_net(Path(work))

@@ -36,6 +36,7 @@ from lit_compress.run.trainer import forget, make_trainer, processes, read_check
 from lit_compress.run.trials import decide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
+from lit_compress.stages.rounded import RoundedStage
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
@@ -214,6 +215,8 @@ def _finish_stage(
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, data), "initial": {}, "held_out": mark["metrics"]}
+    elif not best and isinstance(stage, RoundedStage):  # it was validated with rounded weights
+        scores["metric"] = evaluate(small, data)
     peak = peak_bytes(current_device())  # on an accelerator: PyTorch's there
     record = {
         "name": name, "last": name == method.stages()[-1].name, **scores, "steps": trainer.global_step,

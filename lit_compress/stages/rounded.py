@@ -22,9 +22,10 @@ from lit_compress.stages.micro_batches import MicroBatches
 GROUP = 32  # weights that share a scale, as in a program
 
 
-def is_rounded(net: Model) -> bool:
-    """Return whether all matrices of the blocks are rounded; one that cannot be is not."""
-    return all(_fits(value) and torch.equal(rounded(value.detach(), GROUP), value) for value in _matrices(net))
+def is_rounded(net: Model, partly: bool = False) -> bool:
+    """Return whether all matrices of the blocks are rounded; one that cannot be is not, or does not count if partly."""
+    values = [value for value in _matrices(net) if _fits(value) or not partly]
+    return bool(values) and all(_fits(v) and torch.equal(rounded(v.detach(), GROUP), v) for v in values)
 
 
 def _matrices(net: Model) -> list[nn.Parameter]:

@@ -254,8 +254,10 @@ def test_importing_loads_nothing_before_it_is_used():
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_gradients_reach_weights_in_any_mode(mode):
     with mode():
+        threads = torch.get_num_threads()
         with undisturbed():
+            torch.set_num_threads(threads + 1)
             weight = torch.ones(2, requires_grad=True)
             (2 * weight).sum().backward()
-        assert not torch.is_grad_enabled()
+        assert not torch.is_grad_enabled() and torch.get_num_threads() == threads
     assert weight.grad.tolist() == [2.0, 2.0]

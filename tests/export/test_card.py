@@ -76,6 +76,14 @@ def test_zeros_take_what_they_take(stored, words, run):
     assert "stored as zeros" in text and words in text
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_was_learned_is_that_of_the_model_in_the_folder(kept, run):
+    report = json.loads((run / "report.json").read_text())
+    report["refined"] = {"steps": 3, "texts": 60, "kept": kept}
+    report["distilled"] = {"steps": 9, "best_step": 9 * kept, "batch": 4}
+    assert ("After the compression the model learned" in card(report, get_task("sst2"), factors=False)) == kept
+
+
 PROGRAM = {"format": "onnx", "file": "model.onnx", "inputs": ["input_ids"], "outputs": ["logits"], "difference": 1e-6}
 FULL = {
     "license": "mit", "dtype": "float16", "by_block": {},

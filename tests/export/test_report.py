@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from tiny import make_net
 
-from lit_compress.export.report import add_latency, hardware
+from lit_compress.export.report import Measured, add_latency, hardware
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.accounting import density as non_zero
+from lit_compress.numerics import rounding
+from lit_compress.stages import rounded
 from lit_compress.tasks.records import TASKS
 
 
 def test_memory_has_one_decimal(monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 2**12, "SC_PHYS_PAGES": int(1.26 * 2**18)}.get)
     assert hardware()["memory_gib"] == 1.3
+
+
+def test_zeros_of_rounded_weights_were_not_removed(monkeypatch):
+    monkeypatch.setattr(rounded, "GROUP", 16)
+    net = make_net("llama", "plain_text")
+    for value in rounded._matrices(net):
+        value.data = rounding.rounded(value.data, 16)
+    for density in (1.0, 0.5):
+        entry = Measured(net, 1, 2.0).entry(TASKS["plain_text"], round(dense_site_params(net) / density))
+        assert entry["density"] == entry["stored"] == pytest.approx(density, abs=1e-4)
+    assert non_zero(net) < 1
 
 
 def test_models_without_values_have_no_times():

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -166,4 +167,6 @@ def test_a_run_on_summaries(texts, tmp_path):
     assert report["compressed"]["density"] <= 0.5 and report["export_difference"] <= 1e-5
     rows = predicted(folder, tmp_path / "written.jsonl")
     assert len(rows) == 6 and all(isinstance(row["summary"], str) for row in rows)
-    assert "generate" in (folder / "export" / "README.md").read_text()
+    code, names = re.findall(r"```python\n(.*?)```", (folder / "export" / "README.md").read_text(), re.S), {}
+    exec(code[0].replace('"."', f'"{folder}/export"'), names)
+    assert names["output"].logits.shape[:2] == (1, 1)
