@@ -209,8 +209,10 @@ def _tables_in(task: Task, folder: Path) -> tuple[dict[str, list[Path]], dict[st
                 both = f"{plain[name][0].name} and {path.name}"
                 raise UserError(f"data.path: '{folder}' holds {both}, both could be '{name}'; leave one")
             plain[name] = [path]
-    parts = next((found[suffix] for suffix in READERS if suffix in found), {})
-    return plain, _as_named(task, f"data.path: '{folder}'", parts)
+    formats = [suffix for suffix in READERS if suffix in found]
+    if formats[1:] and not plain and not task_type(task).one_text:
+        note(f"data.path: '{folder}': its {formats[0]} files are read, not its {' and '.join(formats[1:])} files")
+    return plain, _as_named(task, f"data.path: '{folder}'", found[formats[0]] if formats else {})
 
 
 def _saved(task: Task, folder: Path) -> Sources:

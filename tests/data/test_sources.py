@@ -12,6 +12,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.data.readers import Place
 from lit_compress.data.sources import load_split_files, sources_at
 from lit_compress.tasks.records import Custom, get_task
+from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
 SST2, MNLI = get_task("sst2"), get_task("mnli")
@@ -76,6 +77,15 @@ def test_of_two_dev_splits_the_one_with_the_exact_name_is_read(tmp_path):
     (tmp_path / "data/validation-00000-of-00001.jsonl").rename(tmp_path / "data/eval-00000-of-00001.jsonl")
     with pytest.raises(UserError, match="holds 'dev' and 'eval', both could be 'validation'; leave one"):
         sizes(SST2, tmp_path)
+
+
+def test_files_of_a_second_format_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_noted", set())
+    write(
+        tmp_path, {"train/a.jsonl": sst2(0, 1), "train/b.csv": b"sentence,label\na,1\n", "validation/a.jsonl": sst2(1)}
+    )
+    assert sizes(SST2, tmp_path) == {"train": 2, "validation": 1}
+    assert "its .jsonl files are read, not its .csv files" in capsys.readouterr().err
 
 
 def test_every_part_of_a_split_has_its_columns_once(tmp_path):
