@@ -34,7 +34,10 @@ REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on b
               "both kinds, distilled": ", refined on both kinds and distilled",
               "both kinds, distilled at 1": ", refined on both kinds and distilled at a temperature of 1"}  # fmt: skip  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
-DISTILLED, SMOOTHED = 300, 5  # steps of rows without another number; points on each side of a mean in the picture
+DISTILLED = 300  # steps of rows without another number
+# points on each side of a mean in the picture, of every tenth step; points of distillations that are not in it
+SMOOTHED, FEW = 5, 40
+COLORS = ("#1f6fb4", "#c44e52")
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
 HEAD = """## Perplexity right after `factorize`
@@ -156,19 +159,22 @@ def _served(served: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def figures() -> Iterator[tuple[str, Any]]:
-    """Yield the picture of a distillation: divergence from the dense model over tokens read."""
+    """Yield the picture of the longest distillations: divergence from the dense model over tokens read."""
     from matplotlib.figure import Figure
 
-    made = next((r for r in load(STUDY) if r.get("distilled", {}).get("curve")), None)
-    if made is None:
+    found = [result for result in load(STUDY) if len(result.get("distilled", {}).get("curve", ())) > FEW]
+    if not found:
         return
-    curve, batch = made["distilled"]["curve"], made["distilled"]["batch"]
-    near = [[value for _, value in curve[max(0, i - SMOOTHED) : i + SMOOTHED + 1]] for i in range(len(curve))]
-    tokens = [step * batch * made["tokens"] / 1000 for step, _ in curve]
     drawn = Figure(figsize=(6.0, 3.6), layout="constrained", dpi=100)
     axes = drawn.subplots()
-    axes.plot(tokens, [value for _, value in curve], color="#1f6fb4", alpha=0.3, label="every tenth step")
-    axes.plot(tokens, [mean(values) for values in near], color="#1f6fb4", linewidth=2, label="mean of its neighbours")
+    for made, color in zip(found, COLORS, strict=False):
+        told = made["distilled"]
+        curve, batch = told["curve"], told["batch"]
+        near = [[value for _, value in curve[max(0, i - SMOOTHED) : i + SMOOTHED + 1]] for i in range(len(curve))]
+        tokens = [step * batch * made["tokens"] / 1000 for step, _ in curve]
+        label = "more texts, each read once" if told["file"] is None else "500 texts, read twice"
+        axes.plot(tokens, [value for _, value in curve], color=color, alpha=0.2)
+        axes.plot(tokens, [mean(values) for values in near], color=color, linewidth=2, label=label)
     axes.set(xlabel="thousand tokens read", ylabel="divergence from dense, nats a token", title="SmolLM2-135M at 0.8")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

@@ -35,6 +35,7 @@ No text is read twice: 4,662 paragraphs and 6,400 questions of SQuAD's training 
 CNN/DailyMail, 6,400 sentences of STS-B. bf16-mixed, rate 3e-4. nDCG@10 of 2,000 questions of SQuAD's dev set among their
 2,000 paragraphs (standard error 0.8), and of 500 highlights of CNN/DailyMail among their articles. `before`:
 right after the factorization on the same calibration. *Whole blocks*: the method Layers with the same distillation.
+*On all texts*: 1,340 steps on all 42,851 texts that there are, vectors alone, without hidden states.
 *Program in 8 bits*: the dense model in OpenVINO, weights and activations.
 """
 
@@ -83,8 +84,8 @@ def sections() -> Iterator[str]:
         yield origin(wide[0], STUDY, 1)
 
 
-def _place(result: dict[str, Any]) -> tuple[bool, float]:
-    return result["method"] == "Layers", -result["density"]
+def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:
+    return result["method"] == "Layers", -result["density"], result["name"].startswith("all")
 
 
 def _scores(result: dict[str, Any], name: str) -> list[str]:
@@ -94,11 +95,12 @@ def _scores(result: dict[str, Any], name: str) -> list[str]:
 
 
 def _wide(result: dict[str, Any]) -> list[list[str]]:
-    blocks = "whole blocks, " if result["method"] == "Layers" else ""
+    blocks, every = "whole blocks, " if result["method"] == "Layers" else "", result["name"].startswith("all")
+    shown = {"compressed": "trained on all texts"} if every else {"before": "before", "compressed": "trained"}
     cosines = {"before": "", "compressed": f"{result['compressed']['metric']:.3f}"}
     return [
-        [f"{result['density']:.3f}", f"{blocks}{shown}", *_scores(result, name), cosines[name]]
-        for name, shown in {"before": "before", "compressed": "trained"}.items()
+        [f"{result['density']:.3f}", f"{blocks}{what}", *_scores(result, name), cosines[name]]
+        for name, what in shown.items()
     ]
 
 
