@@ -39,6 +39,14 @@ right after the factorization on the same calibration. *Whole blocks*: the metho
 *Program in 8 bits*: the dense model in OpenVINO, weights and activations.
 """
 
+ACROSS = """## One index for two models
+
+nDCG@10 in the same searches if the dense model encodes the queries and the small one, trained as above, the documents, or the reverse.
+*cosine*: the mean between the vectors of both models.
+"""
+PAIRS = {"dense/dense": "both dense", "dense/small": "dense queries", "small/dense": "small queries",
+         "small/small": "both small"}  # fmt: skip
+
 
 def sections() -> Iterator[str]:
     """Yield the table, if there are results."""
@@ -82,6 +90,17 @@ def sections() -> Iterator[str]:
             dense.append(["1", "program in 8 bits", "", *searched, ""])
         yield table(head, [*dense, *(row for result in wide for row in _wide(result))])
         yield origin(wide[0], STUDY, 1)
+    if across := load(f"{STUDY}/across"):
+        yield ACROSS
+        yield table(
+            ["model", "searched", *PAIRS.values(), "cosine of queries", "of documents"],
+            [
+                [made["name"], name, *(percent(made[key][pair]) for pair in PAIRS),
+                 f"{made[key]['cosine_queries']:.3f}", f"{made[key]['cosine_documents']:.3f}"]
+                for made in across for key, name in (("squad", "SQuAD"), ("cnn", "CNN/DailyMail"))
+            ],
+        )  # fmt: skip
+        yield origin(across[0], f"{STUDY}/across", 1)
 
 
 def _place(result: dict[str, Any]) -> tuple[bool, float, bool]:
