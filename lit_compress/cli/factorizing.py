@@ -7,6 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
 from lit_compress.run.trials import LARGE, decide
+from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.refinement import check_refinement, refine_net
@@ -63,9 +65,9 @@ def factorize(
             float32 (in OUT.by_block); the same command continues after a kill.
         refine: train every compressed block for so many steps to give the dense block's outputs, without labels, on the
             calibration texts, e.g. 100. If the dev metric falls, the model before it is kept.
-        distil: train the whole compressed model for so many steps to give the dense model's logits and hidden states,
-            without labels, on the training texts, e.g. 100. The best of its epochs and of the model before it is kept.
-            With --dtype int4 the weights are rounded to 4 bits in every step.
+        distil: train the whole compressed model for so many steps to give the dense model's logits, e.g. 100; if it
+            does not write text, or loses blocks, also its hidden states. No labels are read. The best of its epochs and
+            of the model before it is kept. With --dtype int4 the weights are rounded to 4 bits in every step.
             Options of the Trainer, of the distillation, and optimizer and lr_scheduler of the method's stage are as of
             fit. The same command continues after a kill.
         distil_texts: file of texts for --distil in place of the training texts.
@@ -138,16 +140,20 @@ def usual_losses(line: Line) -> dict[str, Any]:
     method = method_class(line.last("model"))
     none = str(line.last("model.distillation.alpha_layers")).strip("0.") == ""
     losses = LOSSES if getattr(method, "dense_states", True) else Distillation(alpha=1.0)
-    if none:  # options of the hidden states would have no effect
-        losses = replace(getattr(method, "distillation", losses), alpha=1.0, alpha_layers=0.0)
+    losses = outputs_alone(method) if none and method else losses
     return {"model": {"init_args": {"distillation": asdict(losses)}}}
 
 
-def usual_of_writers(cli: CommandLine, job: Job) -> Job:
-    """Return the job with the usual losses of a language model: a temperature of 1, and no states with rounded weights.
+def outputs_alone(kind: type[Method]) -> Distillation:
+    """Return the distillation without hidden states; its options on these, without effect, are the method's own."""
+    return replace(signature(kind).parameters["distillation"].default, alpha=1.0, alpha_layers=0.0)
 
-    At 2, and with states, it ended worse (benchmarks/decoder). Its kind may be known only by the model's head. Values
-    in a config or an option stay.
+
+def usual_of_writers(cli: CommandLine, job: Job) -> Job:
+    """Return the job with the usual losses of a language model: of the outputs alone, at a temperature of 1.
+
+    At 2, and with hidden states, it ended worse (benchmarks/decoder); models of fewer blocks also learn these unless
+    their weights are rounded. Its kind may be known only by the model's head. Values in a config or an option stay.
     """
     losses = cli.config.model.init_args.distillation
     before: dict[str, Any] = {"model": {"init_args": {"distillation": {}}}}
@@ -157,9 +163,10 @@ def usual_of_writers(cli: CommandLine, job: Job) -> Job:
         return job
     if "temperature" not in given:
         losses.temperature = 1.0
-    if cli.config.export.dtype == "int4" and not given & {"alpha_layers", "mask_padding", "relative"}:
-        losses.alpha_layers, own = 0.0, type(job.method).distillation
-        losses.mask_padding, losses.relative = own.mask_padding, own.relative  # which would have no effect
+    shorter = isinstance(one_shot_stage(job.method).compression, BlockRemoval)
+    if (cli.config.export.dtype == "int4" or not shorter) and not given & {"alpha_layers", "mask_padding", "relative"}:
+        own = outputs_alone(type(job.method))
+        losses.alpha_layers, losses.mask_padding, losses.relative = 0.0, own.mask_padding, own.relative
     return cli.build()
 
 
