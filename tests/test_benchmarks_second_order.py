@@ -35,10 +35,11 @@ def write_teacher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_kprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = write_teacher(tmp_path, monkeypatch)
     monkeypatch.setattr(untrained, "STEPS", {"refined": 1, "distilled": 1, "longer": 2})
+    monkeypatch.setattr(untrained, "JUDGES", 16)
     monkeypatch.setattr(sys, "argv", ["untrained", *words, "--densities", "0.5"])
     untrained.main()
     made = {result["name"]: result for result in common.load(tmp_path / "results")}
-    after = {f"sst2-{cell}-0.5{end}" for cell in untrained.REMOVES for end in ("", *(f"-{a}" for a in untrained.STEPS))}
+    after = {f"sst2-{cell}-0.5{end}" for cell in untrained.MADE for end in ("", *(f"-{a}" for a in untrained.STEPS))}
     assert set(made) == {"sst2-dense", "sst2-kprune-0.5"} | after
     assert all(r["dev"]["val/rows"] == r["held_out"]["val/rows"] == 20 and r["file_density"] <= 0.51
                for name, r in made.items() if name != "sst2-dense")  # fmt: skip
@@ -49,9 +50,10 @@ def test_kprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         untrained_tables, "load", lambda script: list(made.values()) if script.endswith("untrained") else []
     )
     _, shown, _ = untrained_tables.untrained()
+    found = untrained_tables.UNTRAINED_NAMES["search"]
     assert [line.split(" | ")[1] for line in shown.splitlines()[2:]] == [
-        *("K-FAC, heads and neurons", "K-prune", "K-FAC, components"),
-        *["K-FAC, heads and neurons", "K-FAC, components"] * 3,
+        *("K-FAC, heads and neurons", "K-prune", "K-FAC, components", found),
+        *["K-FAC, heads and neurons", "K-FAC, components", found] * 3,
     ]  # fmt: skip
 
 

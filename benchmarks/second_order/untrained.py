@@ -32,7 +32,8 @@ STUDY = "second_order/untrained"
 DENSITIES = (0.25, 0.1)
 HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 400, "qnli": 400}
 SEED, CALIBRATED, TEXTS = 1, 1024, 8000
-REMOVES = ("structures", "components", "search")
+REMOVES = ("structures", "components")
+MADE = (*REMOVES, "search")
 JUDGES = 128  # texts that judge the models of a search, and texts on which its finals are refined
 STEPS = {"refined": 100, "distilled": 300, "longer": 800}
 
@@ -183,7 +184,7 @@ class Untrained:
 def main() -> None:
     """Make what is missing."""
     parser = common.parser(
-        STUDY, __doc__, "data", "teachers", tasks=tuple(HELD_OUT), only=("dense", *REMOVES, "kprune", *STEPS),
+        STUDY, __doc__, "data", "teachers", tasks=tuple(HELD_OUT), only=("dense", *MADE, "kprune", *STEPS),
         work=Path("runs/second_order_untrained"),
     )  # fmt: skip
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
@@ -194,7 +195,7 @@ def main() -> None:
         made = Untrained(options, task)
         if "dense" in options.only and common.missing(options, f"{task}-dense"):
             made.store(f"{task}-dense", made.dense, {"cell": "dense", "target": 1.0, "after": ""})
-        for cell in (c for c in REMOVES if c in options.only):
+        for cell in (c for c in MADE if c in options.only):
             left = [d for d in options.densities if common.missing(options, f"{task}-{cell}-{d:g}")]
             if left:
                 made.compressed(cell, left)
@@ -202,7 +203,7 @@ def main() -> None:
             if common.missing(options, name := f"{task}-kprune-{density:g}"):
                 made.kpruned(density, name)
         for after in (a for a in STEPS if a in options.only):
-            for density, cell in ((d, c) for d in options.densities for c in REMOVES):
+            for density, cell in ((d, c) for d in options.densities for c in MADE):
                 if common.missing(options, f"{task}-{cell}-{density:g}-{after}"):
                     if not (options.work / f"{task}-{cell}-{density:g}").exists():
                         made.compressed(cell, [density])

@@ -28,7 +28,8 @@ to the observed Fisher information.
 
 ESTIMATE_NAMES = {"kfac": "K-FAC", "ladder": "ladder", "length": "1 / length", "reduce": "reduce", "nearest": "nearest"}
 
-UNTRAINED_NAMES = {"structures": "K-FAC, heads and neurons", "kprune": "K-prune", "components": "K-FAC, components"}
+UNTRAINED_NAMES = {"structures": "K-FAC, heads and neurons", "kprune": "K-prune", "components": "K-FAC, components",
+                   "search": "one search over sub-layers, heads and neurons"}  # fmt: skip
 AFTER = {"": "nothing", "refined": "`--refine 100`", "distilled": "`--distil 300`", "longer": "`--distil 800`"}
 
 
