@@ -214,7 +214,7 @@ def held_out(
         for turn, own in enumerate(places.values()):
             if (share := (number + turn) // len(places)) >= len(own):
                 most = len(places) * (len(own) - 1)
-                raise UserError(f"data.hold_out: {number} leaves none of a kind of {len(own)} rows; the most is {most}")
+                raise UserError(f"data.hold_out: {number} leaves none of a kind of {len(own)} rows; nearest: {most}")
             start = int(torch.randint(len(own) - share + 1, (), generator=generator))
             held += own[start : start + share]
     else:

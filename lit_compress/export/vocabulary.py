@@ -225,7 +225,7 @@ def keep_tokens(net: Model, kept: Sequence[int]) -> Model:
             words = [word if isinstance(word, list) else [word] for word in getattr(config, name, None) or ()]
             left = [[new[n] for n in word] for word in words if new.keys() >= {*word}]
             if words:
-                setattr(config, name, left if name == "bad_words_ids" else [n for word in left for n in word])
+                setattr(config, name, (left if name == "bad_words_ids" else [n for word in left for n in word]) or None)
     with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
         save_net(small, Path(work))
         small = load_net(Path(work))

@@ -70,7 +70,7 @@ def test_kinds_of_texts_are_read_apart_and_drawn_in_turns(backbone, texts, tmp_p
     data.setup("fit")
     held = data._splits["held_out", True].rows
     assert held[base.KIND] == [0] * 4 + [1] * 4 and held["text"][:4] in [lines[40 + i : 44 + i] for i in range(12)]
-    with pytest.raises(UserError, match="hold_out: 30 leaves none of a kind of 15 rows; the most is 28"):
+    with pytest.raises(UserError, match="hold_out: 30 leaves none of a kind of 15 rows; nearest: 28"):
         DataModule("plain_text", backbone, str(tmp_path), hold_out=30).setup("fit")
 
 
