@@ -15,6 +15,7 @@ training split, XSum, CNN/DailyMail), a quarter questions of SQuAD, a quarter se
 questions of SQuAD's dev set among 2,000 paragraphs, and on CNN/DailyMail's test articles by their highlights, with the
 dense model and the export before training next to it. ``layers`` is the same with whole blocks, by measured loss.
 ``all`` reads every text that there is, 42,851 in 1,340 steps, and learns vectors alone, without hidden states.
+For a larger model, fewer: --steps and --questions.
 ``int8`` is the dense model as OpenVINO's program in 8 bits, calibrated on questions and paragraphs of SQuAD's training
 split, and scored on the same questions and highlights.
 
@@ -174,7 +175,7 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     out, before = (folder / name for folder in (options.work, options.work / "before"))
     data = ("--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", texts_alone(options),
             "--data.max_length", 256, "--density", density, *(LAYERS if cell == "layers" else ()))  # fmt: skip
-    steps, own = (ALL_STEPS, ("--model.distillation.alpha_layers", 0)) if cell == "all" else (STEPS, ())
+    steps, own = (ALL_STEPS, ("--model.distillation.alpha_layers", 0)) if cell == "all" else (options.steps, ())
     more = ("--distil", steps, "--distil_texts", wide_texts(options, cell == "all"), *own)
     more += ("--trainer.precision", "bf16-mixed")
     common.command(options, "factorize", options.backbone, before, *data)
@@ -183,7 +184,7 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
         return
     nets = {"dense": options.backbone, "before": before, "compressed": out}
     scored = {
-        name: {key: retrieval(options, net, folder) for key, folder in searches(options).items()}
+        name: {key: retrieval(options, net, folder) for key, folder in searches(options, options.questions).items()}
         for name, net in nets.items()
     }
     stsb = ("--data.task", "stsb_embedding")
@@ -196,14 +197,14 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     common.write(options, name, {**made, "searched": scored, "similar": similarity, **report})
 
 
-def searches(options: Any) -> dict[str, Path]:
+def searches(options: Any, questions: int = MANY) -> dict[str, Path]:
     """Return the folders of questions and of highlights."""
-    return {"squad": asked(options, MANY), "cnn": highlights(options)}
+    return {"squad": asked(options, questions), "cnn": highlights(options)}
 
 
 def quantize(options: Any) -> None:
     """Make the dense model as a program in 8 bits, and score it on both searches."""
-    for key, folder in searches(options).items():
+    for key, folder in searches(options, options.questions).items():
         name = f"int8-{key}"
         if not common.missing(options, name):
             continue
@@ -231,6 +232,8 @@ def main() -> None:
     """Make what is missing."""
     parser = common.parser(STUDY, __doc__, "backbone", "data", "work", only=CELLS)
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of wide and layers")
+    parser.add_argument("--questions", type=int, default=MANY, help="of wide, layers, all and int8")
     options = parser.parse_args()
     texts = common.source("stsb_embedding", options.data / "glue" / "stsb")
     for cell in options.only:
