@@ -15,7 +15,8 @@ from lit_compress.utils.removed import removed_value
 
 Vocabulary = Literal["all", "data"]
 NEEDS: dict[Format, tuple[str, ...]] = {
-    "hf": (), "onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")
+    "hf": (), "onnx": ("onnx", "onnxscript", "onnxruntime", "nncf"),
+    "openvino": ("openvino", "transformers.exporters", "nncf"),
 }  # fmt: skip
 
 
@@ -97,11 +98,6 @@ class Choices:
             )
         if self.dtype == "int4" and not net.can_generate():
             raise UserError("export: --dtype int4 is for models that write text, one token at a time; nearest: int8")
-        if net.can_generate() and find_spec("nncf") is None:
-            raise UserError(
-                f"export: --dtype {self.dtype} of a model that writes text needs nncf; in the clone: pip install "
-                "'.[openvino]'"
-            )
 
     def check_drop(self, report: dict[str, Any]) -> None:
         """Raise a UserError if the export of a report loses more of the metric than ``max_drop``."""

@@ -5,8 +5,8 @@ every row, or of 4 bits with one for every :data:`GROUP` weights of a row, and 8
 sensitive tenth of the matrices, which adds 5 % to SmolLM2-135M and leaves two thirds of its loss. A few of their
 activations are far larger than the others: fixed ranges cost SmolLM2-135M 11 % of perplexity (benchmarks/decoder).
 
-All other models get integers of 8 bits for weights and activations. ONNX Runtime's static quantization and NNCF read
-the range of every activation once, from texts. So a text has the same answers alone, in a batch and with padding.
+All other models get integers of 8 bits for weights and activations. NNCF reads the range of every activation once,
+from texts. So a text has the same answers alone, in a batch and with padding.
 Weights take 7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
 """
 
@@ -23,7 +23,6 @@ from contextlib import contextmanager, redirect_stdout
 from math import inf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +31,7 @@ import torch
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of, same_order
 from lit_compress.export.program import Program, program_bytes, read_program
+from lit_compress.export.runtimes import RUNTIMES, Setting
 from lit_compress.layers import Int8Embedding
 from lit_compress.models.sites import Model
 from lit_compress.stages.rounded import GROUP, is_rounded
@@ -39,7 +39,7 @@ from lit_compress.utils.errors import UserError
 
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
-SMOOTH = (0.95, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
+SMOOTH = (0.7, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
 SHARE = 0.9  # of the matrices, whose weights have 4 bits, :data:`GROUP` with a scale; the others have 8 bits
 # ways to find weights of 4 bits, by name: arguments of NNCF, which differ in nothing that changes the size
 WAYS: dict[str, dict[str, Any]] = {
@@ -77,24 +77,25 @@ def quantize(
         dtype: ``int4`` is for the weights of OpenVINO's programs.
         feeds: batches of the program's inputs, from which the ranges of activations are read; None: only weights get
             integers. For a ``way`` every text alone, without padding.
-        smooth: the shares that are tried for OpenVINO; one is enough to time the program.
+        smooth: the shares that are tried; one is enough to time the program.
         way: further arguments of NNCF for weights of 4 bits, as in :data:`WAYS`; None: they are rounded.
 
     Raises:
         UserError: the library cannot quantize it.
     """
+    write = _write_onnx if path.suffix == ".onnx" else _write_openvino
     with TemporaryDirectory(dir=out.parent) as work:
-        small = Path(work) / out.name
+        shares = smooth if dtype == "int8" and feeds else smooth[:1]
+        made = {Path(work) / f"{number}{out.suffix}": share for number, share in enumerate(shares)}
         try:
             with silent():
-                if path.suffix == ".onnx":
-                    _quantize_onnx(path, small, feeds)
-                else:
-                    _quantize_openvino(path, small, dtype, feeds, smooth, way)
+                for file, share in made.items():
+                    write(path, file, dtype, feeds, share, way or {})
+                best = min(made, key=lambda file: _off(path, file, feeds or ())) if shares[1:] else next(iter(made))
         except Exception as error:  # the libraries raise anything
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
-        _move(small, out)
+        _move(best, out)
 
 
 def best_weights(path: Path, net: Model, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
@@ -178,42 +179,61 @@ def single_texts(feeds: Sequence[Feed]) -> list[Feed]:
     ]
 
 
-def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed] | None) -> None:
-    """Quantize matrices, and with ``feeds`` their inputs, and tables of embeddings by :func:`integer_tables`.
-
-    The output of a matrix stays in float: with ranges for it MiniLM-L6 was off by twice as much, and took longer.
-    """
+def _write_onnx(
+    path: Path, out: Path, dtype: Integers, feeds: Sequence[Feed] | None, share: float, way: Mapping[str, Any]
+) -> None:
+    """Quantize matrices, and with ``feeds`` their inputs, and tables of embeddings by :func:`integer_tables`."""
+    import nncf
     import onnx
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     model, turned = fold(onnx.load(path))
     if feeds is None:
-        import nncf
-
         tables = nncf.IgnoredScope(types=["Gather"], validate=False)
         model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=tables)
     else:
-        matrices, constants, kept = ["MatMul", "Gemm"], {item.name for item in model.graph.initializer}, []
+        constants, kept = {item.name for item in model.graph.initializer}, []
         for node in model.graph.node:  # those after the model, and products of two activations, stay in float
             scopes = (item.value for item in node.metadata_props if item.key == "pkg.torch.onnx.name_scopes")
             modules = {name for value in scopes for name in ast.literal_eval(value)}
-            if "net" not in modules or not constants & set(node.input):
+            if node.op_type not in ("MatMul", "Gemm") or "net" not in modules or not constants & set(node.input):
                 kept.append(node.name)
-        names = [item.name for item in model.graph.input]
-        ranges = iter([{name: feed[name] for name in names} for feed in feeds])
-        quantize_static(
-            model, out, SimpleNamespace(get_next=lambda: next(ranges, None)),
-            quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8, op_types_to_quantize=matrices, calibrate_method=CalibrationMethod.MinMax,
-            extra_options={"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": matrices},
-            nodes_to_exclude=kept,
-        )  # fmt: skip
-        model = onnx.load(out)
+        model = _with_ranges(model, [item.name for item in model.graph.input], feeds, share, kept)
+        _without_signs(model)
     integer_tables(model, turned)
     model.graph.ClearField("value_info")
     for node in model.graph.node:
         node.ClearField("metadata_props")  # where it was in the model: half a megabyte
     onnx.save(model, out)
+
+
+def _with_ranges(model: Any, names: Sequence[str], feeds: Sequence[Feed], share: float, kept: Sequence[str]) -> Any:
+    """Return a model of ONNX or OpenVINO whose weights and activations have 8 bits, but those of the nodes ``kept``.
+
+    Of the ranges of activations ``share`` moves into the weights. With NNCF's 0.95 the vectors of a dense MPNet are off
+    by ten times as much as with 0.7, and a MiniLM's by three times. Components at 0.10 want 0.5: ranges between two
+    factors differ by up to 52 times there, and with 0.95 of them the columns of the second factor do.
+    """
+    import nncf
+
+    given = [{name: feed[name] for name in names} for feed in feeds]
+    return nncf.quantize(
+        model, nncf.Dataset(given), subset_size=len(given), model_type=nncf.ModelType.TRANSFORMER,
+        preset=nncf.QuantizationPreset.MIXED, ignored_scope=nncf.IgnoredScope(names=[*kept], validate=False),
+        advanced_parameters=nncf.AdvancedQuantizationParameters(
+            overflow_fix=nncf.OverflowFix.ENABLE,
+            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
+        ),
+    )  # fmt: skip
+
+
+def _without_signs(model: Any) -> None:
+    """Let the integers of activations begin at 0, in place: others are multiplied in float on a processor of x86."""
+    from onnx import numpy_helper
+
+    zeros = {node.input[2] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    for item in model.graph.initializer:
+        if item.name in zeros and (zero := numpy_helper.to_array(item)).dtype == np.int8:
+            item.CopyFrom(numpy_helper.from_array((zero.astype(np.int16) + 128).astype(np.uint8), item.name))
 
 
 def fold(model: Any) -> tuple[Any, dict[str, str]]:
@@ -288,56 +308,37 @@ def silent() -> Iterator[None]:
         logging.disable(known)
 
 
-def _quantize_openvino(
-    path: Path, out: Path, dtype: Integers, feeds: Sequence[Feed] | None, smooth: Sequence[float],
-    way: Mapping[str, Any] | None,
-) -> None:  # fmt: skip
-    """Quantize weights by NNCF, and for ``int8`` with ``feeds`` activations: with the best share of ``smooth``.
-
-    NNCF's 0.95 is nearer for a dense MiniLM, and far off for components at 0.10: ranges between two factors differ by
-    up to 52 times there, and with 0.95 of them the columns of the second factor do.
-    """
+def _write_openvino(
+    path: Path, out: Path, dtype: Integers, feeds: Sequence[Feed] | None, share: float, way: Mapping[str, Any]
+) -> None:
+    """Quantize weights by NNCF, and for ``int8`` with ``feeds`` activations."""
     import nncf
     import openvino
 
     model, mode = openvino.Core().read_model(path), nncf.CompressWeightsMode
     names = [item.any_name for item in model.inputs]
-    given = [{name: feed[name] for name in names} for feed in feeds or ()]
     if dtype == "int4":
         settings: dict[str, Any] = {"mode": mode.INT4_SYM, "group_size": GROUP, "ratio": SHARE, "all_layers": False}
-        settings |= way or {}
-        if given:
+        settings |= way
+        if given := [{name: feed[name] for name in names} for feed in feeds or ()]:
             settings |= {"dataset": nncf.Dataset(given), "subset_size": len(given)}
         adjusted = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
         program = nncf.compress_weights(model, advanced_parameters=adjusted, **settings)
     elif feeds is None:
         program = nncf.compress_weights(model, mode=mode.INT8_ASYM)
     else:
-        made = [
-            nncf.quantize(
-                openvino.Core().read_model(path), nncf.Dataset(given), subset_size=len(given),
-                model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED,
-                advanced_parameters=nncf.AdvancedQuantizationParameters(
-                    overflow_fix=nncf.OverflowFix.ENABLE,
-                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
-                ),
-            )
-            for share in smooth
-        ]  # fmt: skip
-        program = min(made, key=lambda other: _off(model, other, given)) if made[1:] else made[0]
+        program = _with_ranges(model, names, feeds, share, ())
     openvino.save_model(program, out, compress_to_fp16=False)
     out.write_text(re.sub(r">\s+<", "><", out.read_text(encoding="utf-8")), encoding="utf-8")  # a sixth is indentation
 
 
-def _off(model: Any, other: Any, feeds: Sequence[Feed]) -> float:
-    """Return the sum of squares by which the answers of two of OpenVINO's programs differ at tokens."""
-    import openvino
-
-    exact, also = (openvino.compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}) for one in (model, other))
-    total = 0.0
+def _off(path: Path, other: Path, feeds: Sequence[Feed]) -> float:
+    """Return the sum of squares by which the answers of two programs differ at tokens."""
+    runtime, total = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"], 0.0
+    exact, also = (runtime.load(one, Setting((), torch.get_num_threads())) for one in (path, other))
     for feed in feeds:
         mask = np.asarray(feed["attention_mask"], dtype=bool)
-        for one, answer in zip(exact(feed).values(), also(feed).values(), strict=True):
+        for one, answer in zip(exact(feed), also(feed), strict=True):
             squares = np.square(one.astype(np.float32) - answer)
             total += float((squares[mask] if squares.shape[:2] == mask.shape else squares).sum())
     return total

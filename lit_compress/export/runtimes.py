@@ -28,7 +28,7 @@ class Setting:
     """How a model is run.
 
     Attributes:
-        results: names of its outputs.
+        results: names of its outputs; for a program none are all.
         threads: of the runtime.
         device, dtype: of PyTorch; ``cpu``, ``cuda``, ...
     """
@@ -157,7 +157,8 @@ def _onnx(file: Path, setting: Setting) -> Runner:
     options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads rest while others have a turn
     session = onnxruntime.InferenceSession(file, options, providers=[provider])
     names = [item.name for item in session.get_inputs()]
-    return lambda inputs: session.run(list(setting.results), {name: inputs[name] for name in names})
+    results = [*setting.results] or None
+    return lambda inputs: session.run(results, {name: inputs[name] for name in names})
 
 
 def _openvino(file: Path, setting: Setting) -> Runner:
@@ -171,7 +172,7 @@ def _openvino(file: Path, setting: Setting) -> Runner:
 
     def run(inputs: Inputs) -> list[Any]:
         results = model({name: inputs[name] for name in names})
-        return [results[name] for name in setting.results]
+        return [results[name] for name in setting.results] or [*results.values()]
 
     return run
 
@@ -194,7 +195,7 @@ RUNTIMES = {
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "float32"),)),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino,
                 (("onnx", "float32"), ("openvino", "float32")), tolerance=1e-3),
-        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "int8"),), 0.25),
+        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime", "nncf"), _onnx, (("onnx", "int8"),), 0.25),
         Runtime("openvino-int8", ("openvino", "nncf"), _openvino, (("openvino", "int8"),), 0.25),
     )
 }  # fmt: skip

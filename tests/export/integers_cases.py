@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import lit_compress
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export import choices, integers
+from lit_compress.export import integers
 from lit_compress.export.fuse import fuse
 from lit_compress.export.integers import best_weights, quantize, quantize_program, training_feeds
 from lit_compress.export.program import Program, program_bytes, read_program, write_program
@@ -139,14 +139,6 @@ def test_what_a_library_cannot_do_is_one_line(tmp_path):
     assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_a_package_that_is_missing_is_one_line(writer, monkeypatch):
-    found = choices.Choices(format="onnx", dtype="int8")
-    found.check(writer[0])
-    monkeypatch.setattr(choices, "find_spec", lambda name: None if name == "nncf" else True)
-    with pytest.raises(UserError, match=r"^export: --dtype int8 of a model that writes text needs nncf; in the clone:"):
-        found.check(writer[0])
-
-
 def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path):
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
     (batch, *_) = training_feeds(data, "export: --dtype int8")
@@ -218,7 +210,8 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
         assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
 
 
-def test_factors_whose_ranges_differ(tmp_path):
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
+def test_factors_whose_ranges_differ(form, tmp_path):
     """Between two factors ranges may differ by 50 times, as after training; of two ways to smooth them the better is
     taken, whichever is tried first."""
     pytest.importorskip("nncf")
@@ -230,14 +223,20 @@ def test_factors_whose_ranges_differ(tmp_path):
         if isinstance(layer, LowRankLinear):
             layer.right.data[::7] *= 50
             layer.left.data[:, ::7] /= 50
-    made, given = write_program(net, Tokenizer("token_type_ids"), tmp_path, "openvino"), feeds(2)
+    made, given = write_program(net, Tokenizer("token_type_ids"), tmp_path, form), feeds(2)
     inputs = {name: torch.from_numpy(value) for name, value in given[1].items()}
     exact = net(**inputs).logits.detach()
 
     def error(*smooth):
-        quantize(tmp_path / made["file"], tmp_path / "small.xml", "int8", given, smooth)
-        assert b"> <" not in b" ".join((tmp_path / "small.xml").read_bytes().split())  # no indentation
-        answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**inputs).logits
+        quantize(
+            tmp_path / made["file"],
+            small := tmp_path / ("small.onnx" if form == "onnx" else "small.xml"),
+            "int8",
+            given,
+            smooth,
+        )
+        assert form == "onnx" or b"> <" not in b" ".join(small.read_bytes().split())  # no indentation
+        answer = Program(read_program(small, ("logits",)), net.config)(**inputs).logits
         return float((answer - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
 
     alone = sorted(error(share) for share in (0.95, 0.5))

@@ -109,7 +109,7 @@ def test_a_table_that_is_also_the_output_layer_is_stored_once(tmp_path):
     onnx.save(graph_of(nodes, values, {"ids": (TensorProto.INT64, [2, 7])}, ["out"], 3), tmp_path / "model.onnx")
     given = {"ids": np.random.default_rng(1).integers(0, 300, (2, 7))}
     (exact,) = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(None, given)
-    quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8", [given])
+    quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8")
     made = onnx.load(tmp_path / "small.onnx")
     kept = {item.name: item for item in made.graph.initializer if np.prod(item.dims) >= 300 * 16}
     assert len(kept) == 2 and {item.data_type for item in kept.values()} == {TensorProto.INT8}
