@@ -17,7 +17,7 @@ dense model and the export before training next to it. ``layers`` is the same wi
 ``all`` reads every text that there is, 42,851 in 1,340 steps, and learns vectors alone, without hidden states.
 For a larger model, fewer: --steps and --questions.
 ``int8`` is the dense model as OpenVINO's program in 8 bits, calibrated on questions and paragraphs of SQuAD's training
-split, and scored on the same questions and highlights.
+split, and scored on the same questions and highlights. ``smaller`` is another model, --smaller, scored alike.
 
 Writes benchmarks/embedding/results/<cell>-<density>.json (the export's report.json, ``retrieval`` of export and model,
 for ``vectors`` also ``similarity``, the scores on STS-B); existing ones are kept, so the script can be stopped and
@@ -38,7 +38,7 @@ from benchmarks.second_order.run import shortened
 
 STUDY = "embedding"
 DENSITIES = (0.5, 0.25, 0.16, 0.10)
-CELLS = ("kfac", "none", "passages", "vectors", "wide", "layers", "all", "int8")
+CELLS = ("kfac", "none", "passages", "vectors", "wide", "layers", "all", "int8", "smaller")
 LAYERS = ("--method", "Layers", "--model.prune.choice", "measured")
 QUESTIONS, CALIBRATED, TAUGHT = 500, 1024, 10_240
 MANY, STEPS, WIDE, WORDS = 2000, 800, 25_600, 100  # questions, steps, texts, words of a piece of an article
@@ -182,19 +182,32 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     common.command(options, "factorize", options.backbone, out, *data, *more)
     if options.list:
         return
-    nets = {"dense": options.backbone, "before": before, "compressed": out}
-    scored = {
-        name: {key: retrieval(options, net, folder) for key, folder in searches(options, options.questions).items()}
-        for name, net in nets.items()
-    }
-    stsb = ("--data.task", "stsb_embedding")
-    similarity = {
-        name: common.metrics_on(net, options.data / "glue" / "stsb", options.threads, *stsb)
-        for name, net in nets.items()
-    }
+    scores = scored(options, {"dense": options.backbone, "before": before, "compressed": out})
     report = shortened(json.loads((out / "report.json").read_text()))
     made = {"name": name, "threads": options.threads, "records": [], "density": density}
-    common.write(options, name, {**made, "searched": scored, "similar": similarity, **report})
+    common.write(options, name, {**made, **scores, **report})
+
+
+def scored(options: Any, nets: dict[str, Path]) -> dict[str, Any]:
+    """Return how well models find documents, and how well they tell similar sentences."""
+    folders, stsb = searches(options, options.questions), ("--data.task", "stsb_embedding")
+    return {
+        "searched": {
+            name: {key: retrieval(options, net, folder) for key, folder in folders.items()}
+            for name, net in nets.items()
+        },
+        "similar": {
+            name: common.metrics_on(net, options.data / "glue" / "stsb", options.threads, *stsb)
+            for name, net in nets.items()
+        },
+    }
+
+
+def score_smaller(options: Any) -> None:
+    """Score the model --smaller."""
+    if common.missing(options, "smaller") and not options.list:
+        made = {"name": "smaller", "model": options.smaller.name, "threads": options.threads}
+        common.write(options, "smaller", made | scored(options, {"dense": options.smaller}) | common.frame())
 
 
 def searches(options: Any, questions: int = MANY) -> dict[str, Path]:
@@ -234,10 +247,11 @@ def main() -> None:
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
     parser.add_argument("--steps", type=int, default=STEPS, help="of wide and layers")
     parser.add_argument("--questions", type=int, default=MANY, help="of wide, layers, all and int8")
+    parser.add_argument("--smaller", type=Path, help="another sentence model")
     options = parser.parse_args()
     texts = common.source("stsb_embedding", options.data / "glue" / "stsb")
     for cell in options.only:
-        for density in options.densities if cell != "int8" else ():
+        for density in options.densities if cell not in ("int8", "smaller") else ():
             if cell in ("wide", "layers", "all"):
                 teach_widely(options, cell, density)
                 continue
@@ -260,6 +274,8 @@ def main() -> None:
             common.write(options, name, {**made, "records": [], "retrieval": scored, **report})
     if "int8" in options.only:
         quantize(options)
+    if "smaller" in options.only and options.smaller:
+        score_smaller(options)
 
 
 if __name__ == "__main__":
