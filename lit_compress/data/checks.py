@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -108,9 +108,9 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
     if not number:
         raise no_rows(source.where, table.names)
     names = dict.fromkeys([*(table.names or ()), *row])
-    if labelled and len(absent := _absent(task, names)) < len(task.label_columns):
-        for name in absent:
-            raise UserError(f"{source.where} has no column '{name}'; {nearest(name, names)}")
+    absent = [name for name in task.label_columns or (task.label,) if name not in names]
+    if labelled and 0 < len(absent) < len(task.label_columns):
+        raise UserError(f"{source.where} has no column '{absent[0]}'; {nearest(absent[0], names)}")
     is_plain = task.label in task.text  # plain text is its own label, and has empty lines
     given = task.label in row and not _is_secret(task, row[task.label])
     has_labels = given and (labelled or is_plain)
@@ -139,10 +139,11 @@ def _write(task: Task, source: Source, labelled: bool, optional: bool, folder: P
         while chunk := list(islice(rows, CHUNK)):
             stream.write_table(pa.Table.from_pylist([made(*numbered) for numbered in chunk], schema=schema))
     if labelled and not (optional or given) and task.label:
-        missing = [f"no column '{name}' ({nearest(name, names)})" for name in _absent(task, names)]
-        missing.append(f"no labels (all are {UNLABELLED})")
+        missing = (
+            f"no column '{absent[0]}' ({nearest(absent[0], names)})" if absent else f"no labels (all are {UNLABELLED})"
+        )
         raise UserError(
-            f"{source.where} has {missing[0]}; only predict, and factorize with drawn or exact labels, read rows "
+            f"{source.where} has {missing}; only predict, and factorize with drawn or exact labels, read rows "
             "without labels"
         )
 
@@ -172,11 +173,6 @@ def no_rows(where: str, names: Sequence[str] | None) -> UserError:
     """Return the error for a file without rows, whose columns are known if they do not come with the rows."""
     header = f"a header ({', '.join(names)}) and " if names else ""
     return UserError(f"{where} has {header}no rows")
-
-
-def _absent(task: Task, names: Collection[str]) -> list[str]:
-    """Return the columns of labels that are not among ``names``."""
-    return [name for name in task.label_columns or (task.label,) if name not in names]
 
 
 def _with_label(task: Task, classes: list[str], row: Row) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Self
@@ -53,16 +52,6 @@ class DataModule(DataSettings):
 
     The settings are in :class:`~lit_compress.data.settings.DataSettings`.
     """
-
-    @functools.cached_property
-    def _splits(self) -> dict[tuple[str, bool], Split | None]:
-        """(name, must have labels) -> split; None: a second validation split that does not exist."""
-        return {}
-
-    @functools.cached_property
-    def contents(self) -> dict[str, str]:
-        """Name -> hash of all rows of a split that was read, if some are held out; the same for every seed."""
-        return {}
 
     def read_by(self, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the same data as another tokenizer reads it; the splits are tokenised when they are asked for."""

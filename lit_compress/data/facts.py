@@ -38,6 +38,11 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
     found = []
     for name, (rows, encoded, available) in splits.items():
         empty, keys, columns = 0, list[int](), encoded.with_format("numpy")
+        counts, classes = Counter[int](), list[dict[str, Any]]()
+        if task.labels and task.label in rows.column_names:
+            for (label,) in _values(rows, [task.label]):
+                counts.update(label if isinstance(label, list) else [label])
+            classes = [{"name": name, "count": counts[number]} for number, name in enumerate(task.labels)]
         for row in () if task_type(task).one_text else _values(rows, task.text):
             row = tuple(map(str, row))  # of words
             empty += not all(map(str.strip, row))
@@ -46,19 +51,10 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
             "split": name, "rows": len(rows), "available": available, "inputs": len(encoded),
             "longest": int(columns["length"][:].max()), "cut": int(columns["truncated"][:].sum()), "empty": empty,
             "repeated": len(keys) - len(set(keys)), "in_train": sum(key in trained for key in keys),
-            "classes": class_counts(task, rows),
+            "classes": classes,
         })  # fmt: skip
         trained = trained or set(keys)
     return {"max_length": max_length, "splits": found}
-
-
-def class_counts(task: Task, rows: Dataset) -> list[dict[str, Any]]:
-    """Return ``name`` and ``count`` of every class of ``task``, in its order; [] where it has no classes."""
-    if not task.labels or task.label not in rows.column_names:
-        return []
-    labels = (label if isinstance(label, list) else [label] for (label,) in _values(rows, [task.label]))
-    counts = Counter(chain.from_iterable(labels))
-    return [{"name": name, "count": counts[number]} for number, name in enumerate(task.labels)]
 
 
 def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
@@ -74,13 +70,13 @@ def token_counts(encoded: Dataset, size: int, written: bool = False) -> Tensor:
     return torch.from_numpy(counts)
 
 
-def pieces_missed(encoded: Dataset, size: int, written: bool = False, share: float = 0.1) -> Tensor:
+def pieces_missed(encoded: Dataset, size: int, written: bool = False) -> Tensor:
     """Return for drawn training examples the largest token that no other training example has, -1 for none, int64.
 
-    A ``share`` of them is drawn, the same for every seed; the other arguments as in :func:`token_counts`.
+    A tenth of them is drawn, the same for every seed; the arguments are as in :func:`token_counts`.
     """
     order = drawn_order(len(encoded), VALIDATION_SEED)
-    number = int(share * len(order))
+    number = len(order) // 10
     others = token_counts(encoded.select(sorted(order[number:])), size, written).numpy()
     missed = np.full(number, -1)
     for row, example in enumerate(encoded.select(sorted(order[:number])).select_columns(_columns(encoded, written))):

@@ -149,6 +149,10 @@ class DataSettings(LightningDataModule):
         self._asked_length = max_length
         self.choosing = False  # True: scores choose a model, also without a Trainer, and so are of held-out rows
         self.predicted = ""  # name of the split for predict
+        # (name, must have labels) -> split; None: a second validation split that does not exist
+        self._splits: dict[tuple[str, bool], Any] = {}
+        # name -> hash of all rows of a split that was read, if some are held out; the same for every seed
+        self.contents: dict[str, str] = {}
         self.accumulate = self.devices = 1  # micro-batches of an optimizer step, and processes without a Trainer
 
     def read_as(self, folder: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -240,7 +241,7 @@ def _files(task: Task, files: Sequence[Path], place: Place) -> Source:
                 check_names(task, f"data.path: '{file}'", part.names)
         rows = [part.rows for part in parts]
         for number, kind in enumerate(kinds):
-            rows[number] = map(partial(_of_kind, kind), rows[number])
+            rows[number] = map(partial(or_, {KIND: kind}), rows[number])
         return replace(parts[0], rows=chain.from_iterable(rows))
 
     return Source(where, key, read)
@@ -251,10 +252,6 @@ def kinds_of(files: Iterable[Path]) -> list[int]:
     names = [re.sub(r"([\W\d_]+of)?[\W\d_]+$", "", file.stem) for file in files]
     places = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return [places[name] for name in names] if len(places) > 1 else []
-
-
-def _of_kind(kind: int, row: dict[str, Any]) -> dict[str, Any]:
-    return row | {KIND: kind}
 
 
 def _refuse_pointers(files: Iterable[Path]) -> None:
