@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
 
-_ALL = (
-    Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding(), Reranking(),
-    MultiLabel(),
-)  # fmt: skip
-KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
+KINDS: dict[str, TaskType] = {
+    kind.name: kind()
+    for kind in (Classification, Regression, Tagging, SpanQA, Summarization, LanguageModelling, Embedding, Reranking,
+                 MultiLabel)
+}  # fmt: skip
 
 
 def task_type(task: Task | TaskType | str) -> TaskType:

@@ -170,7 +170,7 @@ class TaskType:
 
     def predicted_tokens(self, task: Task, max_length: int) -> int:
         """Return the largest number of tokens of an example that have logits over a vocabulary; 0 without one."""
-        return 0
+        return max_length if self.over_vocabulary else 0
 
     def freeze(self, net: Model) -> None:
         """Train nothing that is :attr:`unused`: DDP refuses parameters without gradients."""

@@ -51,10 +51,6 @@ class LanguageModelling(TaskType):
         columns["truncated"] = [False] * len(columns["input_ids"])
         return columns if KIND in batch else {name: columns[name] for name in columns if name != KIND}
 
-    def predicted_tokens(self, task: Task, max_length: int) -> int:
-        """Return the length of a block."""
-        return max_length
-
     def outputs(self, net: Model, batch: Batch, tokenizer: Tokenizer) -> Tensor:
         """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
         return token_losses(self.logits(self.run(net, batch), batch), batch["labels"])

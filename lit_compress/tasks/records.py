@@ -169,6 +169,12 @@ TASKS: dict[str, Task] = {
 }  # fmt: skip
 
 
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(part) for key, part in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def get_task(name: str) -> Task:
     """Return the task called ``name``, which may also be the JSON of :func:`task_name`.
 
@@ -176,11 +182,9 @@ def get_task(name: str) -> Task:
         UserError: there is no such task; the message names the nearest one.
     """
     if name.startswith("{"):
-        record: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(name).items()}
+        record = _tuples(json.loads(name))
         groups = {"spans": Spans, "writing": Writing, "pooling": Pooling}
-        for name in groups.keys() & record.keys():
-            record[name] = groups[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in record[name].items()})
-        return Task(**record)
+        return Task(**record | {group: kind(**record[group]) for group, kind in groups.items() if group in record})
     if name not in TASKS:
         raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
     return TASKS[name]

@@ -42,9 +42,6 @@ class Pooling:
     lengths: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # the repr is in fingerprints of data
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dense", tuple(self.dense))
-        object.__setattr__(self, "prompts", tuple((name, text) for name, text in self.prompts))
-        object.__setattr__(self, "lengths", tuple((key, tokens) for key, tokens in self.lengths))
         for name in self.tokens.split("+"):
             if name not in POOLINGS:
                 raise UserError(f"data.pooling: unknown '{name}'; {nearest(name, POOLINGS)}")
@@ -95,7 +92,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         raise UserError(f"{what} leaves the prompt out of the pooling (include_prompt), which no export can; {_CAN}")
     dense = tuple(str((folder / path).resolve()) for name, path in modules if name == "Dense")
     for path in dense:
-        _check_dense(read_object(Path(path) / "config.json", what), what)
+        _activation(Path(path), what)
     settings = read_object(folder / SETTINGS, what, {})
     own = [read_object(path, what) for path in sorted(folder.glob("sentence_*_config.json"))]
     read = own[0] if own else {}
@@ -147,8 +144,9 @@ def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> d
     return usual if usual is not None and not path.is_file() else read_json(what, path, dict)
 
 
-def _check_dense(config: dict[str, Any], what: str) -> None:
-    """Refuse a Dense module that does more than :class:`Dense`."""
+def _activation(folder: Path, what: str) -> str:
+    """Return the activation of the Dense module in a folder; refuse one that does more than :class:`Dense`."""
+    config = read_object(folder / "config.json", what)
     activation = str(config.get("activation_function", "torch.nn.Tanh"))
     kind = getattr(nn, activation.rpartition(".")[2], None)
     if not (activation.startswith("torch.nn.") and isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -156,18 +154,19 @@ def _check_dense(config: dict[str, Any], what: str) -> None:
     inputs = {config.get(f"module_{end}_name") or VECTORS for end in ("input", "output")}
     if inputs != {VECTORS} or config.get("use_residual"):
         raise UserError(f"{what}: its Dense module does more than activation(Wx + b) to the vector, which is not kept")
+    return activation
 
 
 def read_dense(folder: Path) -> Dense:
     """Return the Dense module in a folder.
 
     Raises:
-        UserError: its files are missing or broken.
+        UserError: its files are missing or broken, or it does more.
     """
     from safetensors.torch import load_file
 
     what, path = f"Dense module '{folder}'", folder / "model.safetensors"
-    activation = str(read_object(folder / "config.json", what).get("activation_function", "torch.nn.Tanh"))
+    activation = _activation(folder, what)
     try:
         tensors = load_file(path) if path.is_file() else torch.load(folder / "pytorch_model.bin", weights_only=True)
         return Dense(tensors["linear.weight"], tensors.get("linear.bias"), activation)
