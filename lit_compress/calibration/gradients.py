@@ -42,7 +42,7 @@ _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on
 class ExampleGradients(Collector):
     """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
 
-    That frees their memory early. ``sums`` by site have ``add(uses)``, ``totals()`` and ``mean(name, examples)``.
+    That frees their memory early. ``sums`` by site have ``add(uses)``, ``totals()`` and ``mean(examples)``.
     """
 
     by_token = False
@@ -82,8 +82,11 @@ class ExampleGradients(Collector):
 
     def result(self) -> dict[str, Any]:
         """Return the means over the examples."""
-        sums, self.sums = self.sums, {}
-        return {name: sums.pop(name).mean(name, float(self.examples)) for name in list(sums)}
+        for name, sums in self.sums.items():
+            if not all(total.isfinite().all() for total in sums.totals()):
+                raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")
+        every, self.sums = self.sums, {}
+        return {name: every.pop(name).mean(float(self.examples)) for name in list(every)}
 
 
 @dataclass
@@ -132,13 +135,10 @@ class Fisher:
         """Return the sums."""
         return [self.rows, self.columns]
 
-    def mean(self, name: str, count: float) -> Fisher:
-        """Return the mean over ``count`` examples, on the CPU; a UserError if a gradient is inf or NaN."""
+    def mean(self, count: float) -> Fisher:
+        """Return the mean over ``count`` examples, on the CPU."""
         # the Gram form may round a zero to something negative
-        rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
-        if not (rows.isfinite().all() and columns.isfinite().all()):
-            raise UserError(f"fisher: gradients at '{name}' are inf or NaN; use a model whose loss is finite here")
-        return Fisher(rows, columns)
+        return Fisher(*((total / count).clamp_min(0).cpu() for total in self.totals()))
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class Gradients(Statistic):
         return ExampleGradients({name: GradientSum(total) for name, total in zeros.items()})
 
 
+@dataclass
 class GradientSum:
     """The sum of the gradients of one matrix, into ``total`` [out, in] of zeros."""
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
+    total: Tensor
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the gradients of all examples, which are sums over the uses."""
@@ -193,9 +193,6 @@ class GradientSum:
         """Return the sum."""
         return [self.total]
 
-    def mean(self, name: str, count: float) -> Tensor:
-        """Return the mean over ``count`` examples, on the CPU; a UserError if a gradient is inf or NaN."""
-        mean = (self.total / count).cpu()
-        if not mean.isfinite().all():
-            raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")
-        return mean
+    def mean(self, count: float) -> Tensor:
+        """Return the mean over ``count`` examples, on the CPU."""
+        return (self.total / count).cpu()

@@ -109,7 +109,7 @@ def test_rounding_never_gives_a_negative_sum():
     sums = Fisher(torch.zeros(32).double(), torch.zeros(64).double())
     sums.add([(x, u * v)])
     assert min(sums.rows.min(), sums.columns.min()) < 0
-    found = sums.mean("name", 1.0)
+    found = sums.mean(1.0)
     assert found.columns.min() == 0 and found.rows.min() >= 0 and found.columns.max() < 1e-3
 
 
