@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,14 +29,14 @@ ROWS = 512  # of a divergence: enough for two digits
 
 
 def outputs_of(
-    net: Model, data: DataModule, batches: Iterable[dict[str, Tensor]], count: int, what: str
+    net: Model, data: DataModule, loader: ResumableLoader, what: str
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield ``count`` batches, each with the outputs of ``net`` on the CPU; the model stays on this process's device.
+    """Yield the batches, each with the outputs of ``net`` on the CPU; the model stays on this process's device.
 
     ``what`` is the name of the progress bar.
     """
     device, kind, net = current_device(), task_type(data.record), move(net, current_device()).eval()
-    for batch in track(batches, what, count):
+    for batch in track(loader, what, len(loader)):
         with torch.inference_mode():
             outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
         yield batch, outputs
@@ -63,7 +63,7 @@ def evaluate(
     for prefix, loader in splits:
         metrics, texts = build_metrics(data.record, alone=True), loader.dataset.rows
         bind(metrics, texts)
-        for batch, outputs in outputs_of(net, data, loader, len(loader), "evaluate"):
+        for batch, outputs in outputs_of(net, data, loader, "evaluate"):
             kind.observe(metrics, outputs, batch)
         scores = {name: float(value) for name, value in metrics.compute().items()}
         if sure:
@@ -119,7 +119,7 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
     loader, task, kind = data.predict_dataloader(), data.record, task_type(data.record)
     texts = loader.dataset.rows
     by_row: list[list[Any]] = [[] for _ in range(len(texts))]
-    for batch, outputs in outputs_of(net, data, loader, len(loader), "predict"):
+    for batch, outputs in outputs_of(net, data, loader, "predict"):
         for number, piece in kind.pieces(task, outputs, batch):
             by_row[number].append(piece)
     path.parent.mkdir(parents=True, exist_ok=True)

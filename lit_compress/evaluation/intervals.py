@@ -120,16 +120,15 @@ class RowScores(KeptRows):
         return bootstrap(lambda rows: self.scores(*(some[rows] for some in values)), len(values[0])) if values else {}
 
 
-def near_constant(name: str, metric: float, constant: float, constant_error: float = 0.0) -> str:
-    """Return in words that the dev metric ``name`` is within two standard errors of a constant answer's; else ""."""
-    if metric > constant + 2 * constant_error:
-        return ""
-    error = f" with a standard error of {constant_error:.4f}" if metric > constant else ""
-    return f"dev {name} {metric:.4f}, the best constant answer has {constant:.4f}{error}"
+def near_chance(report: Mapping[str, Any], model: str = "dense") -> str:
+    """Return in words that a model's dev metric is within two standard errors of a constant answer's; else "".
 
-
-def near_chance(report: dict[str, Any], model: str = "dense") -> str:
-    """Return :func:`near_constant` of the metric of a model (``dense`` or ``compressed``) in a report."""
+    ``report`` has the metric of ``model``, ``dense`` or ``compressed``, and a constant answer's.
+    """
     if (constant := report.get("constant")) is None:
         return ""
-    return near_constant(report["metric"]["name"], report[model]["metric"], constant, report.get("constant_error", 0.0))
+    metric, error = report[model]["metric"], report.get("constant_error", 0.0)
+    if metric > constant + 2 * error:
+        return ""
+    sure = f" with a standard error of {error:.4f}" if metric > constant else ""
+    return f"dev {report['metric']['name']} {metric:.4f}, the best constant answer has {constant:.4f}{sure}"

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
-from lit_compress.evaluation.intervals import near_constant
+from lit_compress.evaluation.intervals import near_chance
 from lit_compress.export.card import origin_of
 from lit_compress.export.fuse import fuse
 from lit_compress.models.accounting import dense_site_params
@@ -250,7 +250,7 @@ def _check_teacher(job: Job, run: Run) -> None:
     """Warn of a teacher that is not clearly better than the best constant answer; refuse a given one that is worse."""
     method, name = job.method, job.data.record.metrics[0]
     score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(job.data)
-    if not (finding := near_constant(name, score, **floor)):
+    if not (finding := near_chance({"metric": {"name": name}, "dense": {"metric": score}, **floor})):
         return
     if not method.teacher:
         rank_zero_warn(f"model.dense: the teacher has hardly learned anything ({finding}); add --model.dense.epochs 10")
