@@ -119,7 +119,7 @@ class BenchedNet:
     def load(self, runtime: Runtime) -> Runner:
         """Return the model, or its program, in a runtime."""
         hf = not runtime.runs_programs
-        return runtime.load(copy.deepcopy(self.net) if hf else self.file(*runtime.forms[0]), self.setting)
+        return runtime.load(copy.deepcopy(self.net) if hf else self.file(runtime.form, runtime.dtype), self.setting)
 
     def file(self, form: Format, dtype: Dtype) -> Path:
         """Return the input of a runtime: the folder, or a program, which is written first if it is not there."""
@@ -252,7 +252,7 @@ def _opened(
             try:
                 if missing := runtime.missing():
                     raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
-                path = source.file(*runtime.forms[0])
+                path = source.file(runtime.form, runtime.dtype)
                 run = reference if runtime is eager else source.load(runtime)
                 off = farthest(source.kind, by_name(run, source.setting.results), probes, expected)
                 most = max(runtime.tolerance, ROUNDING[settings.dtype])

@@ -19,7 +19,7 @@ from lit_compress.export.fuse import fuse, shrink
 from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import PROBES, example_inputs, write_program
-from lit_compress.export.report import Measured, add_intervals, build_report
+from lit_compress.export.report import Measured, build_report
 from lit_compress.export.speed_asked import Programs, find_place
 from lit_compress.export.writing import write_writing
 from lit_compress.models.budget import Budget
@@ -128,14 +128,11 @@ def _measured(source: Export, net: Model, scores: dict[str, float], folder: Path
     """Return the report of all models, the export as the stage ``compressed``, and facts on its layers and files."""
     task, key = read_task(source.data), f"val/{source.data.record.metrics[0]}"
     own = replace(Measured.by(scores, net, net_bytes(folder), source.data.record), initial=source.initial)
-    nets = {**source.before, "compressed": own}
-    report = build_report(task, source.method, nets, source.config)
-    report |= constant_answer(source.data)
-    report["metric"] |= {"rows": scores["val/rows"], "available": scores.get("val/available")}
-    intervals, first = {name: one.interval for name, one in nets.items()}, next(iter(nets))
-    if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
-        intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)
-    add_intervals(report, intervals)
+    nets, first = {**source.before, "compressed": own}, next(iter(source.before))
+    if own.interval and nets[first].interval is None and task.metrics[0] not in FRACTIONS:
+        ends = interval_of(evaluate(source.dense, source.data, sure=True), key)
+        nets[first] = replace(nets[first], interval=ends)
+    report = build_report(task, source.method, nets, source.config, scores) | constant_answer(source.data)
     if (odd := odd_widths(net)) and accelerator_name():
         note(
             f"export: {odd} layers have widths or ranks that are no multiple of 8, slow on a GPU; compress with "

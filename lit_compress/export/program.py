@@ -119,25 +119,22 @@ def example_inputs(
 def farthest(
     kind: TaskType, run: Callable[[Inputs], Inputs], probes: Sequence[Inputs], expected: Sequence[Inputs]
 ) -> float:
-    """Return the largest :func:`difference` of the results of ``run`` from the ``expected`` ones; nan if one is."""
+    """Return by how much the results of ``run`` differ from the ``expected`` ones at most, relative above 1.
+
+    It is nan if a result is. Results at tokens are compared without padding.
+    """
     off = []
     for inputs, wanted in zip(probes, expected, strict=True):
         answered = run(inputs)
-        off += [difference(kind, name, answered[name], wanted[name], inputs) for name in wanted]
+        for name, values in wanted.items():
+            pairs = []
+            for i, pair in enumerate(zip(answered[name], values, strict=True)):  # logits of all texts can be large
+                text = {key: value[i : i + 1] for key, value in inputs.items()}
+                one, other = (kind.at_tokens(v[None, None], text) if name in kind.results else v for v in pair)
+                pairs.append(torch.stack([(one - other).abs().max(), other.abs().max()]))
+            largest, size = torch.stack(pairs).amax(0)
+            off.append(largest / size.clamp_min(1))
     return float(torch.stack(off).max())  # max() of Python would lose nan
-
-
-def difference(kind: TaskType, name: str, answered: Tensor, expected: Tensor, inputs: Inputs) -> Tensor:
-    """Return the largest difference between two outputs called ``name``, relative above 1; of states, at tokens."""
-    differences, sizes = [], []
-    for i in range(len(expected)):  # one text at a time, as logits can be large
-        one, other = answered[i : i + 1][None], expected[i : i + 1][None]
-        if name in kind.results:
-            text = {key: value[i : i + 1] for key, value in inputs.items()}
-            one, other = kind.at_tokens(one, text), kind.at_tokens(other, text)
-        differences.append((one - other).abs().max())
-        sizes.append(other.abs().max())
-    return torch.stack(differences).max() / torch.stack(sizes).max().clamp_min(1)
 
 
 def program_bytes(path: Path) -> int:

@@ -83,17 +83,22 @@ class Measured:
         key = f"val/{task.metrics[0]}"
         return cls(net, size, scores[key], interval=interval_of(scores, key))
 
-    def entry(self, task: Task, whole: int) -> dict[str, Any]:
+    def entry(self, task: Task, whole: int, rows: int) -> dict[str, Any]:
         """Return the model's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
 
         ``whole`` is the number of weights of the dense model's sites; an ordinary export has a smaller configuration.
+        The metric is of ``rows`` rows: a fraction of them has its interval from it, known or not.
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
         # zeros of rounded weights were not removed
         by_shape = self.net.device.type == "meta" or is_rounded(self.net, partly=True)
         numbers["density"] = stored if by_shape else numbers["density"] * dense_site_params(self.net) / whole
-        return {"metric": self.metric, "initial": self.initial, **numbers, "stored": stored, "bytes": self.bytes}
+        ends = wilson(self.metric, rows) if task.metrics[0] in FRACTIONS else self.interval
+        return {
+            "metric": self.metric, "interval": ends and list(ends), "initial": self.initial, **numbers,
+            "stored": stored, "bytes": self.bytes,
+        }  # fmt: skip
 
 
 def reading_length(net: Model, task: Task) -> int:
@@ -122,16 +127,22 @@ def add_latency(entries: list[dict[str, Any]], nets: list[Model], task: Task) ->
     return {"rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY, "speedup": gain.entry()}
 
 
-def build_report(task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any]) -> dict[str, Any]:
+def build_report(
+    task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any], scores: Mapping[str, float]
+) -> dict[str, Any]:
     """Measure every model and compare the last with the first.
 
     ``method`` is the name of the method, ``config`` the run's, ``nets`` {stage name: model}, the dense one first.
+    ``scores`` are the last one's.
     """
-    whole = dense_site_params(next(iter(nets.values())).net)
-    stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
+    whole, rows = dense_site_params(next(iter(nets.values())).net), int(scores["val/rows"])
+    stages = {name: measured.entry(task, whole, rows) for name, measured in track(nets.items(), "measure", len(nets))}
     timing = add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
     dense, *_, compressed = stages.values()
-    mode = "max" if higher_is_better(task) else "min"
+    metric = {
+        "name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min", "rows": rows,
+        "available": scores.get("val/available"),
+    }  # fmt: skip
     ratios = {
         "metric": compressed["metric"] / dense["metric"] if dense["metric"] else None,
         "params": {key: compressed["params"][key] / dense["params"][key] for key in dense["params"]},
@@ -140,21 +151,10 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
         "speedup": timing["speedup"]["median"] if timing["speedup"] else None,
     }
     return {
-        "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": mode},
+        "task": task.name, "method": method, "metric": metric,
         "dense": dense, "compressed": compressed, "ratios": ratios, "timing": timing, "stages": stages,
         "config": config, "versions": versions(), "hardware": hardware(), "commit": commit(),
     }  # fmt: skip
-
-
-def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | None]) -> None:
-    """Add ``interval``, in which 95 of 100 samples have the metric, to every model of a report; null if it is unknown.
-
-    ``intervals`` are by stage, ``compressed`` for the export; for a fraction of rows they follow from the fraction.
-    """
-    of_rows = intervals.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
-    for name, entry in report["stages"].items():
-        ends = wilson(entry["metric"], report["metric"]["rows"]) if of_rows else intervals.get(name)
-        entry["interval"] = ends and list(ends)
 
 
 def of_program(report: dict[str, Any]) -> dict[str, Any]:
@@ -163,12 +163,10 @@ def of_program(report: dict[str, Any]) -> dict[str, Any]:
     if not known:
         return report
     small = report["compressed"] | {key: report["program"][key] for key in known}
-    ratios = {key: small[key] / report["dense"][key] if report["dense"][key] else None for key in ("metric", "bytes")}
-    timing = report.get("timing")
+    ratios, timing = report.get("ratios", {}), report.get("timing")
     if "metric" in known:
         small["latency_ms"] = small["latency_ms"] | dict.fromkeys(("median", "p10", "p90"))
         ratios, timing = ratios | {"speedup": None}, None
     return report | {
-        "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": timing,
-        "ratios": report.get("ratios", {}) | ratios,
+        "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": timing, "ratios": ratios,
     }  # fmt: skip

@@ -48,20 +48,16 @@ class Runtime:
         packages: that must be installed.
         load: makes a function of a model (``hf``) or the file of a program; raises LookupError if the runtime does not
             run on the device.
-        forms: format and dtype of its input; the first is the one that is written.
+        form, dtype: of its input, and of its products; of PyTorch the setting has the dtype.
         tolerance: by how much its results usually differ from PyTorch's, relative above 1.
     """
 
     name: str
     packages: tuple[str, ...]
     load: Callable[[Any, Setting], Runner]
-    forms: tuple[tuple[Format, Dtype], ...] = (("hf", "float32"),)
+    form: Format = "hf"
+    dtype: Dtype = "float32"
     tolerance: float = 1e-4
-
-    @property
-    def dtype(self) -> Dtype:
-        """Of the products; of PyTorch the setting has it."""
-        return self.forms[0][1]
 
     def missing(self) -> list[str]:
         """Return the packages that are not installed."""
@@ -70,7 +66,7 @@ class Runtime:
     @property
     def runs_programs(self) -> bool:
         """Whether it loads a program in place of a model."""
-        return self.forms[0][0] != "hf"
+        return self.form != "hf"
 
 
 def torch_runner(net: Any, setting: Setting, way: str = "eager") -> Runner:
@@ -192,10 +188,9 @@ RUNTIMES = {
         Runtime("eager", ("torch", "transformers"), torch_runner),
         Runtime("compiled", ("torch", "transformers"), partial(torch_runner, way="compiled")),
         Runtime("graphs", ("torch", "transformers"), partial(torch_runner, way="graphs")),
-        Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, (("onnx", "float32"),)),
-        Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino,
-                (("onnx", "float32"), ("openvino", "float32")), tolerance=1e-3),
-        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime", "nncf"), _onnx, (("onnx", "int8"),), 0.25),
-        Runtime("openvino-int8", ("openvino", "nncf"), _openvino, (("openvino", "int8"),), 0.25),
+        Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, "onnx"),
+        Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, "onnx", tolerance=1e-3),
+        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime", "nncf"), _onnx, "onnx", "int8", 0.25),
+        Runtime("openvino-int8", ("openvino", "nncf"), _openvino, "openvino", "int8", 0.25),
     )
 }  # fmt: skip

@@ -117,12 +117,12 @@ def _choices_for(name: str, budget: Budget, choices: Choices, net: Model, texts:
         there = next(other for other in ORDER if not RUNTIMES[other].missing())
         how = f"pip install {' '.join(missing)}, or nearest here: {there}"
         raise _refused(budget, f"is for {name}, which is not installed; {how}")
-    given, (form, dtype) = (choices.format, choices.dtype), RUNTIMES[name].forms[0]
-    if given in RUNTIMES[name].forms:
-        form, dtype = given
-    elif given != ("hf", "float32"):
+    given, form, dtype = choices.format, RUNTIMES[name].form, RUNTIMES[name].dtype
+    if name == given == "openvino":  # which reads both formats
+        form = given
+    if (given, choices.dtype) not in ((form, dtype), ("hf", "float32")):
         near = f"nearest: --format {form} --dtype {dtype}"
-        raise _refused(budget, f"is for {name}, and --format {given[0]} --dtype {given[1]} is not; {near}")
+        raise _refused(budget, f"is for {name}, and --format {given} --dtype {choices.dtype} is not; {near}")
     fitting = replace(choices, format=form, dtype=dtype)
     fitting.check(net)
     if fitting.integers and not texts and not net.can_generate():

@@ -65,7 +65,7 @@ def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, 
         def load(path, setting):
             return RUNTIMES["eager"].load(module._load(path), setting)
 
-        monkeypatch.setitem(RUNTIMES, name, Runtime(name, ("torch",), load, (("onnx", dtype),)))
+        monkeypatch.setitem(RUNTIMES, name, Runtime(name, ("torch",), load, "onnx", dtype))
     shutil.copytree(run / "export", tmp_path / "one")
     line = ["bench", str(run), "--runtimes", "eager", "twin", "int8", "--rounds", "2", "--batch", "1", "2",
             "--length", "8", "--output", str(tmp_path)]  # fmt: skip

@@ -142,7 +142,7 @@ def test_what_differs_or_is_not_there_is_not_timed(monkeypatch):
 
 def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
     """The dense int8 program of MiniLM is off by more than a quarter of its largest result, and answers as well."""
-    small = {"forms": (("onnx", "int8"),), "tolerance": 0.25}
+    small = {"form": "onnx", "dtype": "int8", "tolerance": 0.25}
     made_up(monkeypatch, "int8", lambda result: result + 3, **small)
     made_up(monkeypatch, "int8, near", lambda result: result + 0.01, **small)
     made_up(monkeypatch, "int8, broken", nan_of_several, **small)

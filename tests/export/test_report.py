@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import make_net
 
+from lit_compress.evaluation.intervals import wilson
 from lit_compress.export.report import Measured, add_latency, hardware
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.accounting import density as non_zero
@@ -27,9 +28,17 @@ def test_zeros_of_rounded_weights_were_not_removed(monkeypatch):
     for value in rounded._matrices(net):
         value.data = rounding.rounded(value.data, 16)
     for density in (1.0, 0.5):
-        entry = Measured(net, 1, 2.0).entry(TASKS["plain_text"], round(dense_site_params(net) / density))
+        entry = Measured(net, 1, 2.0).entry(TASKS["plain_text"], round(dense_site_params(net) / density), 9)
         assert entry["density"] == entry["stored"] == pytest.approx(density, abs=1e-4)
     assert non_zero(net) < 1
+
+
+def test_a_fraction_of_rows_has_an_interval_and_other_metrics_what_was_drawn():
+    net = make_net("bert", "sst2")
+    for task, drawn, interval in (("sst2", None, wilson(0.92, 872)), ("cola", (0.9, 0.94), (0.9, 0.94))):
+        known = Measured(net, 1, 0.92, interval=drawn).entry(TASKS[task], dense_site_params(net), 872)["interval"]
+        assert known == [*interval]
+    assert Measured(net, 1, 0.92).entry(TASKS["cola"], dense_site_params(net), 872)["interval"] is None
 
 
 def test_models_without_values_have_no_times():
