@@ -50,7 +50,7 @@ def test_the_fastest_that_is_installed_at_one_text_and_32(dense, all_installed, 
         (32, 12),
     )
     assert place("speedup=3x", dense, texts=False).runtime == "openvino"
-    missing(monkeypatch, "openvino", "nncf")
+    missing(monkeypatch, "openvino")
     assert place("speedup=3x", dense).runtime == "onnx-int8"
     missing(monkeypatch, "openvino", "onnxruntime")
     found = place("speedup=3x", dense)
@@ -89,8 +89,8 @@ def test_what_is_not_installed_and_what_has_no_texts(dense, all_installed, monke
         place("speedup=5x@onnx-int8", dense, texts=False)
     writes = make_net("llama", "plain_text")  # integers for its weights alone read no texts
     assert place("speedup=5x@onnx-int8", writes, texts=False).runtime == "onnx-int8"
-    missing(monkeypatch, "openvino", "nncf")
-    with pytest.raises(UserError, match=r"is not installed; pip install openvino nncf, or nearest here: onnx-int8$"):
+    missing(monkeypatch, "openvino")
+    with pytest.raises(UserError, match=r"is not installed; pip install openvino, or nearest here: onnx-int8$"):
         place("speedup=5x@openvino-int8", dense)
 
 
