@@ -129,12 +129,11 @@ def test_one_text_at_a_time():
     mask = torch.ones(3, 8, dtype=torch.int64)
     mask[1, 5:] = 0
     expected = torch.randn(3, 8, 50) * 3
-    answered = expected.clone()
-    answered[1, 6] += 100
-    answered[2, 3, 4] += 0.5
+    answered = {"logits": expected.clone()}
+    answered["logits"][1, 6] += 100
+    answered["logits"][2, 3, 4] += 0.5
     with largest_tensor() as largest:
-        given = {"logits": answered}
-        found = program.farthest(kind, lambda _: given, [{"attention_mask": mask}], [{"logits": expected}])
+        found = program.farthest(kind, lambda _: answered, [{"attention_mask": mask}], [{"logits": expected}])
     assert largest() <= 8 * 50
     assert found == pytest.approx(0.5 / float(expected[mask.bool()].abs().max()), rel=1e-4)
 

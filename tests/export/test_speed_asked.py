@@ -45,10 +45,8 @@ def test_a_named_place(dense, all_installed):
 
 
 def test_the_fastest_that_is_installed_at_one_text_and_32(dense, all_installed, monkeypatch):
-    assert place("speedup=3x", dense).runtime == "openvino-int8" and place("speedup=3x", dense).shapes == (
-        (1, 12),
-        (32, 12),
-    )
+    found = place("speedup=3x", dense)
+    assert found.runtime == "openvino-int8" and found.shapes == ((1, 12), (32, 12))
     assert place("speedup=3x", dense, texts=False).runtime == "openvino"
     missing(monkeypatch, "openvino")
     assert place("speedup=3x", dense).runtime == "onnx-int8"
