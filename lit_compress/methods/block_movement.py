@@ -133,43 +133,20 @@ class BlockPruning(MovementStage):
 
     def find_units(self, net: Model) -> list[MaskedUnits]:
         """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
-        self._parts, parts = list[tuple[SubLayer, dict[str, int]]](), sublayers(net)
-        units = list[MaskedUnits]()
-        for part in of_kind(parts, "attention"):
-            self._parts.append((part, {role: len(units) + i for i, role in enumerate(part.sites)}))
+        units, parts = list[MaskedUnits](), sublayers(net)
+        for part in parts:
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            units += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
-        self._blocks = len(units)
-        for part in of_kind(parts, "ffn"):
-            layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            units.append(MaskedUnits(tuple(layers), part.price(net), True))
-        self._head = of_kind(parts, "attention")[0].price(net)
-        self._pairs = self._find_pairs(units)
+            if part.kind == "attention":
+                units += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
+            else:
+                units.append(MaskedUnits(tuple(layers), part.price(net), True))
+        units.sort(key=lambda kind: kind.feed_forward)
+        self._blocks = sum(not kind.feed_forward for kind in units)
+        self._attention = of_kind(parts, "attention")[0]
+        self._head = self._attention.price(net)
+        grids = [kind.layers[0].grid(kind.layers[0].mask).shape for kind in units]
+        self._grids = dict(zip(self._attention.sites, grids, strict=False))  # all attentions have the same ones
         return units
-
-    def _find_pairs(self, units: Sequence[MaskedUnits]) -> list[Tensor]:
-        """Return three lists of (block, head), int64 [2, pairs]: of the values, the readers, all blocks of a head."""
-        values, readers, members = [], [], []
-        first_block = self._heads = 0
-        for part, places in self._parts:
-            for role, i in places.items():
-                layer: Any = units[i].layers[0]
-                ids = layer.grid(torch.arange(first_block, first_block + units[i].count))
-                first_block += units[i].count
-                if role == "o":
-                    ids = ids.T  # its columns belong to heads, of the others the rows
-                lines, copies = len(ids) * self.settings.block, 1 if role == "o" else len(parts_of(role))
-                line = torch.arange(lines)
-                head = self._heads + line % (lines // copies) // (lines // copies // part.heads)
-                pairs = [_pairs(ids, line // self.settings.block, head)]
-                members += pairs
-                if role == "o":
-                    readers += pairs
-                elif role == part.values:
-                    own = line >= lines - lines // copies
-                    values.append(_pairs(ids, line[own] // self.settings.block, head[own]))
-            self._heads += part.heads
-        return [torch.cat(pairs, 1) for pairs in (values, readers, members)]
 
     def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         """Return the masks of the best blocks and neurons; with filling, the blocks make a whole number of heads."""
@@ -208,27 +185,25 @@ class BlockPruning(MovementStage):
 
     def _useless(self, kept: Tensor) -> Tensor:
         """Return which blocks are in heads without values or readers alone; both bool [blocks of all matrices]."""
-        values, readers, members = (pairs.to(kept.device) for pairs in self._pairs)
-        self._pairs = [values, readers, members]
-
-        def have(pairs: Tensor) -> Tensor:
-            blocks, heads = pairs
-            return kept.new_zeros(self._heads, dtype=torch.int32).index_add_(0, heads, kept[blocks].int()) > 0
-
-        open_, (blocks, heads) = have(values) & have(readers), members
-        return torch.zeros_like(kept, dtype=torch.int32).index_add_(0, blocks, open_[heads].int()) == 0
+        heads, values, size = self._attention.heads, self._attention.values, self.settings.block
+        counts = [shape.numel() for shape in self._grids.values()]
+        parts = kept.view(-1, sum(counts)).split(counts, 1)
+        grids = {role: part.unflatten(1, shape) for (role, shape), part in zip(self._grids.items(), parts, strict=True)}
+        rows = grids[values].any(2).repeat_interleave(size, 1).chunk(len(parts_of(values)), 1)[-1]
+        columns = grids["o"].any(1).repeat_interleave(size, 1)
+        has_values, is_read = (lines.unflatten(1, (heads, -1)).any(2) for lines in (rows, columns))
+        closed, useless = ~(has_values & is_read), list[Tensor]()  # [attentions, heads]
+        for role, grid in grids.items():
+            axis, copies = 2 if role == "o" else 1, len(parts_of(role))
+            lines = closed.repeat_interleave(grid.shape[axis] * size // (heads * copies), 1).repeat(1, copies)
+            useless.append(lines.unflatten(1, (-1, size)).all(2).unsqueeze(3 - axis).expand_as(grid).flatten(1))
+        return torch.cat(useless, 1).flatten()
 
     def deploy(self, net: Model) -> None:
         """Replace the masked layers; if nothing is filled later, cut empty parts."""
         super().deploy(net)
         if not self.settings.fill:
             cut_empty(net)
-
-
-def _pairs(ids: Tensor, row: Tensor, head: Tensor) -> Tensor:
-    """Return (block, head) for all blocks of the rows of ``ids``; row ``row[i]`` has to do with head ``head[i]``."""
-    row, head = torch.stack([row, head]).unique(dim=1)
-    return torch.stack([ids[row].flatten(), head.repeat_interleave(ids.shape[1])])
 
 
 class Filling(Stage):
