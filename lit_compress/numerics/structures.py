@@ -14,7 +14,6 @@ The update does not depend on G, nor on the order in which S was removed. Everyt
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -176,61 +175,41 @@ def _compacted(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return flat[: len(rows) * width].view(len(rows), width)
 
 
-def cheapest_first(
-    costs: Mapping[str, Sequence[float] | Tensor], prices: Mapping[str, Sequence[float] | Tensor], saving: float
-) -> dict[str, int]:
+def cheapest_first(costs: Mapping[str, Tensor], prices: Mapping[str, Tensor], saving: float) -> dict[str, int]:
     """Return how many steps every path goes, so that at least ``saving`` is saved: least cost per price first.
 
+    Steps of a path are joined so that cost / price never falls, along the lower convex hull of their sums. Then this
+    order is the best one.
+
     Args:
-        costs: by path, each step's addition to the loss on the scale of (M), in the order of the steps.
-        prices: by path, each step's saving: parameters or FLOPs, above 0.
+        costs: by path float64 [steps], each step's addition to the loss on the scale of (M), not negative.
+        prices: by path float64 [steps], each step's saving: parameters or FLOPs, above 0.
 
     Raises:
         UserError: all steps together save less.
     """
-    cost = {name: [float(value) for value in values] for name, values in costs.items()}
-    price = {name: [float(value) for value in prices[name]] for name in cost}
-    most = sum(map(sum, price.values()))
+    queue, most = list[tuple[float, str, int, float]](), 0.0
+    for name in costs:
+        cost, price = ([0.0, *values[name].cumsum(0).tolist()] for values in (costs, prices))
+
+        def slope(a: int, b: int, cost: list[float] = cost, price: list[float] = price) -> float:
+            return (cost[b] - cost[a]) / (price[b] - price[a])
+
+        corners = [0]
+        for point in range(1, len(cost)):
+            while len(corners) > 1 and slope(corners[-1], point) <= slope(corners[-2], corners[-1]):
+                corners.pop()
+            corners.append(point)
+        queue += [(slope(a, b), name, b, price[b] - price[a]) for a, b in pairwise(corners)]
+        most += price[-1]
     if saving > most:
         raise UserError(f"budget: {saving:g} cannot be saved; the largest saving is {most:g}")
-    taken = dict.fromkeys(cost, 0)
-    queue = [(cost[name][0] / price[name][0], name) for name in cost if cost[name]]
-    heapq.heapify(queue)
-    while saving > 0 and queue:
-        _, name = heapq.heappop(queue)
-        saving -= price[name][taken[name]]
-        taken[name] += 1
-        if (step := taken[name]) < len(cost[name]):
-            heapq.heappush(queue, (cost[name][step] / price[name][step], name))
+    taken = dict.fromkeys(costs, 0)
+    for _, name, steps, saved in sorted(queue):
+        if saving <= 0:
+            break
+        taken[name], saving = steps, saving - saved
     return taken
-
-
-def convex_path(costs: Tensor, prices: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Join steps of a path so that cost / price never falls; then the cheapest steps first is the best order.
-
-    Args:
-        costs: float64 [steps], each step's addition to the loss, not negative.
-        prices: float64 [steps], each step's saving, above 0.
-
-    Returns:
-        Costs and prices of the joined steps, the lower convex hull; and the number of steps after 0, 1, ... of them.
-    """
-    cost, price = [0.0, *costs.cumsum(0).tolist()], [0.0, *prices.cumsum(0).tolist()]
-    corners = [0]
-    for point in range(1, len(cost)):
-        while len(corners) > 1 and _slope(cost, price, corners[-1], point) <= _slope(
-            cost, price, corners[-2], corners[-1]
-        ):
-            corners.pop()
-        corners.append(point)
-    pairs = list(pairwise(corners))
-    joined = ([values[b] - values[a] for a, b in pairs] for values in (cost, price))
-    costs, prices = (torch.tensor(values, dtype=torch.float64) for values in joined)
-    return costs, prices, corners
-
-
-def _slope(cost: Sequence[float], price: Sequence[float], a: int, b: int) -> float:
-    return (cost[b] - cost[a]) / (price[b] - price[a])
 
 
 def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving: float) -> list[int] | None:

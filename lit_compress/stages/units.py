@@ -25,7 +25,6 @@ from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
-    convex_path,
     inverse_moment,
     removal_path,
     without_inputs,
@@ -84,9 +83,8 @@ def choose_units(units: Mapping[str, Units], saving: float, round_to: int = 1) -
     Raises:
         UserError: so much cannot be saved, or no head and no neuron would be left.
     """
-    hulls = {name: convex_path(unit.path.costs, unit.path.sizes() * unit.price) for name, unit in units.items()}
-    taken = cheapest_first({n: hull[0] for n, hull in hulls.items()}, {n: hull[1] for n, hull in hulls.items()}, saving)
-    steps = {name: hulls[name][2][count] for name, count in taken.items()}
+    prices = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
+    steps = cheapest_first({name: unit.path.costs for name, unit in units.items()}, prices, saving)
     numbers = {name: int(units[name].path.sizes()[:count].sum()) for name, count in steps.items()}
     if all(number == units[name].count for name, number in numbers.items()):
         raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")

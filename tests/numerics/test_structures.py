@@ -11,7 +11,6 @@ from lit_compress.numerics.kronecker import DAMPING, corrected_bias
 from lit_compress.numerics.structures import (
     RemovalPath,
     cheapest_first,
-    convex_path,
     inverse_moment,
     removal_path,
     uniform_options,
@@ -119,9 +118,9 @@ def test_what_stays():
 @pytest.mark.parametrize("saving", [0.0, 1.0, 7.0, 20.0])
 def test_cheapest_first(saving):
     """With rising costs per price; against all choices."""
-    costs = {"a": [1.0, 2.0, 5.0], "b": torch.tensor([0.5, 3.0]), "c": [2.0, 8.0, 9.0, 20.0]}
-    prices = {"a": [2.0, 2.0, 2.0], "b": torch.tensor([3.0, 3.0]), "c": [4.0, 2.0, 2.0, 2.0]}
-    taken = cheapest_first(costs, prices, saving)
+    costs = {"a": [1.0, 2.0, 5.0], "b": [0.5, 3.0], "c": [2.0, 8.0, 9.0, 20.0]}
+    prices = {"a": [2.0, 2.0, 2.0], "b": [3.0, 3.0], "c": [4.0, 2.0, 2.0, 2.0]}
+    taken = cheapest_first(*({name: torch.tensor(of[name]) for name in of} for of in (costs, prices)), saving)
     total = lambda table, choice: sum(float(sum(table[n][:k])) for n, k in choice.items())  # noqa: E731
     assert total(prices, taken) >= saving
     for choice in itertools.product(*(range(len(costs[n]) + 1) for n in costs)):
@@ -134,7 +133,7 @@ def test_errors(monkeypatch):
     x, weight, _ = tokens()
     monkeypatch.setitem(DAMPING, "inputs", 0.0)
     with pytest.raises(UserError, match="budget: 9 cannot be saved; the largest saving is 5"):
-        cheapest_first({"a": [1.0]}, {"a": [5.0]}, 9)
+        cheapest_first({"a": torch.ones(1)}, {"a": torch.tensor([5.0])}, 9)
     with pytest.raises(UserError, match=r"key: .* singular with damping 0"):
         inverse_moment(torch.ones(3, 3), "key")
     with pytest.raises(UserError, match="key: all its gradients are zero"):
@@ -142,16 +141,15 @@ def test_errors(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_convex_path_is_the_lower_hull(seed):
+def test_steps_are_joined_along_the_lower_hull(seed):
     """Against all chords: no point of the path lies below the hull, corners are points, slopes rise."""
     generator = torch.Generator().manual_seed(seed)
     costs, prices = torch.rand(2, 9, generator=generator, dtype=torch.float64)
     prices = prices.clamp_min(0.1)
-    joined, saved, corners = convex_path(costs, prices)
     x, y = (torch.cat([torch.zeros(1), v.cumsum(0)]) for v in (prices, costs))
-    assert torch.allclose(saved, x[corners].diff()) and torch.allclose(joined, y[corners].diff()) and corners[0] == 0
-    slopes = joined / saved
-    assert (slopes.diff() > 0).all() and x[corners[-1]] == x[-1]
+    corners = sorted({cheapest_first({"a": costs}, {"a": prices}, float(saving))["a"] for saving in x - 1e-9})
+    slopes = y[corners].diff() / x[corners].diff()
+    assert corners[0] == 0 and corners[-1] == 9 and (slopes.diff() > 0).all()
     for k in range(10):
         inside = max(i for i, c in enumerate(corners) if x[c] <= x[k])
         at = y[corners[inside]] + (slopes[inside] * (x[k] - x[corners[inside]]) if inside < len(slopes) else 0)
