@@ -37,7 +37,7 @@ from lit_compress.models.sites import Model
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.decompose import weighted_svd
-from lit_compress.numerics.schedules import linear_decay_to_zero
+from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.lora import Retraining
@@ -158,7 +158,7 @@ class MixedRankRetraining(CompressedStage):
 
     def p(self, step: int) -> float:
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
-        return linear_decay_to_zero(step, self.total_steps, self.p_init)
+        return linear_to(step, 0, self.total_steps / 2, self.p_init, 0.0)
 
     def losses(self, method: MicroBatches, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Throw the coins, do one or two forwards, return the loss terms with the consistency (Eqs. 12-14)."""

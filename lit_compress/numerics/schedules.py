@@ -32,15 +32,6 @@ def cubic(step: int, total: int, start: int, end: int, final: float) -> float:
     return final + (1.0 - final) * remaining**3
 
 
-def linear_decay_to_zero(step: int, total: int, initial: float) -> float:
-    """Return the probability of the sparse matrix after ``step`` optimizer steps (LPAF Sec. 4.3; max(0, p_init - d t)).
-
-    It falls linearly from ``initial``, in [0, 1], to exactly 0 at ``total / 2`` (d = 2 p_init / T).
-    """
-    assert total > 0 and 0.0 <= initial <= 1.0, (total, initial)
-    return initial * (max(0, total - 2 * step) / total)
-
-
 def linear_warmup_decay(step: int, total: int, warmup: int) -> float:
     """Return the factor in [0, 1] of the learning rate: ``warmup`` rising steps, then linear to 0 at ``total``.
 
@@ -52,7 +43,7 @@ def linear_warmup_decay(step: int, total: int, warmup: int) -> float:
     return max(0, total - step) / max(1, total - warmup)
 
 
-def linear_to(step: int, start: int, length: int, initial: float, final: float) -> float:
+def linear_to(step: int, start: int, length: float, initial: float, final: float) -> float:
     """Return ``initial`` up to step ``start``, then a line to ``final`` of ``length`` steps; 0 is a jump."""
     if step >= start + length:
         return final

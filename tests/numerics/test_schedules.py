@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from lit_compress.numerics.schedules import cubic, linear_decay_to_zero, linear_to, linear_warmup_decay
+from lit_compress.numerics.schedules import cubic, linear_to, linear_warmup_decay
 from lit_compress.utils.errors import UserError
 
 
@@ -51,7 +51,7 @@ def test_cubic_refuses(arguments: dict[str, float], said: list[str]) -> None:
 def test_decay_is_linear_to_half_of_the_steps(total: int, initial: float) -> None:
     """Invariant 29: p(0) = p_init, p(T/2) = 0, linear in between, never negative, also with odd T."""
     decay = 2 * initial / total
-    values = [linear_decay_to_zero(t, total, initial) for t in range(total + 1)]
+    values = [linear_to(t, 0, total / 2, initial, 0.0) for t in range(total + 1)]
     assert values[0] == initial
     for t, value in enumerate(values):
         assert value == pytest.approx(max(0.0, initial - decay * t), abs=1e-12)
