@@ -188,7 +188,7 @@ def layer_distillation_loss(
 
     sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
     App. E; l = 0 is the embedding output). With different depths L_s, L_t, student_l is compared with teacher_m, m = l
-    L_t / L_s rounded, halves up.
+    L_t / L_s rounded, halves to even.
 
     Args:
         student: L_s + 1 tensors [batch, length, width].
@@ -203,7 +203,7 @@ def layer_distillation_loss(
     with _no_autocast(student[0]):
         weights = None if mask is None else _weights(mask, student[0])
         for level, state in enumerate(student):
-            matched = (2 * level * depth_teacher + depth) // (2 * depth)
+            matched = round(level * depth_teacher / depth)
             target = _full(teacher[matched]).detach()
             assert state.shape == target.shape, (state.shape, target.shape)
             distance = _mean_square(_full(state) - target, weights)

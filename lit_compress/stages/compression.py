@@ -27,7 +27,6 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import Model, find_sites
 from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.numerics.losses import States
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.tasks import task_type
@@ -307,13 +306,6 @@ class CompressedStage(Stage):
             self.notes = {} if notes is None else {"calibration": notes}
         self.achieved = self.compression.density_left(net)
         return net
-
-    def layer_loss(self, student: States, teacher: States, mask: Tensor | None, relative: bool | States) -> Tensor:
-        """Compare the k + 1 hidden states of a model with fewer blocks with the teacher's states round(j n / k)."""
-        last, of = len(student) - 1, len(teacher) - 1
-        layers = [round(j * of / last) for j in range(last + 1)]
-        own = relative if isinstance(relative, bool) else [relative[layer] for layer in layers]
-        return super().layer_loss(student, [teacher[layer] for layer in layers], mask, own)
 
     def status(self, net: Model, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
