@@ -166,13 +166,7 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
 
 
 @torch.no_grad()
-def select_rows(
-    scores: Sequence[Tensor],
-    costs: Sequence[int] | Choose,
-    budget: int | Tensor,
-    reduce: Reduce | None = None,
-    shard: tuple[int, int] = (0, 1),
-) -> list[Tensor]:
+def select_rows(scores: Sequence[Tensor], costs: Sequence[int] | Choose, budget: int | Tensor) -> list[Tensor]:
     """Choose the rows with the largest scores, over all matrices, whose parameters together fit the budget.
 
     Rows are ordered by falling score, equal ones by tensor and row, and the first ones are kept, as long as their
@@ -180,18 +174,16 @@ def select_rows(
     parameters, as in the official code).
 
     Args:
-        scores: float32 [rows] per matrix; DTensors are read locally.
+        scores: float32 [rows] per matrix, unsharded.
         costs: parameters of one row of each matrix; or a function of the scores of all rows and of the budget that
             returns which rows to keep, bool [rows], where a row's parameters depend on others (models/row_sizes.py).
-        budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device.
-        reduce: see the top of the module; here also of float32 [rows of all ranks].
+        budget: parameters to keep over all matrices, also 0-dim on the scores' device.
 
     Returns:
-        One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).
+        One bool tensor per matrix, True = keep, of the shape of its score.
     """
-    shards = [local(score) for score in scores]
-    assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
-    everything, own, rows = whole_rows(shards, reduce, shard)
+    assert all(score.dtype == torch.float32 and score.ndim == 1 for score in scores)
+    everything, rows = joined(scores), tuple(map(len, scores))
     if callable(costs):
         keep = costs(everything, budget)
     else:
@@ -200,30 +192,7 @@ def select_rows(
         order = everything.argsort(descending=True, stable=True)
         keep = torch.empty_like(everything, dtype=torch.bool)
         keep[order] = cost[order].cumsum(0) <= budget
-    kept = keep if own is None else keep[own]
-    return list(kept.split([len(score) for score in shards]))
-
-
-def whole_rows(
-    shards: Sequence[Tensor], reduce: Reduce | None, shard: tuple[int, int]
-) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
-    """Return values [rows] of all matrices on every rank; this rank's places in it, or None for all; rows by matrix.
-
-    ``shards`` are values [rows of this rank] per matrix; ``reduce`` and ``shard`` as in :func:`select_rows`.
-    """
-    (rank, ranks), everything, own = shard, joined(shards), None
-    sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
-    sizes[:, rank] = torch.tensor([len(part) for part in shards])
-    if reduce is not None:
-        sizes = sizes.to(everything.device)
-        reduce(sizes)
-        sizes = sizes.cpu()
-        starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
-        own = torch.cat([torch.arange(start, start + len(part)) for start, part in zip(starts, shards, strict=True)])
-        own = own.to(everything.device)
-        everything = everything.new_zeros(int(sizes.sum())).index_copy_(0, own, everything)
-        reduce(everything)
-    return everything, own, tuple(sizes.sum(1).tolist())
+    return list(keep.split(rows))
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ Deviations, and open points of the paper (the published numbers come from the au
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -37,15 +38,16 @@ from lit_compress.models.row_sizes import RowSizes
 from lit_compress.models.sites import Model, find_sites, size_at
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
-from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, whole_rows
+from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Limits
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.unstructured import CubicSchedule, CubicStage
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import Shards, local
+from lit_compress.utils.sharding import Shards, own_rows, whole
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,16 @@ class RowSparsePruning(CubicStage):
     @torch.no_grad()
     def _zero(self, step: int) -> None:
         budget = self.budget.factors + round(self.kept_share(step) * self.budget.total)
-        keep = select_rows(self.scores, self.row_sizes.choose, budget, self._shards.reduce, self._shards.place)
-        keep_rows_(self._weights, keep)
+        keep = select_rows([whole(score) for score in self.scores], self.row_sizes.choose, budget)
+        self._keep(keep)
+
+    def _keep(self, rows: Sequence[Tensor]) -> None:
+        """Zero the other rows; ``rows`` are bool [out] per site, unsharded."""
+        keep_rows_(self._weights, [own_rows(some, self._shards.place) for some in rows])
 
     def stored(self) -> Tensor:
         """Return the number of weights that would be exported now."""
-        rows = [local(weight).ne(0).any(1).long() for weight in self._weights]
-        return self.row_sizes.stored(whole_rows(rows, self._shards.reduce, self._shards.place)[0].bool())
+        return self.row_sizes.stored(joined([whole(weight.detach().ne(0).any(1)) for weight in self._weights]))
 
     @torch.no_grad()
     def status(self, net: Model, step: int) -> dict[str, float]:

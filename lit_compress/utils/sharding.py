@@ -29,6 +29,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if full_tensor is None else full_tensor()
 
 
+def own_rows(values: Tensor, place: tuple[int, int]) -> Tensor:
+    """Return the part of ``values`` [rows] for this rank's rows of a sharded tensor: FSDP2 splits as torch.chunk does.
+
+    ``place`` is that of :class:`Shards`.
+    """
+    rank, ranks = place
+    size = -(-len(values) // ranks)
+    return values[rank * size : (rank + 1) * size]
+
+
 class Shards:
     """The ranks over which a tensor is sharded, by FSDP2's mesh.
 

@@ -224,18 +224,6 @@ def test_rows_fill_the_budget_to_less_than_one_row() -> None:
     assert not any(mask.any() for mask in select_rows(scores, costs, 0))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_rows_of_shards(ranks: int) -> None:
-    """FSDP2's slices, some of them empty: the same rows as on one device."""
-    scores, costs = row_scores()
-    whole = select_rows(scores, costs, 300)
-    parts = lockstep_reduce(
-        row_shards(scores, ranks), lambda rank, local, reduce: select_rows(local, costs, 300, reduce, (rank, ranks))
-    )
-    for i, mask in enumerate(whole):
-        assert torch.equal(torch.cat([part[i] for part in parts]), mask)  # type: ignore[index]
-
-
 def test_units_cost_what_their_rank_in_the_group_says() -> None:
     """Against a walk over the sorted units; costs are 0 from some rank on."""
     sizes, budget = (5, 1, 7), 40

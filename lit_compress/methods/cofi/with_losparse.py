@@ -33,7 +33,7 @@ from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import Model, find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
-from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
+from lit_compress.numerics.masks import keep_count, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage
 from lit_compress.stages.micro_batches import MicroBatches
@@ -174,7 +174,7 @@ class OpenRows(RowSparsePruning):
         else:
             budget = round(left * read.dense + (1 - left) * max(0, goal - read.factors))
             keep = joined(select_rows(scores.split(sizes), read.columns, budget))
-        keep_rows_(self._weights, [self._mine(rows) for rows in (keep | ~open_).split(sizes)])
+        self._keep((keep | ~open_).split(sizes))
 
     def _known(self, open_: list[Tensor], columns: list[int]) -> _Read:
         """Return the sizes that follow from the open rows and columns of every site, on the CPU."""
@@ -188,12 +188,6 @@ class OpenRows(RowSparsePruning):
             added.append(stored.diff())
             dense, factors, least = dense + whole_, factors + factor, least + int(stored[0])
         return _Read(columns, dense, factors, least, joined(added).to(self.columns.device))
-
-    def _mine(self, rows: Tensor) -> Tensor:
-        """Return the part of ``rows`` [out] that this rank holds: FSDP2 splits dim 0 as torch.chunk does."""
-        rank, ranks = self._shards.place
-        size = -(-len(rows) // ranks)
-        return rows[rank * size : (rank + 1) * size]
 
 
 class RowsAndGates(GatedPruning):

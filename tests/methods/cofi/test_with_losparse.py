@@ -15,6 +15,7 @@ from lit_compress.models import accounting as budget
 from lit_compress.models.cut import cut_closed
 from lit_compress.models.sites import find_sites
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import own_rows
 
 
 def rows_of(net, gates, density=0.2, arrived=True, **settings):
@@ -124,12 +125,8 @@ def test_before_the_gates_arrive_the_share_is_of_what_is_open():
 
 
 def test_shards_know_their_rows():
-    rows = rows_of(net_of(), GATES)
     for ranks in (2, 3, 5):
-        parts = []
-        for rank in range(ranks):
-            rows._shards.place = (rank, ranks)
-            parts.append(rows._mine(torch.arange(32)))
+        parts = [own_rows(torch.arange(32), (rank, ranks)) for rank in range(ranks)]
         assert [part.tolist() for part in parts] == [part.tolist() for part in torch.arange(32).chunk(ranks)]
 
 
