@@ -33,12 +33,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.layers import GatedRankLinear, HardConcrete
+from lit_compress.layers import GatedRankLinear
 from lit_compress.methods.base import Untaught
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.sites import Model, site_shapes
 from lit_compress.models.surgery import Structure, factorize
-from lit_compress.numerics.hard_concrete import Size, Weights
+from lit_compress.numerics.hard_concrete import Size
 from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.ranks import Shape, stored
 from lit_compress.numerics.search import largest
@@ -81,7 +81,7 @@ def gated_size(shapes: dict[str, Shape], whole: int) -> Size:
     """
     gates = grouped(shapes)
     places = {name: (gate, group) for gate, names in gates.items() for group, name in enumerate(names)}
-    parts = [Weights(sum(shapes[name]), place) for name, place in places.items()]
+    parts = [(sum(shapes[name]), place) for name, place in places.items()]
     return Size(parts, {gate: (len(names), min(shapes[names[0]])) for gate, names in gates.items()}, whole)
 
 
@@ -117,11 +117,7 @@ class RankPruning(GatedStage):
         self.sites = grouped(self.shapes)
         self.finest = min(self.sites, key=lambda gate: min(sum(self.shapes[name]) for name in self.sites[gate]))
         self.rounds = frozenset(self.sites)
-        gates = {
-            gate: HardConcrete(*shape, self.settings.log_alpha, least=1, seed=seed)
-            for seed, (gate, shape) in enumerate(size.shapes.items())
-        }
-        self.make_gates(gates, size)
+        self.make_gates(size, self.settings.log_alpha, self.sites)
         return net
 
     def set_gates(self, net: Model, z: dict[str, Tensor], deterministic: bool = False) -> None:

@@ -53,7 +53,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lit_compress.calibration.second_moments import bases_of, collect_grams
-from lit_compress.layers import HardConcrete
 from lit_compress.methods.base import Method
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.gates import (
@@ -62,7 +61,6 @@ from lit_compress.models.projected.gates import (
     GateSlots,
     ProjectionSpec,
     even_units,
-    gate_shapes,
     gated_size,
 )
 from lit_compress.models.projected.projections import (
@@ -225,13 +223,8 @@ class ProjectedStage(GatedStage):
             insert_projections(net, bases, self.form)
         if not settings.train_originals:
             _freeze(net, self.form.residual_stream(net))
-        shapes = gate_shapes(net, self.form)
         copies = dict.fromkeys(("qk", "vo"), net.config.num_attention_heads)
-        gates = {
-            name: HardConcrete(*shape, settings.log_alpha, int(name in DIMENSIONS), i, copies.get(name, 1))
-            for i, (name, shape) in enumerate(shapes.items())
-        }
-        self.make_gates(gates, gated_size(net, self.form))
+        self.make_gates(gated_size(net, self.form), settings.log_alpha, DIMENSIONS, copies=copies)
         self.map = nn.Parameter(torch.eye(d))
         return net
 

@@ -46,7 +46,7 @@ def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
 @lru_cache(maxsize=32)
 def constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Return ``numbers`` as an int64 tensor on ``device``, which is copied there once; not to be changed."""
-    return torch.tensor(numbers).to(device)
+    return torch.tensor(numbers, dtype=torch.int64).to(device)
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:

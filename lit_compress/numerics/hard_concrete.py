@@ -62,19 +62,9 @@ def keep_best(log_alpha: Tensor, kept: Tensor) -> Tensor:
     return order.argsort(dim=1) < kept[:, None]  # a unit's place in the order
 
 
-class Weights:
-    """Weights of one matrix: ``number`` of them for every combination of kept units of the gates.
-
-    For a matrix whose columns are hidden dimensions and whose rows are the neurons of layer 3, and which is removed
-    with its sub-layer: ``Weights(1, ("hidden", 0), ("neurons", 3), ("ffn_layer", 3))``.
-
-    Attributes:
-        number: weights per combination.
-        gates: (name of a gate, group) each.
-    """
-
-    def __init__(self, number: int, *gates: tuple[str, int]) -> None:
-        self.number, self.gates = number, gates
+# weights of a matrix: their number for every combination of kept units of the gates, (name of a gate, group) each; for
+# columns of hidden dimensions and rows of the neurons of layer 3: (1, ("hidden", 0), ("neurons", 3), ("ffn_layer", 3))
+Weights = tuple[int, *tuple[tuple[str, int], ...]]
 
 
 class Size(nn.Module):
@@ -100,14 +90,14 @@ class Size(nn.Module):
         starts, end = {}, 0
         for name, (groups, _) in self.shapes.items():
             starts[name], end = end, end + groups
-        columns = max((len(part.gates) for part in weights), default=1)
+        columns = max((len(part) - 1 for part in weights), default=1)
         index = torch.full((columns, len(weights)), end)  # the last one is always 1
-        for i, part in enumerate(weights):
-            for column, (name, group) in enumerate(part.gates):
+        for i, (_, *gates) in enumerate(weights):
+            for column, (name, group) in enumerate(gates):
                 assert group < self.shapes[name][0], (name, group)
                 index[column, i] = starts[name] + group
         self.register_buffer("index", index, persistent=False)
-        numbers = torch.tensor([part.number for part in weights], dtype=torch.int64)
+        numbers = torch.tensor([number for number, *_ in weights], dtype=torch.int64)
         self.register_buffer("numbers", numbers, persistent=False)
         everything = {name: torch.full((groups,), size) for name, (groups, size) in self.shapes.items()}
         self.total = int(self(everything)) if whole is None else whole

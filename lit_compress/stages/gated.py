@@ -12,7 +12,7 @@ processes is the step that one process makes with all of their examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,22 @@ class GatedStage(Stage):
         super().__init__("prune", settings)
         self.density, self.round_to = density, round_to or 1
 
-    def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
-        """Register the gates, by name, and the function of their sizes; make the multipliers."""
-        self.gates, self.size = gates, size
+    def make_gates(
+        self, size: Size, mean: float, kept: Collection[str] = (), *, means: Mapping[str, float] = {},
+        copies: Mapping[str, int] = {},
+    ) -> None:  # fmt: skip
+        """Make the gates of ``size``, the function of their sizes, and the multipliers.
+
+        Arguments by name of a gate are those of HardConcrete: ``mean`` is of gates not in ``means``, and each group of
+        those in ``kept`` keeps a unit.
+        """
+        self.size = size
+        self.gates = {
+            name: HardConcrete(*shape, means.get(name, mean), int(name in kept), seed, copies.get(name, 1))
+            for seed, (name, shape) in enumerate(size.shapes.items())
+        }
         self._size = (copy.deepcopy(size),)  # a tuple keeps it on the CPU
-        self.held = nn.ModuleDict(gates)
+        self.held = nn.ModuleDict(self.gates)
         self.linear = nn.Parameter(torch.zeros(1))
         self.quadratic = nn.Parameter(torch.zeros(1))
         with torch.no_grad():

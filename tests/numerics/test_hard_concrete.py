@@ -82,10 +82,10 @@ def test_keep_best() -> None:
 
 
 SHAPES = {"hidden": (1, 3), "heads": (2, 2), "attention": (2, 1)}
-PARTS = [
-    *(Weights(4, ("hidden", 0), ("heads", layer), ("attention", layer)) for layer in range(2)),
-    Weights(7, ("hidden", 0)),
-    Weights(5),
+PARTS: list[Weights] = [
+    *((4, ("hidden", 0), ("heads", layer), ("attention", layer)) for layer in range(2)),
+    (7, ("hidden", 0)),
+    (5,),
 ]
 
 
@@ -119,9 +119,7 @@ def test_expected_size_is_enumeration() -> None:
 
 FINE = {"hidden": (1, 8), "heads": (3, 4), "neurons": (3, 40)}
 FINE_PARTS = [
-    part
-    for i in range(3)
-    for part in (Weights(16, ("hidden", 0), ("heads", i)), Weights(2, ("hidden", 0), ("neurons", i)))
+    part for i in range(3) for part in ((16, ("hidden", 0), ("heads", i)), (2, ("hidden", 0), ("neurons", i)))
 ]
 
 
@@ -158,7 +156,7 @@ def test_layer() -> None:
 def test_fit_budget_opens_one_of_two_layers() -> None:
     """Two layers that learned the same close at the same offset; one of them fits."""
     shapes = {"ffn": (2, 1), "neurons": (2, 10)}
-    size = Size([Weights(10, ("neurons", layer), ("ffn", layer)) for layer in range(2)], shapes)
+    size = Size([(10, ("neurons", layer), ("ffn", layer)) for layer in range(2)], shapes)
     a = {"ffn": torch.tensor([[-3.0], [-3.0]]), "neurons": torch.full((2, 10), 4.0)}
     masks = fit_budget(a, size, 120, {}, "neurons")
     assert masks["ffn"].flatten().tolist() == [True, False] and size.count(masks) == 100
@@ -166,7 +164,7 @@ def test_fit_budget_opens_one_of_two_layers() -> None:
 
 def test_units_of_infinite_alpha_do_not_depend_on_the_budget():
     shapes = {"layers": (1, 3), "neurons": (1, 10)}
-    size = Size([Weights(10, ("layers", 0)), Weights(1, ("neurons", 0))], shapes)
+    size = Size([(10, ("layers", 0)), (1, ("neurons", 0))], shapes)
     alphas = {"layers": torch.tensor([[torch.inf, -torch.inf, -torch.inf]]), "neurons": torch.linspace(-1, 1, 10)[None]}
     for budget, neurons in ((13, 3), (40, 10)):
         masks = fit_budget(alphas, size, budget, {}, "neurons")

@@ -9,10 +9,9 @@ import warnings
 import pytest
 import torch
 
-from lit_compress.layers import HardConcrete
 from lit_compress.methods.cofi.cofi import CoFiPruning
 from lit_compress.methods.sp3 import ProjectedPruning
-from lit_compress.numerics.hard_concrete import Size, Weights, kept_units
+from lit_compress.numerics.hard_concrete import Size, kept_units
 from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.utils.errors import UserError
@@ -30,12 +29,12 @@ class Toy(GatedStage):
 def toy(**settings):
     stage = Toy(GatedTraining(**settings), 0.4)
     parts = [
-        Weights(30, ("heads", 0)),
-        Weights(30, ("heads", 1)),
-        Weights(3, ("neurons", 0)),
-        Weights(3, ("neurons", 1)),
+        (30, ("heads", 0)),
+        (30, ("heads", 1)),
+        (3, ("neurons", 0)),
+        (3, ("neurons", 1)),
     ]
-    stage.make_gates({name: HardConcrete(*shape, mean=2.0) for name, shape in SHAPES.items()}, Size(parts, SHAPES))
+    stage.make_gates(Size(parts, SHAPES), 2.0)
     stage.attach(torch.nn.Linear(1, 1))
     stage.set_total_steps(200)
     return stage

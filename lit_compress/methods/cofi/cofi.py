@@ -27,20 +27,19 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.layers import HardConcrete
 from lit_compress.methods.base import Method
 from lit_compress.methods.cofi.gates import (
     GATES,
     gate_net,
-    gate_shapes,
     gated_size,
     possible_gates,
     set_gates,
@@ -222,7 +221,7 @@ class MatchedStage(Stage):
         self.matching = None
         if self.distillation.alpha_layers > 0:
             self.matching = MatchedLayers(stream_width(net), net.config.hidden_size)
-            self.matching.exists = existing(net)
+            self.matching.exists = open_layers(net)
             if self.previous is not None and (file := self.previous / "projection.safetensors").is_file():
                 from safetensors.torch import load_file
 
@@ -297,13 +296,9 @@ class GatedPruning(MatchedStage, GatedStage):
         """Put gates into the model of the stage before."""
         net = super().begin(net, method, structure)
         names = self.names(net)
-        least = {unit: layer not in names for layer, unit in SUBLAYER_GATES.values()} | {"hidden": True}
+        kept = {unit for layer, unit in SUBLAYER_GATES.values() if layer not in names} | {"hidden"}
         self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
-        gates = {
-            name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, int(least.get(name, False)), seed)
-            for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
-        }
-        self.make_gates(gates, gated_size(net, names))
+        self.make_gates(gated_size(net, names), _START, kept, means={"neurons": 0.0})
         self.initial = 1.0  # the target starts at the dense model, the expectation a little below
         gate_net(net, names)
         return net
@@ -330,22 +325,14 @@ class GatedPruning(MatchedStage, GatedStage):
             save_file(self.matching.state_dict(), folder / "projection.safetensors")
 
 
-def open_layers(net: Model, z: dict[str, Tensor]) -> Tensor:
-    """Return which layers have an open sub-layer, bool [layers]."""
-    parts = sublayers(net)
-    open_ = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
+def open_layers(net: Model, z: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+    """Return which layers have a sub-layer that was not removed and is open by the gates ``z``, bool [layers]."""
+    parts, device = sublayers(net), next(iter(z.values()), torch.zeros(0)).device
+    open_ = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=device)
     for kind, (gate, _) in SUBLAYER_GATES.items():
-        layers = constant(tuple(part.layer for part in of_kind(parts, kind)), open_.device)
-        open_[layers] |= (z[gate] > 0).flatten() if gate in z else True
+        left = [part.layer for part in of_kind(parts, kind) if not is_removed(net, part)]
+        open_[constant(tuple(left), device)] |= (z[gate] > 0).flatten() if gate in z else True
     return open_
-
-
-def existing(net: Model) -> Tensor:
-    """Return which layers of a pruned model have a sub-layer left, bool [layers]."""
-    parts = sublayers(net)
-    left = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
-    left[[part.layer for part in parts if not is_removed(net, part)]] = True
-    return left
 
 
 class CoFi(Method):

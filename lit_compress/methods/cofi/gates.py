@@ -47,12 +47,12 @@ def gate_shapes(net: Model, gates: Collection[str]) -> dict[str, tuple[int, int]
 
 def gated_size(net: Model, gates: Collection[str]) -> Size:
     """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
-    weights, parts = [], sublayers(net)
+    weights, parts = list[Weights](), sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
             sizes = {layer: 1, unit: part.count(net), "hidden": net.config.hidden_size}
             factors = [(name, 0 if name == "hidden" else group) for name in sizes if name in gates]
-            weights.append(Weights(part.weights(net) // prod(sizes[name] for name, _ in factors), *factors))
+            weights.append((part.weights(net) // prod(sizes[name] for name, _ in factors), *factors))
     return Size(weights, gate_shapes(net, gates))
 
 

@@ -88,7 +88,7 @@ def gated_size(net: Model, form: ProjectionSpec = ProjectionSpec()) -> Size:
 
     def weights(number: int, *units: tuple[str, int]) -> Weights:
         number *= math.prod(every[name][1] for name, _ in units if name not in form.gates)
-        return Weights(number, *(unit for unit in units if unit[0] in form.gates))
+        return number, *(unit for unit in units if unit[0] in form.gates)
 
     products, positions = list[Weights](), 0
     if getattr(net.config, "relative_attention", False):  # DeBERTa: every attention stores its queries and keys of them

@@ -17,7 +17,6 @@ from lit_compress.methods.cofi.cofi import (
     CoFiDistillation,
     CoFiPruning,
     MatchedLayers,
-    existing,
     match_layers,
     open_layers,
     quarters,
@@ -141,7 +140,7 @@ def test_gated_training_cut_and_retraining(fit, dense, tmp_path):
     assert 0.495 < budget.stored_density(net) <= 0.5
     save_net(net, folder)
     again = fit(method(), "retrain", folder, teacher=dense)
-    assert torch.equal(again.stage.matching.exists, existing(load_net(folder)))
+    assert torch.equal(again.stage.matching.exists, open_layers(load_net(folder)))
     assert again.stage.matching.projection.in_features == again.net.bert.embeddings.LayerNorm.weight.numel()
 
 
@@ -151,7 +150,7 @@ def test_open_layers_and_existing_ones():
     assert open_layers(net, z).tolist() == [False, True, True]
     assert open_layers(net, {"heads": torch.ones(3, 4)}).tolist() == [True] * 3
     cut_closed(net, z)
-    assert existing(net).tolist() == [False, True, True] and any(isinstance(m, Removed) for m in net.modules())
+    assert open_layers(net).tolist() == [False, True, True] and any(isinstance(m, Removed) for m in net.modules())
 
 
 @pytest.mark.parametrize(
