@@ -18,6 +18,7 @@ from lit_compress.models.sites import Model
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import bare_trainer
 from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.lora import updates_of
 from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
@@ -72,7 +73,7 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
         trains = stage.settings.epochs > 0
         forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
         taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
-        times = TRAINED if trains and stage.settings.updates is None else UNTRAINED
+        times = TRAINED if trains and updates_of(stage.settings) is None else UNTRAINED
         yield stage.name, stage.forwards * (forward or 0) + times * _bytes(own) + taught * _bytes(job.dense)
         net = after
 

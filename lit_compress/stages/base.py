@@ -86,11 +86,6 @@ class Training:
             )
         return optimizer
 
-    @property
-    def updates(self) -> Any:
-        """The low-rank updates (lora.py) that are trained in place of the parameters; None: these are trained."""
-        return None
-
 
 class Stage(nn.Module):
     """One fit. This base class trains the model of the stage before (or the backbone) on the task loss.

@@ -67,10 +67,10 @@ class Retraining(Training):
     lora: LoRA = LoRA()
     matters: ClassVar[dict[str, Any]] = {"lora": {"parameters": ("lora",)}}
 
-    @property
-    def updates(self) -> LoRA | None:
-        """The low-rank updates that are trained in place of the parameters; None: these are trained."""
-        return self.lora if self.parameters == "lora" else None
+
+def updates_of(settings: Training) -> LoRA | None:
+    """Return the low-rank updates that are trained in place of the parameters; None: these are trained."""
+    return settings.lora if isinstance(settings, Retraining) and settings.parameters == "lora" else None
 
 
 def add_updates(net: Model, settings: Training, seed: int) -> Model:
@@ -78,7 +78,7 @@ def add_updates(net: Model, settings: Training, seed: int) -> Model:
 
     The seed is of the random factors.
     """
-    if (lora := settings.updates) is None:
+    if (lora := updates_of(settings)) is None:
         return net
     inside = {id(parameter) for parameter in net.base_model.parameters()}
     output = net.get_output_embeddings()
