@@ -107,7 +107,6 @@ class SliceGPT(OneShot):
         prune: calibration, and training afterwards.
     """
 
-    name = "axes"
     dense_states = False  # they have other axes, and fewer
     by_block = False  # the directions of a site depend on the slices of all sites before it
     usual_density = 0.75

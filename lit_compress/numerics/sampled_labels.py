@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
 from lit_compress.utils.devices import double
-from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
 
@@ -60,12 +59,8 @@ def fisher_losses(
         labels: int [b, ...], or float [b]; for ``true``.
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
-
-    Raises:
-        UserError: the choice is unknown.
     """
-    if choice not in get_args(Labels):
-        raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
+    assert choice in get_args(Labels), choice
     if kind == "vectors":
         assert choice == "drawn" and index is not None and isinstance(logits, Tensor)
         return [(logits * draw_noise(logits, index, seed)).sum()]

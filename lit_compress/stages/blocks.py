@@ -5,7 +5,6 @@ Equations and deviations are in methods/layers.py. SecondOrder also removes bloc
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.models.cut import cut_units
 from lit_compress.models.shorten import check_blocks, holds_first, shorten, stack_lengths
 from lit_compress.models.sites import Model, module_at, sublayers
-from lit_compress.models.surgery import Structure
+from lit_compress.models.surgery import Structure, with_same_parameters
 from lit_compress.stages.base import Limits
 from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Compression, Items, Measured
 from lit_compress.stages.lora import Retraining
@@ -75,7 +74,6 @@ class BlockRemoval(Compression):
         drawn: number and seed of the rows that a calibration draws, of which the choice reads the first; None: its own.
     """
 
-    name, rounds = "blocks", False
     by_block = False  # blocks change their numbers
 
     def __init__(
@@ -370,8 +368,7 @@ def _continued(small: Model, kept: Kept, base: Kept, outputs: Outputs) -> Model:
 
 
 def _with_parts(net: Model, kept: Kept) -> Model:
-    """Return a model of some parts of ``net``, in evaluation mode; it shares parameters and buffers with ``net``."""
-    shared = {id(value): value for values in (net.parameters(), net.buffers()) for value in values}
-    small = copy.deepcopy(net, shared).eval()
+    """Return a model of some parts of ``net``, in evaluation mode; it shares parameters with ``net``."""
+    small = with_same_parameters(net).eval()
     remove_others(small, kept)
     return small

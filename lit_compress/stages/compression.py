@@ -68,7 +68,6 @@ class Compression:
         folder: of the model, once it is known; None for the backbone.
         density: fraction that is to be left.
         round_to: numbers of units are multiples of it; None: 1.
-        rounds: False if no numbers of units are chosen.
         uniform: True if all layers can keep the same numbers of heads and of neurons.
         dense_states: whether the states behind the blocks are to equal the dense model's.
         by_block: False if the whole model must be in memory.
@@ -81,7 +80,6 @@ class Compression:
     folder: Path | None = None
     density = 1.0
     round_to: int | None = None
-    rounds = True
     uniform = decided_by_data = False
     dense_states = by_block = True
     moments: str | None = None
@@ -259,8 +257,8 @@ class CompressedStage(Stage):
     def __init__(self, name: str, settings: Training, compression: Compression, distil: bool = True) -> None:
         super().__init__(name, settings, distil)
         self._compression = (compression,)  # a tuple hides a method from the modules of its stage
-        self.round_to = compression.round_to if compression.rounds else None
-        self.uniform, self.decided_by_data = compression.uniform, compression.decided_by_data
+        self.round_to, self.uniform = compression.round_to, compression.uniform
+        self.decided_by_data = compression.decided_by_data
 
     @property
     def compression(self) -> Compression:

@@ -73,7 +73,7 @@ class Factors(ByRule):
     ``sigma_side``: which factor gets the singular values in the plain SVD.
     """
 
-    name = "factors"
+    name = "ranks"
 
     def __init__(self, rule: RankRule, settings: Weighted = PLAIN, sigma_side: SigmaSide = "in") -> None:
         super().__init__(rule, settings)
@@ -135,10 +135,6 @@ class Factors(ByRule):
         """Return the half of the sum of the squared singular values that are left out."""
         known = {name: measured[f"{name}.sigma"] for name in plan if f"{name}.sigma" in measured}
         return sum(float(sigma[plan[name] :].square().sum()) for name, sigma in known.items()) / 2
-
-    def told(self, net: Model, plan: dict[str, int]) -> dict[str, Any]:
-        """Return the ranks."""
-        return {"ranks": plan}
 
     def layer(self, net: Model) -> type[LowRankLinear]:
         """Return the class of the layers that replace Linears."""

@@ -82,7 +82,7 @@ def dies_at(patch, place):
 
 KILLS = {
     # options, where it dies one time after the other, and the blocks that are measured, over all times
-    "kfac": ([], ["dense/states-00002", "factors-00001", "gradients-00001", "model-00003"], [2, 1, 1, 0]),
+    "kfac": ([], ["dense/states-00002", "ranks-00001", "gradients-00001", "model-00003"], [2, 1, 1, 0]),
     "inputs": (["--weighting", "inputs"], ["calibration/states-00002", "compressed/states-00001"], [0, 1, 2]),
     "refined": (["--weighting", "none", "--refine", "5"], ["refined/states-00002", "model-00003"], [0, 1, 2]),
 }
