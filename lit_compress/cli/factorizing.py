@@ -14,7 +14,7 @@ from typing import Any, Literal
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget, settled
-from lit_compress.cli.options import CommandLine, method_class
+from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import merged_configs
 from lit_compress.cli.words import Line
 from lit_compress.evaluation.evaluate import divergence, evaluate
@@ -34,7 +34,6 @@ from lit_compress.run.settle import check_sizes
 from lit_compress.run.trials import LARGE, decide
 from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.compression import CompressedStage, compress
-from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -97,12 +96,11 @@ def run_factorize(
         raise UserError(f"{unread}: factorize reads it with --distil only; leave it out")
     if not (merged_configs(line).get("data") or {}).get("task"):
         raise UserError("data.task: it is missing; name the task of the model, e.g. --data.task sst2, or --data.path")
-    usual = None if recovery.distil is None else usual_losses(line)
-    cli = CommandLine(replace(line, options=[*line.options, ("model.backbone", model)]), usual)
+    cli = CommandLine(replace(line, options=[*line.options, ("model.backbone", model)]))
     current_device()  # refuses one that is not here before anything is loaded
     place = Path(out).expanduser()
     check_out(place)
-    job = cli.ready() if usual is None else usual_of_writers(cli, cli.ready())
+    job = cli.ready() if recovery.distil is None else with_usual_losses(cli, cli.ready())
     backbone, path = cli.config.model.init_args.backbone, place / "report.json"
     config = read_json("factorize", path, dict).get("config") if path.is_file() else None
     known = config and config.get("model", {}).get("init_args", {}).get("backbone")
@@ -135,38 +133,27 @@ def only_with_distil(option: str) -> bool:
     return trains or option in ("model.recompute", "checkpoint_every")
 
 
-def usual_losses(line: Line) -> dict[str, Any]:
-    """Return the config of the distillation, which all others override; of hidden states if these have dense axes."""
-    method = method_class(line.last("model"))
-    none = str(line.last("model.distillation.alpha_layers")).strip("0.") == ""
-    losses = LOSSES if getattr(method, "dense_states", True) else Distillation(alpha=1.0)
-    losses = outputs_alone(method) if none and method else losses
-    return {"model": {"init_args": {"distillation": asdict(losses)}}}
+def with_usual_losses(cli: CommandLine, job: Job) -> Job:
+    """Return the job with the usual losses of ``--distil``; values in a config or an option stay.
 
-
-def outputs_alone(kind: type[Method]) -> Distillation:
-    """Return the distillation without hidden states; its options on these, without effect, are the method's own."""
-    return replace(signature(kind).parameters["distillation"].default, alpha=1.0, alpha_layers=0.0)
-
-
-def usual_of_writers(cli: CommandLine, job: Job) -> Job:
-    """Return the job with the usual losses of a language model: of the outputs alone, at a temperature of 1.
-
-    At 2, and with hidden states, it ended worse (benchmarks/decoder); models of fewer blocks also learn these unless
-    their weights are rounded. Its kind may be known only by the model's head. Values in a config or an option stay.
+    Hidden states with other axes are left out. A language model learns the outputs alone, at a temperature of 1: at 2,
+    and with hidden states, it ended worse (benchmarks/decoder); models of fewer blocks also learn these unless their
+    weights are rounded. Its kind may be known only by the model's head.
     """
-    losses = cli.config.model.init_args.distillation
-    before: dict[str, Any] = {"model": {"init_args": {"distillation": {}}}}
-    given = {*(merged_configs(cli.line, before)["model"].get("init_args", {}).get("distillation") or ())}
+    losses, kind = cli.config.model.init_args.distillation, type(job.method)
+    given = {*((merged_configs(cli.line)["model"].get("init_args") or {}).get("distillation") or ())}
     given |= {name.rpartition(".")[2] for name in cli.line.names if name.startswith("model.distillation.")}
-    if job.data.record.kind != "language_modelling" or losses.alpha == 0:
-        return job
-    if "temperature" not in given:
-        losses.temperature = 1.0
-    shorter = isinstance(one_shot_stage(job.method).compression, BlockRemoval)
-    if (cli.config.export.dtype == "int4" or not shorter) and not given & {"alpha_layers", "mask_padding", "relative"}:
-        own = outputs_alone(type(job.method))
-        losses.alpha_layers, losses.mask_padding, losses.relative = 0.0, own.mask_padding, own.relative
+    writes = job.data.record.kind == "language_modelling" and not ("alpha" in given and losses.alpha == 0)
+    shorter = isinstance(getattr(job.method.stages()[-1], "compression", None), BlockRemoval)
+    states = not writes or (shorter and cli.config.export.dtype != "int4") or {"mask_padding", "relative"} & given
+    if "alpha_layers" in given:
+        states = losses.alpha_layers > 0
+    usual = LOSSES
+    if not states or not getattr(kind, "dense_states", True):  # options on states keep the method's own values
+        usual = replace(signature(kind).parameters["distillation"].default, alpha=1.0, alpha_layers=0.0)
+    for name, value in asdict(replace(usual, temperature=1.0 if writes else usual.temperature)).items():
+        if name not in given:
+            losses[name] = value
     return cli.build()
 
 
