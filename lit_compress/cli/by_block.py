@@ -33,7 +33,7 @@ from lit_compress.models.surgery import describe, replace, without_values
 from lit_compress.run.distilling import Recovery
 from lit_compress.run.finish import one_shot
 from lit_compress.run.folder import begin_work, end_work
-from lit_compress.run.guard import check_memory
+from lit_compress.run.guard import bytes_of, check_memory
 from lit_compress.run.job import Job
 from lit_compress.stages.compression import CompressedStage, Plan
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
@@ -41,7 +41,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder
+from lit_compress.utils.files import atomic_file, atomic_folder
 from lit_compress.utils.memory import return_freed_memory
 from lit_compress.utils.progress import track
 
@@ -128,7 +128,7 @@ class _Work:
         self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
         self.dev = [batch for loader in data.val_dataloader() for batch in loader]
         asked, self.collector = self.compression.calibration(dense, data), None
-        self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": 0}
+        self.memory = {"outside": bytes_of(self.net.net), "block": max(map(bytes_of, self.net.blocks)), "statistics": 0}
         names = [site.name for site in find_sites(dense)]
         if asked is not None:
             assert isinstance(asked.statistic, Statistic), "of the whole model"
@@ -247,9 +247,8 @@ class _Work:
 
 def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:
     """Write a file in ``dtype``, which must hold all values."""
-    partial = path.with_suffix(".partial")
-    write_shard({name: in_dtype(name, value, dtype) for name, value in tensors}, partial)
-    partial.rename(path)
+    with atomic_file(path) as temporary:
+        write_shard({name: in_dtype(name, value, dtype) for name, value in tensors}, temporary)
 
 
 def _read_shapes(method: Method) -> Model:
@@ -267,8 +266,3 @@ def _read_shapes(method: Method) -> Model:
     task_type(method.task).configure(net, method.task)
     check_by_block(net)
     return net.eval()
-
-
-def _bytes(module: torch.nn.Module) -> int:
-    """Return the bytes of the parameters of a module in float32."""
-    return 4 * sum(value.numel() for value in module.parameters())

@@ -239,17 +239,12 @@ def begin_work(option: str, folder: Path, settings: str) -> Iterator[None]:
         settings: hash of everything that the work depends on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path, empty = folder / SETTINGS, re.compile(rf"{SETTINGS}|{CURVES}|{re.escape(LOCK)}|\.{SETTINGS}\.\d+\.tmp")
-
-    def begun() -> bool:
-        begun = not all(empty.fullmatch(other.name) for other in folder.iterdir())
-        if begun and not path.is_file():
-            raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
-        return begun
-
-    begun()  # a claim leaves a file
+    path, left = folder / SETTINGS, {other.name for other in folder.iterdir() if other.suffix != ".tmp"}
+    begun = left - {SETTINGS, CURVES, LOCK}
+    if begun and not path.is_file():
+        raise UserError(f"{option}: '{folder}' holds something else; give another OUT")
     with Run(folder).claim(option, "OUT"):
-        if not begun():
+        if not begun:
             remove(folder / CURVES)
         elif read_json(option, path, dict).get("hash") != settings:
             raise UserError(

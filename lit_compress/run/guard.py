@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import nn
 
 from lit_compress.calibration.statistics import TOKENS
 from lit_compress.data.batching import ResumableLoader
@@ -74,7 +75,7 @@ def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
         forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
         taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
         times = TRAINED if trains and updates_of(stage.settings) is None else UNTRAINED
-        yield stage.name, stage.forwards * (forward or 0) + times * _bytes(own) + taught * _bytes(job.dense)
+        yield stage.name, stage.forwards * (forward or 0) + times * bytes_of(own) + taught * bytes_of(job.dense)
         net = after
 
 
@@ -89,7 +90,7 @@ def check_factorize(job: Job, stage: CompressedStage, distils: bool = False) -> 
     if distils:
         texts = texts if job.method.kind.over_vocabulary else data.batch_size
         forwards.append(forward_bytes(stage.outline(copy.deepcopy(dense)), texts, length, "parameters") or 0)
-    size = max(forwards) + (TRAINED + distils) * _bytes(dense)
+    size = max(forwards) + (TRAINED + distils) * bytes_of(dense)
     fewer = "a smaller --data.batch_size, or no --distil, needs less; " if distils else ""
     check_memory("factorize", size, f"{fewer}--by_block has one block in memory", current_device())
 
@@ -98,9 +99,10 @@ def check_evaluation(net: Model, loaders: Sequence[ResumableLoader]) -> None:
     """Check the memory of an evaluation of ``net`` on the batches of ``loaders``; raises as :func:`check_memory`."""
     device = current_device()
     forward = max(forward_bytes(net, *loader.largest, "none") or 0 for loader in loaders)
-    size = forward + (0 if device.type == "cpu" else _bytes(net))
+    size = forward + (0 if device.type == "cpu" else bytes_of(net))
     check_memory("the evaluation", size, "--data.eval_batch_size 1, or a few more, needs less", device)
 
 
-def _bytes(net: Model) -> int:
+def bytes_of(net: nn.Module) -> int:
+    """Return the bytes of the parameters of a model, which may have no values."""
     return sum(value.numel() * value.element_size() for value in net.parameters())

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.export.table import markdown
 from lit_compress.models.sites import Model
-from lit_compress.run.folder import CURVES, Run, flatten
+from lit_compress.run.folder import CURVES, Run
 from lit_compress.run.pictures import site_table, structure_figure
 
 
@@ -55,20 +55,18 @@ def log_stage(
 def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
     """Log the table of a finished run, and its settings next to its results, to its loggers; end them."""
     steps = sum(record["steps"] for record in run.finished().values())
-    settings = flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
+    settings = {key: report["config"].get(key) for key in ("model", "data", "seed_everything")}
     results = {
         f"result/{report['metric']['name']}": report["compressed"]["metric"],
         **{f"result/{name}": report["compressed"][name] for name in ("density", "bytes", "flops")},
         "result/speedup": report["ratios"]["speedup"],
     }
-    # the tab HPARAMS sorts and plots numbers
-    values = {key: v if isinstance(v, bool | int | float) else str(v) for key, v in settings.items()}
     loggers = Curves(run, "report") if given in (None, True, False) else given
     for logger in loggers if isinstance(loggers, list | tuple) else [loggers]:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(values, results, steps)
+            logger.log_hyperparams(settings, results, steps)
             logger.experiment.add_text("report", markdown(report), steps)
         else:
-            logger.log_hyperparams(values)
+            logger.log_hyperparams(settings)
             logger.log_metrics(results, steps)
         logger.finalize("success")

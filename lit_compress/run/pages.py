@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -18,10 +18,6 @@ from lit_compress.run.pictures import as_svg, pareto_figure
 from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -69,11 +65,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def _image(figure: Figure) -> str:
-    """Return a figure as the source of an image in the page."""
-    return "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
-
-
 def cell(group: dict[str, Any]) -> str:
     """Return mean, spread and number of runs of a group, and whether it is missing or at chance."""
     if group["mean"] is None:
@@ -95,8 +86,9 @@ def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
         here = [other["mean"] for other in grouped if other["budget"] == group["budget"] and other["n"]]
         group["best"] = len(here) > 1 and group["mean"] == (max if mode == "max" else min)(here)
     figure = pareto_figure([group for group in grouped if group["n"]], dense, f"dev {metric}", mode)
+    picture = "data:image/svg+xml;base64," + base64.b64encode(as_svg(figure).encode()).decode()
     return {
-        "task": task, "metric": metric, "mode": mode, "groups": grouped, "dense": dense, "picture": _image(figure),
+        "task": task, "metric": metric, "mode": mode, "groups": grouped, "dense": dense, "picture": picture,
         "rows": counted(first) if "rows" in first["metric"] else "",
         "error": mean(map(standard_error, ends)) if ends else None,
     }  # fmt: skip

@@ -89,7 +89,8 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
         previous: folder of the model to start from; None for the backbone.
     """
     method, data, spare = job.method, job.data, copy.deepcopy(stage)
-    checkpoint, mark = _last(run.stage(stage.name) / "last.ckpt", type(method).__name__, stage.name)
+    last = run.stage(stage.name) / "last.ckpt"
+    mark = _marked(last, type(method).__name__, stage.name)[1] if last.is_file() else {}
     check_unchanged(run, data, mark)
     step = mark.get("step")
     known = (mark, *run.finished().values())
@@ -109,7 +110,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
     if step is not None:
         note(f"{title}: continues at step {step}")
     try:
-        trainer.fit(method, data, ckpt_path=checkpoint)
+        trainer.fit(method, data, ckpt_path=last if mark else None)
     except SystemExit as stop:  # Lightning's answer to Ctrl-C, and to SIGTERM
         if trainer.interrupted and not isinstance(stop, SIGTERMException):
             raise KeyboardInterrupt from stop
@@ -171,21 +172,14 @@ def _trainer(given: dict[str, Any], run: Run, stage: Stage, callbacks: list[Call
     })  # fmt: skip
 
 
-def _mark_of(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
-    """Return the mark that ``Method.on_save_checkpoint`` of this method and stage added to a checkpoint."""
+def _marked(path: Path, method: str, stage: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a checkpoint, and its step with the mark that ``Method.on_save_checkpoint`` of method and stage added."""
+    checkpoint = read_checkpoint(path)
     mark: dict[str, Any] = checkpoint.get("lit_compress") or {}
     if (mark.get("method"), mark.get("stage")) != (method, stage):
         what = f"the checkpoint was not written by {method}, stage {stage}"
         raise UserError(f"ckpt_path: {what}; remove it to start the stage again")
-    return mark
-
-
-def _last(path: Path, method: str, stage: str) -> tuple[Path | None, dict[str, Any]]:
-    """Return the checkpoint of a stage, if it is there, with its mark and its ``step``; None to start the stage."""
-    if not path.is_file():
-        return None, {}
-    saved = read_checkpoint(path)
-    return path, _mark_of(saved, method, stage) | {"step": saved["global_step"]}
+    return checkpoint, mark | {"step": checkpoint["global_step"]}
 
 
 @rank_zero_only
@@ -194,8 +188,7 @@ def _finish_stage(
 ) -> None:
     """Write the best model of a finished stage, and its record; ``spare`` is the stage as it was before the fit."""
     method, data, name = job.method, job.data, stage.name
-    checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
-    mark = _mark_of(checkpoint, type(method).__name__, name)
+    checkpoint, mark = _marked(run.stage(name) / "best.ckpt", type(method).__name__, name)
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     if method.device_mesh is not None:  # other processes have parts of the model: it is built again
@@ -210,7 +203,7 @@ def _finish_stage(
         stage.finish(net, temporary)
         write_net(small := fuse(net), data, temporary)
     run.hand_on(name, small, job.dense)
-    best, offset = checkpoint["global_step"], sum(record["steps"] for record in run.finished().values())
+    best, offset = mark["step"], sum(record["steps"] for record in run.finished().values())
     log_stage(trainer.loggers, small, name, offset + mark["total_steps"], mark["metrics"], offset + best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model

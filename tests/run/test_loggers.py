@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import Logger
 from mistakes import fit
+from torch.utils.tensorboard import summary
 
 from lit_compress.__main__ import main
 from lit_compress.run import loggers
@@ -92,15 +93,15 @@ def test_any_logger_gets_the_metrics_of_a_stage_and_the_results_and_ends_with_th
     run.finish({"name": "dense", "steps": 139})
     log_report(run, REPORT, logger)
     (settings,), (results, step) = logger.got
-    assert settings["model.a"] == 1 and results["result/accuracy"] == 0.5 and step == 139 and logger.ended == 1
+    assert settings["model"]["a"] == 1 and results["result/accuracy"] == 0.5 and step == 139 and logger.ended == 1
 
 
 def test_settings_that_are_numbers_are_logged_as_numbers(tmp_path, monkeypatch):
     """So that the tab HPARAMS can sort and plot them."""
-    found = {}
-    monkeypatch.setattr(loggers.TensorBoardLogger, "log_hyperparams", lambda self, settings, *_: found.update(settings))
+    found, write = {}, summary.hparams
+    monkeypatch.setattr(summary, "hparams", lambda values, results: found.update(values) or write(values, results))
     monkeypatch.setattr(loggers, "markdown", lambda report: "")
     settings = {"density": 0.25, "rank": None, "stacked": True, "backbone": "me/net", "examples": 8}
     log_report(Run(tmp_path), REPORT | {"config": {"model": settings, "seed_everything": 1}})
-    assert found["model.density"] == 0.25 and found["model.examples"] == 8 and found["seed_everything"] == 1
-    assert found["model.rank"] == "None" and found["model.backbone"] == "me/net" and found["model.stacked"] is True
+    assert found["model/density"] == 0.25 and found["model/examples"] == 8 and found["seed_everything"] == 1
+    assert found["model/rank"] == "None" and found["model/backbone"] == "me/net" and found["model/stacked"] is True

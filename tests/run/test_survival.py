@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks.reliability.events import Refuse
 from lit_compress.__main__ import main
 from lit_compress.run.folder import Run, begin_work
-from lit_compress.run.runner import _last
+from lit_compress.run.runner import _marked
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, write_failure
 
@@ -80,15 +80,14 @@ def test_ctrl_c_in_every_stage_changes_nothing(short_run, tmp_path, capsys, monk
 def test_a_torn_checkpoint_is_one_line(end, tmp_path):
     """One that ends early; or it has its length, and a block was never written."""
     mark, last = {"method": "SVD", "stage": "dense"}, tmp_path / "last.ckpt"
-    assert _last(last, "SVD", "dense") == (None, {})
     torch.save({"global_step": 2, "weights": torch.rand(1000), "lit_compress": mark}, last)
-    assert _last(last, "SVD", "dense") == (last, mark | {"step": 2})
+    assert _marked(last, "SVD", "dense")[1] == mark | {"step": 2}
     content = last.read_bytes()
     last.write_bytes(content[:2048] + bytes(512) + content[2560:] if end is None else content[:end])
     with pytest.raises(
         UserError, match=r"last\.ckpt' is not a readable checkpoint .*; remove it to start its stage again$"
     ):
-        _last(last, "SVD", "dense")
+        _marked(last, "SVD", "dense")
 
 
 def _hold(folder, ready, done):
