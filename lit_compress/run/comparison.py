@@ -15,6 +15,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+from lit_compress.models.budget import parse_budget
 from lit_compress.run.results import COMPARISON, read_record, read_report
 from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
@@ -57,14 +58,10 @@ class Entry:
 
     def shares(self) -> dict[str, int]:
         """Return each stage's share of the training steps after the teacher; raises UserError for another ``split``."""
-        where = f"config: methods.{self.label}.split"
-        for stage, share in self.split.items():
+        for stage in self.split:
             if stage not in self.stages:
-                raise UserError(f"{where}: no stage '{stage}'; {nearest(stage, self.stages)}")
-            if not isinstance(share, int) or share < 0:
-                raise UserError(f"{where}.{stage}: '{share}' is no whole number from 0 on")
-        if self.split and not any(self.split.values()):
-            raise UserError(f"{where}: all shares are 0; give train: false")
+                hint = nearest(stage, self.stages)
+                raise UserError(f"config: methods.{self.label}.split: no stage '{stage}'; {hint}")
         return {stage: self.train * (self.split.get(stage, 0) if self.split else 1) for stage in self.stages}
 
 
@@ -103,12 +100,8 @@ def _entry(label: str, values: Any) -> Entry:
     """Return the method that one key of ``methods`` describes."""
     if not isinstance(values, dict):
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
-    _check_keys(values, Entry, f"methods.{label}")
-    entry = Entry(label, **{"method": label.partition(",")[0].strip(), **values})
-    if not isinstance(entry.method, str):
-        raise UserError(f"config: methods.{label}.method: '{entry.method}'; give the name of a class, e.g. LPAF")
-    if not isinstance(entry.budgets, list | tuple):
-        raise UserError(f"config: methods.{label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
+    given = _given(values, Entry, f"methods.{label}", f"methods.{label}.")
+    entry = Entry(label, **{"method": label.partition(",")[0].strip(), **given})
     for name in entry.options:
         if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
             raise UserError(
@@ -120,14 +113,10 @@ def _entry(label: str, values: Any) -> Entry:
 
 def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     """Return the comparison that the content of a YAML file describes; raises UserError for the first bad key."""
-    _check_keys(values, Comparison, f"'{path}'")
+    given = _given(values, Comparison, f"'{path}'")
     for name in ("methods", "budgets"):
-        if not values.get(name):
+        if not given.get(name):
             raise UserError(f"config: '{path}' names no {name}")
-    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
-    for name, (fits, advice) in _RULES.items():
-        if name in given and not fits(given[name]):
-            raise UserError(f"config: {name}: {given[name]!r}; give {advice}")
     given |= {name: list(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list | tuple)}
     made = Comparison(**given)
     labels = [entry.label for entry in made.entries()]
@@ -136,13 +125,19 @@ def read_comparison(values: dict[str, Any], path: str) -> Comparison:
     return made
 
 
-def _check_keys(values: Mapping[str, Any], kind: Any, where: str) -> None:
+def _given(values: Mapping[str, Any], kind: Any, where: str, before: str = "") -> dict[str, Any]:
+    """Return the values that are not None; refuse the first one that ``kind`` has not, or that cannot be used."""
     known = [f.name for f in fields(kind) if f.name not in ("label", "stages")]
+    given = {key: value for key, value in values.items() if value is not None}
     for key in values:
         if key in _REMOVED:
             raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {_REMOVED[key]}")
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
+        fits, advice = _RULES.get(key, (None, ""))
+        if fits and key in given and not fits(given[key]):
+            raise UserError(f"config: {before}{key}: {given[key]!r}; give {advice}")
+    return given
 
 
 def _list(value: Any, *kinds: type) -> bool:
@@ -152,7 +147,12 @@ def _list(value: Any, *kinds: type) -> bool:
 # key -> whether a value can be used, and advice
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "methods": (lambda value: isinstance(value, dict), "one key per method"),
+    "method": (lambda value: isinstance(value, str), "the name of a class, e.g. LPAF"),
     **dict.fromkeys(("options", "taught"), (lambda value: isinstance(value, dict), "OPTION: VALUE")),
+    "split": (  # 0 is a stage without steps
+        lambda value: isinstance(value, dict) and _list([*(n := value.values())], int) and min(n) >= 0 < max(n),
+        "whole numbers from 0 on by stage; for no steps at all train: false",
+    ),
     "budgets": (lambda value: _list(value, str, int, float), "a list, e.g. [0.25]"),
     "seeds": (lambda value: _list(value, int), "a list of whole numbers, e.g. [1]"),
     "learning_rates": (  # YAML reads 1e-4 as text
@@ -167,12 +167,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def budget_name(budget: Any) -> str:
     """Return a budget as ``kind=value``; a number is a density."""
-    if isinstance(budget, str) and "=" in budget:
-        return budget
-    try:
-        return f"density={float(budget):g}"
-    except (TypeError, ValueError):
-        raise UserError(f"budget: '{budget}' is no density; give 0.25, or size=20MB, params=5M, flops=0.3") from None
+    text = str(budget)
+    asked = parse_budget(text if "=" in text else f"density={text}")
+    return f"density={asked.value:g}" if asked and asked.kind == "density" else text
 
 
 def slug(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -42,16 +41,19 @@ def as_svg(figure: Figure) -> str:
 
 
 def site_table(net: Model) -> list[dict[str, Any]]:
-    """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
+    """Return for every site its name, its place (layer, role), the rank of its factors (None if dense), its density.
 
     A site of a removed sub-layer has density 0.
     """
     table, dense, left = [], dense_layers(net), {site.name for site in find_sites(net)}
-    for site in dense_sites(net):
+    sites = dense_sites(net)
+    stacks = len({site.stack for site in sites}) > 1
+    for site in sites:
         module = net.get_submodule(site.name) if site.name in left else torch.nn.Identity()
         rank = module.rank if isinstance(module, LowRankLinear) else None
         share = sum(int(torch.count_nonzero(w)) for w in weights(module)) / dense[site.name].weight.numel()
-        table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": rank, "density": share})
+        place = f"{site.stack} {site.layer}" if stacks else f"{site.layer}", f"{site.role}{' cross' * site.cross}"
+        table.append({"name": site.name, "place": place, "rank": rank, "density": share})
     return table
 
 
@@ -59,16 +61,12 @@ def structure_figure(layers: Sequence[dict[str, Any]], title: str = "") -> Figur
     """Draw the grid of a :func:`site_table`: the colour is the density, the text the rank of the factors if any."""
     from matplotlib.figure import Figure
 
-    places = list[tuple[str, str]]()
-    for row in layers:
-        stack = "".join(re.findall(r"(encoder|decoder)\.(?:layers|block)\.", row["name"])[:1])
-        cross = " cross" * bool(re.search("encoder_attn|EncDecAttention|crossattention", row["name"]))
-        places.append((f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"))
-    names, roles = (list(dict.fromkeys(name)) for name in zip(*places, strict=True))
+    names, roles = (list(dict.fromkeys(names)) for names in zip(*(row["place"] for row in layers), strict=True))
     grid = torch.full((len(names), len(roles)), torch.nan)
     figure = Figure(figsize=(1.4 + 0.7 * len(roles), 0.8 + 0.3 * len(names)), layout="constrained")
     axes = figure.subplots()
-    for row, (name, role) in zip(layers, places, strict=True):
+    for row in layers:
+        name, role = row["place"]
         x, y, share = roles.index(role), names.index(name), row["density"]
         grid[y, x] = share
         text = f"r {row['rank']}" if row.get("rank") else "gone" if not share else f"{share:.0%}"

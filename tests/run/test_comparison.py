@@ -110,8 +110,9 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
         ({"learning_rates": ["1e-4"]}, "give a list of numbers above 0, with a point, e.g. [1.0e-4]"),
-        ({"methods": {"X": {"method": 5}}}, "methods.X.method: '5'; give the name of a class, e.g. LPAF"),
-        ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
+        ({"methods": {"X": {"method": 5}}}, "methods.X.method: 5; give the name of a class, e.g. LPAF"),
+        ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: 0.5; give a list, e.g. [0.25]"),
+        ({"methods": {"SVD": {"options": 5}}}, "methods.SVD.options: 5; give OPTION: VALUE"),
         ({"seeds": [0.5]}, "seeds: [0.5]; give a list of whole numbers, e.g. [1]"),
         ({"seeds": [True]}, "seeds: [True]; give a list of whole numbers, e.g. [1]"),
         ({"updates": True}, "updates: True; give a whole number from 1 on"),
@@ -119,10 +120,13 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"epochs": 4}, "epochs in 'c.yaml': this key was removed in version 0.3; leave it out"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
         ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
-        ({"budgets": ["much"]}, "'much' is no density"),
+        ({"budgets": ["much"]}, "'density=much' is no number"),
         ({"budgets": [[0.25]]}, "budgets: [[0.25]]; give a list, e.g. [0.25]"),
         ({"methods": {"LPAF": {"split": {"retain": 1}}}}, "no stage 'retain'; did you mean 'retrain'?"),
-        ({"methods": {"LPAF": {"split": {"prune": 0}}}}, "all shares are 0; give train: false"),
+        (
+            {"methods": {"LPAF": {"split": {"prune": 0}}}},
+            "split: {'prune': 0}; give whole numbers from 0 on by stage; for no steps at all",
+        ),
     ],
 )
 def test_mistakes_are_one_line(changes, said):
