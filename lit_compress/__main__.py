@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 from importlib import import_module
@@ -53,11 +54,15 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        hints = {"fit": " with --ckpt_path last continues", "compare": " continues"}
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = getattr(stop, "code", 130)
+        if code not in (130, 128 + signal.SIGTERM):
+            raise
+        hints = {"fit": " with --ckpt_path last continues", "compare": " continues",
+                 "factorize": " continues --distil and --by_block"}  # fmt: skip
         hint = f"; the same command{hints[argv[0]]}" if argv[0] in hints else ""
-        print(f"stopped by Ctrl-C{hint}", file=sys.stderr)
-        sys.exit(130)
+        print(f"stopped by {'Ctrl-C' if code == 130 else 'SIGTERM'}{hint}", file=sys.stderr)
+        sys.exit(code)
     except Exception as error:
         if (said := _line(error, argv)) is None:
             raise

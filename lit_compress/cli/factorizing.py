@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lit_compress.calibration.walk import calibration_parts
 from lit_compress.cli.by_block import factorize_by_block
-from lit_compress.cli.fitting import ended_by_sigterm, print_report, settle_budget, settled
+from lit_compress.cli.fitting import print_report, settle_budget, settled
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import merged_configs
 from lit_compress.cli.words import Line
@@ -74,8 +74,7 @@ def factorize(
         line: further options.
     """
     recovery = Recovery(refine, distil, distil_texts, distil_rate)
-    with ended_by_sigterm("the same command continues"):
-        report = run_factorize(model, out, line, recovery, by_block)
+    report = run_factorize(model, out, line, recovery, by_block)
     if report is None:
         return
     print_report(report)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.options import CommandLine
@@ -57,9 +54,7 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     run = run_of(cli)
     with ExitStack() as claim:
         job = settled(cli, run, partial(_prepare, cli, run, claim))
-        with ended_by_sigterm("the same command with --ckpt_path last continues"):
-            job = run_stages(job, run)
-        return run, _report(run, job)
+        return run, _report(run, run_stages(job, run))
 
 
 def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job], by_trials: bool = False) -> Job:
@@ -80,16 +75,6 @@ def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job], by_trials: b
         return made[0]
     _as_stored(cli, told["config"])
     return settle_budget(cli, run, told["density"], by_trials)
-
-
-@contextmanager
-def ended_by_sigterm(advice: str) -> Iterator[None]:
-    """End the process with the exit code of SIGTERM, and a line, if a stage inside was stopped by it."""
-    try:
-        yield
-    except SIGTERMException as error:  # Lightning's would end the process with exit code 0
-        print(f"stopped by SIGTERM; {advice}", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM) from error
 
 
 def run_of(cli: CommandLine) -> Run:

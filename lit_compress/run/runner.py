@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -111,8 +112,10 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
         note(f"{title}: continues at step {step}")
     try:
         trainer.fit(method, data, ckpt_path=last if mark else None)
-    except SystemExit as stop:  # Lightning's answer to Ctrl-C, and to SIGTERM
-        if trainer.interrupted and not isinstance(stop, SIGTERMException):
+    except SystemExit as stop:  # Lightning's answer to Ctrl-C, and to SIGTERM, with exit code 0
+        if isinstance(stop, SIGTERMException):
+            raise SystemExit(128 + signal.SIGTERM) from stop
+        if trainer.interrupted:
             raise KeyboardInterrupt from stop
         raise
     forget(trainer, method)

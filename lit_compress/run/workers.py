@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import json_of, link_if_equal, write_json
-from lit_compress.utils.tables import print
 
 COMMAND = ("python", "-m", "lit_compress")
 POLL = 0.2  # seconds
@@ -130,9 +129,8 @@ class Fit:
 
 
 def stop(*_: object) -> NoReturn:
-    """End the process as an exception does, with one line: what SIGTERM does to a comparison."""
+    """End the process as an exception does: what SIGTERM does to a comparison."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
-    print("stopped by SIGTERM; the same command continues", file=sys.stderr)
     raise SystemExit(128 + signal.SIGTERM)
 
 

@@ -31,10 +31,11 @@ class Terminate(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path):
+def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(args(short_run, tmp_path / "run", "--trainer.callbacks+=test_survival.Terminate"))
     assert stop.value.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; the same command with --ckpt_path last continues" in capsys.readouterr().err
     checkpoint = torch.load(tmp_path / "run" / "dense" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 13 + 5  # checkpoint_every is 500
 
