@@ -24,7 +24,18 @@ from lit_compress.utils.sharding import local, sum_over_ranks
 MOST_SKIPPED = 20  # optimizer steps in a row
 
 
-class Checkpoints(Callback):
+class _Kept(Callback):
+    kept: frozenset[str]  # attributes that checkpoints have
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name in self.kept & state_dict.keys():  # version 0.2 kept fewer
+            setattr(self, name, state_dict[name])
+
+
+class Checkpoints(_Kept):
     """Keep ``last.ckpt`` (to continue from) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
 
     The model before training counts as an epoch, the last one to be chosen of equal scores.
@@ -34,27 +45,23 @@ class Checkpoints(Callback):
     renamed into place when they are complete and on the disk.
 
     ``every`` optimizer steps there is a ``last.ckpt``.
+
+    Attributes:
+        best: score so far; ``untrained`` if it is from before training.
+        saved: step of ``last.ckpt``.
     """
+
+    kept = frozenset({"best", "untrained", "saved"})
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
-        self.best, self._untrained = -inf, False
-        self._saved = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far, whether it is from before training, and the step of ``last.ckpt``."""
-        return {"best": self.best, "untrained": self._untrained, "saved": self._saved}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the values of :meth:`state_dict`; version 0.2 did not keep the model before training."""
-        self.best, self._saved = state_dict["best"], state_dict["saved"]
-        self._untrained = state_dict.get("untrained", False)
+        self.best, self.untrained, self.saved = -inf, False, 0
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save ``best.ckpt`` if the model before training is at budget and has learned the task."""
         score = float(pl_module.untrained)  # type: ignore[arg-type]
         if score > -inf and trainer.max_epochs:
-            self.best, self._untrained = score, True
+            self.best, self.untrained = score, True
             pl_module.stage.keep_untrained(pl_module.net)  # type: ignore[union-attr, operator]
             self._save(trainer, "best.ckpt", weights_only=True)
 
@@ -62,9 +69,12 @@ class Checkpoints(Callback):
         """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let ``max_steps`` end with a validation."""
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
         trainer.should_stop |= last and not trainer.is_last_batch
-        due = _terminated(trainer, pl_module.device) or trainer.global_step - self._saved >= self.every
-        if due and trainer.global_step > self._saved and not (last or pl_module.skips):
-            self._saved = trainer.global_step
+        # if any rank was told to end, all do after this batch, and not in the middle of one
+        told = trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
+        trainer._signal_connector.received_sigterm = told
+        due = told or trainer.global_step - self.saved >= self.every
+        if due and trainer.global_step > self.saved and not (last or pl_module.skips):
+            self.saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,16 +82,16 @@ class Checkpoints(Callback):
         if trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics["val/score"])
-        better = score > self.best or (self._untrained and score == self.best)
+        better = score > self.best or (self.untrained and score == self.best)
         if better or self.best == -inf or not (self.folder / "best.ckpt").exists():
-            self.best, self._untrained = score, False
+            self.best, self.untrained = score, False
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the untrained model of a stage without epochs; say that no epoch was better than it."""
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
-        if self._untrained:
+        if self.untrained:
             stage: Any = pl_module.stage
             metric = pl_module.task.metrics[0]  # type: ignore[union-attr, index]
             note(
@@ -100,17 +110,7 @@ class Checkpoints(Callback):
             raise
 
 
-def _terminated(trainer: Trainer, device: torch.device) -> bool:
-    """Return whether any rank was told to end; then all end after this batch, and not in the middle of one."""
-    if trainer.world_size == 1:
-        return trainer.received_sigterm
-    told = torch.tensor(float(trainer.received_sigterm), device=device)
-    sum_over_ranks(told)
-    trainer._signal_connector.received_sigterm = bool(told)
-    return bool(told)
-
-
-class FiniteSteps(Callback):
+class FiniteSteps(_Kept):
     """Leave out optimizer steps whose gradients are not finite; stop after too many in a row.
 
     Weights, moments of AdamW and scores stay as they are in such a step; schedules go on. Each is counted as
@@ -118,30 +118,24 @@ class FiniteSteps(Callback):
     :data:`MOST_SKIPPED` in a row the fit ends with a :class:`UserError`.
     """
 
+    kept = frozenset({"skipped", "in_a_row"})  # steps that were left out, in all and now
+
     def __init__(self) -> None:
-        self.skipped, self._in_a_row = 0, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps that were left out, in all and now in a row."""
-        return {"skipped": self.skipped, "in_a_row": self._in_a_row}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the values of :meth:`state_dict`."""
-        self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
+        self.skipped, self.in_a_row = 0, 0
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Take the gradients away if one of them is not finite on any rank; called before the method reads them."""
         pl_module.skips = not _finite(optimizer, pl_module.device)  # type: ignore[assignment]
         if not pl_module.skips:
-            self._in_a_row = 0
+            self.in_a_row = 0
             return
         optimizer.zero_grad(set_to_none=True)
-        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
+        self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
         pl_module.log("train/skipped", float(self.skipped))
-        if self._in_a_row >= MOST_SKIPPED:
+        if self.in_a_row >= MOST_SKIPPED:
             stage: Any = pl_module.stage
             raise UserError(
-                f"{stage.name}: loss or gradients of {self._in_a_row} steps in a row were not finite, the last in step "
+                f"{stage.name}: loss or gradients of {self.in_a_row} steps in a row were not finite, the last in step "
                 f"{trainer.global_step + 1}; try a smaller {stage.rate_option}, or trainer.precision 32-true"
             )
 

@@ -205,7 +205,9 @@ class Run:
 
     def check_same(self, config: dict[str, Any]) -> None:
         """Refuse a ``config`` that differs from the one at the run's start in options that change the result."""
-        old, new = (_ADDED | flatten(one) for one in (self.recorded(strict=True), config))
+        import pandas as pd
+
+        old, new = (_ADDED | pd.json_normalize([one]).to_dict("records")[0] for one in (self.recorded(True), config))
         for key in sorted({*old, *new} - _FREE):
             if old.get(key) != new.get(key) and not any(key.startswith(f"{free}.") for free in _FREE):
                 raise UserError(
@@ -270,14 +272,6 @@ def write_net(net: Model, data: DataModule, folder: Path) -> None:
     if task_type(data.record).pools:
         write_pooling(folder, net.config.hidden_size, data.deployed_length, data.record.pooling)
     write_manifest(folder)
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested config by dotted path."""
-    if not isinstance(config, dict) or not config:
-        return {prefix: config}
-    parts = (flatten(value, f"{prefix}.{key}" if prefix else key) for key, value in config.items())
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def checked_config(what: str, stored: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from lit_compress.models.sites import Model, find_sites
 from lit_compress.run.results import front
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -106,8 +105,18 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
     near = near if near and dense["mean"] > 0 else list(groups)
     far = [group for group in groups if group not in near]
     for axes, (cost, (label, unit)) in zip(panels, PANELS.items(), strict=True):
-        if places := [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]:
-            _panel(axes, places, mode, {g["label"]: styles[g["label"]] for _, g in places})
+        places = [(group["costs"][cost] * unit, group) for group in near if group["costs"].get(cost)]
+        for name in dict.fromkeys(group["label"] for _, group in places):
+            style, own = styles[name], [place for place in places if place[1]["label"] == name]
+            own.sort(key=lambda place: place[0])
+            for x, group in own:
+                axes.errorbar(
+                    x, group["mean"], group["bar"] or 0, capsize=2, elinewidth=0.8, markersize=6, label=_plain(name),
+                    **style, markerfacecolor="white" if group.get("chance") else style["color"],
+                )  # fmt: skip
+            axes.plot([x for x, _ in own], [group["mean"] for _, group in own], color=style["color"], linewidth=1)
+        best = front([(x, group["mean"]) for x, group in places], mode)
+        axes.step([x for x, _ in best], [y for _, y in best], where="post", color="0.6", linestyle=":", zorder=0)
         axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         if whole := dense["costs"].get(cost):
             axes.plot(whole * unit, dense["mean"], "*", color="0.15", markersize=11, label="dense")
@@ -121,19 +130,3 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
         words = ", ".join(f"{group['label']} {group['mean']:.3g}" for group in far[:6]) + " ..." * (len(far) > 6)
         figure.suptitle(_plain(f"not drawn, far behind: {words}"), fontsize=8)
     return figure
-
-
-def _panel(
-    axes: Axes, places: Sequence[tuple[float, dict[str, Any]]], mode: str, styles: Mapping[str, dict[str, Any]]
-) -> None:
-    """Draw models at (cost, metric), a line for each label, and their front."""
-    for label, style in styles.items():
-        own = sorted((place for place in places if place[1]["label"] == label), key=lambda place: place[0])
-        for cost, group in own:
-            axes.errorbar(
-                cost, group["mean"], group["bar"] or 0, capsize=2, elinewidth=0.8, markersize=6, label=_plain(label),
-                **style, markerfacecolor="white" if group.get("chance") else style["color"],
-            )  # fmt: skip
-        axes.plot(*zip(*((cost, group["mean"]) for cost, group in own), strict=True), color=style["color"], linewidth=1)
-    best = front([(cost, group["mean"]) for cost, group in places], mode)
-    axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)

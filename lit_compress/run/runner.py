@@ -29,7 +29,7 @@ from lit_compress.export.fuse import fuse
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
-from lit_compress.run.first import is_first_process, of_first
+from lit_compress.run.first import of_first
 from lit_compress.run.folder import Run, write_net
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import Curves, log_stage
@@ -44,7 +44,6 @@ from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
 from lit_compress.utils.memory import peak_mib
 from lit_compress.utils.progress import note
-from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
 SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one thread
@@ -99,8 +98,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
     run.at_hand = run.at_hand if previous else {}
     method.prepare(stage, job.seed, previous, lambda: run.dense, mark, run.load)
     start = time.time()
-    if is_first_process():
-        run.stage(stage.name).mkdir(parents=True, exist_ok=True)
+    run.stage(stage.name).mkdir(parents=True, exist_ok=True)
     title = f"{type(method).__name__} {place}{stage.name}"
     offset = sum(record["steps"] for record in run.finished().values())
     watches = FiniteSteps(), Checkpoints(run.stage(stage.name), job.every), EpochLines(title, offset)
@@ -122,8 +120,7 @@ def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | Non
     split, data.trainer = data.split, None  # type: ignore[assignment]
     _finish_stage(spare, job, stage, run, trainer, split, time.time() - start)
     method.release()
-    if several():  # wait for the other ranks
-        torch.distributed.barrier()
+    trainer.strategy.barrier()  # wait for the other ranks
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any]) -> None:

@@ -123,10 +123,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
         ({"budgets": ["much"]}, "'density=much' is no number"),
         ({"budgets": [[0.25]]}, "budgets: [[0.25]]; give a list, e.g. [0.25]"),
         ({"methods": {"LPAF": {"split": {"retain": 1}}}}, "no stage 'retain'; did you mean 'retrain'?"),
-        (
-            {"methods": {"LPAF": {"split": {"prune": 0}}}},
-            "split: {'prune': 0}; give whole numbers from 0 on by stage; for no steps at all",
-        ),
+        ({"methods": {"LPAF": {"split": {"prune": 0}}}}, "LPAF.split: {'prune': 0}; give whole numbers from 0 on"),
     ],
 )
 def test_mistakes_are_one_line(changes, said):

@@ -72,8 +72,7 @@ def test_a_removed_sublayer_has_no_density():
 
 
 def test_layers_of_an_encoder_and_a_decoder_are_not_on_top_of_each_other():
-    net = make_net("bart", "xsum")
-    axes = structure_figure(site_table(net)).axes[0]
+    axes = structure_figure(site_table(net := make_net("bart", "xsum"))).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()][::2] == ["encoder 0", "decoder 0"]
     assert {"q", "q cross"} <= {label.get_text() for label in axes.get_xticklabels()}
     assert len({text.get_position() for text in axes.texts}) == len(find_sites(net))
