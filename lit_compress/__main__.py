@@ -42,8 +42,9 @@ def main(argv: list[str] | None = None) -> None:
         if not argv or argv[0] in ("-h", "--help"):
             import_module("lit_compress.cli.lines").print_usage(COMMANDS)
             return
-        if argv[0] in REMOVED:
-            raise UserError(f"{argv[0]}: this command was removed in version 0.3; {REMOVED[argv[0]]}")
+        for words in (argv[0], " ".join(argv[:2])):
+            if words in REMOVED:
+                raise UserError(f"{words}: this command was removed in version 0.3; {REMOVED[words]}")
         argv = [*OLD.get(argv[0], argv[:1]), *argv[1:]]
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")

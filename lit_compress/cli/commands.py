@@ -24,7 +24,7 @@ from lit_compress.export.folder import check_again, check_out, export_again
 from lit_compress.export.table import of_all
 from lit_compress.run import pages
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import CURVES, Run
+from lit_compress.run.folder import Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.results import read_results
 from lit_compress.run.settle import check_stages
@@ -40,12 +40,8 @@ LISTED = ("name", "task", "label", "budget", "seed", "status", "metric_name", "d
 def fit(line: Line) -> None:
     """Run or continue all stages of a method, export the model, print the report."""
     run, report = run_fit(line)
-    if report is None:
-        return
-    print_report(report)
-    print(f"ship this folder: {run.folder / 'export'}\nreport: {run.folder / 'report.json'}")
-    if (run.folder / CURVES).is_dir():
-        print(f"curves: tensorboard --logdir {run.folder}")
+    if report is not None:
+        print_report(report, run.folder / "export", run.folder)
 
 
 def plan(line: Line) -> None:
@@ -154,9 +150,6 @@ def list_(folder: str = "runs", *, json: bool = False) -> None:
         folder: with runs, finished or not.
         json: a list of objects in place of the table, with the columns of `results.csv`.
     """
-    if folder in ("methods", "tasks", "recipes") and not Path(folder).is_dir():
-        advice = "`fit --help` names the methods, `--help` the recipes and their tasks"
-        raise UserError(f"list: '{folder}' was removed in version 0.3; {advice}")
     runs, _ = read_results(Path(folder).expanduser(), "list")
     records = list(map(pages.record, runs))
     if json:

@@ -42,7 +42,6 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import freed_memory_returned, return_freed_memory, trim
 from lit_compress.utils.progress import note
-from lit_compress.utils.tables import print
 
 COMPRESSED = "compressed"  # the first stage of the run that --distil continues
 
@@ -75,12 +74,8 @@ def factorize(
     """
     recovery = Recovery(refine, distil, distil_texts, distil_rate)
     report = run_factorize(model, out, line, recovery, by_block)
-    if report is None:
-        return
-    print_report(report)
-    print(f"ship this folder: {out}")
-    if (curves := Path(f"{out}.distil")).is_dir():
-        print(f"curves: tensorboard --logdir {curves}")
+    if report is not None:
+        print_report(report, Path(out), Path(f"{out}.distil"))
 
 
 def run_factorize(

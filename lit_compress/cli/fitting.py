@@ -23,7 +23,7 @@ from lit_compress.models.budget import budget_line
 from lit_compress.models.files import stored_dtype
 from lit_compress.run.finish import export_run
 from lit_compress.run.first import of_first
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import CURVES, Run
 from lit_compress.run.guard import check_fit
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import log_report
@@ -214,11 +214,16 @@ def _report(run: Run, job: Job) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------ the output
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Print a report as a table, and choices; warn of a missed budget."""
+def print_report(report: dict[str, Any], out: Path, curves: Path) -> None:
+    """Print a report as a table, choices, and the places of export, report and ``curves``; warn of a missed budget."""
     print_table(report)
     print_choices(report)
     warn_missed(report)
+    print(f"ship this folder: {out}")
+    if (curves / "report.json").is_file():
+        print(f"report: {curves / 'report.json'}")
+    if (curves / CURVES).is_dir():
+        print(f"curves: tensorboard --logdir {curves}")
 
 
 def warn_missed(report: dict[str, Any]) -> None:

@@ -169,9 +169,9 @@ class CommandLine:
     def _check(self) -> None:
         """Refuse values that are of their types, and yet cannot be meant."""
         config, init = self.config, self.config.model.init_args
-        for name, why in SET_BY_STAGE.items() if self.line.command in ("fit", "plan") else ():
+        for name, advice in SET_BY_STAGE.items() if self.line.command in ("fit", "plan") else ():
             if (value := config.trainer[name]) is not None and value is not True:
-                raise UserError(f"trainer.{name}: {value} {why}")
+                raise UserError(f"trainer.{name}: {value} has no effect in a fit; {advice}")
         require(config, "checkpoint_every", low=1)
         require(config, "seed_everything", low=0, high=2**32 - 1)
         for option in self.line.names:

@@ -42,15 +42,12 @@ CLASSES = {
 
 # arguments of the Trainer that a stage has of its own, or that nothing reads -> what to do
 SET_BY_STAGE = {
-    "max_epochs": "would hold for every stage; set model.<stage>.epochs",
-    **dict.fromkeys(
-        ("min_epochs", "min_steps"), "has no effect, a stage ends after its epochs; set model.<stage>.epochs"
-    ),
-    "enable_checkpointing": "has no effect, a stage always keeps last.ckpt; set checkpoint_every",
-    "default_root_dir": "has no effect; set run_dir",
+    **dict.fromkeys(("max_epochs", "min_epochs", "min_steps"), "set model.<stage>.epochs"),
+    "enable_checkpointing": "a stage always keeps last.ckpt; set checkpoint_every",
+    "default_root_dir": "set run_dir",
     **dict.fromkeys(
         ("num_sanity_val_steps", "use_distributed_sampler", "limit_test_batches", "limit_predict_batches"),
-        "has no effect in a fit; leave it out",
+        "leave it out",
     ),
 }
 WHOLE = ("fit", "plan", "compare")  # commands that read all options

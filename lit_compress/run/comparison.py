@@ -20,17 +20,13 @@ from lit_compress.run.results import COMPARISON, read_record, read_report
 from lit_compress.run.workers import Fit
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, write_json
+from lit_compress.utils.removed import KEYS
 
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
 )  # fmt: skip
 MOST_PIECES = 1000  # epochs into which the steps are divided
-_REMOVED = {  # keys of version 0.2
-    "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
-    "config": "give the recipe's options in options", "each": "give every value a method of its own",
-    "epochs": "leave it out, updates and the data decide",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ def _given(values: Mapping[str, Any], kind: Any, where: str, before: str = "") -
     known = [f.name for f in fields(kind) if f.name not in ("label", "stages")]
     given = {key: value for key, value in values.items() if value is not None}
     for key in values:
-        if key in _REMOVED:
-            raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {_REMOVED[key]}")
+        if key in KEYS:
+            raise UserError(f"config: {key} in {where}: this key was removed in version 0.3; {KEYS[key]}")
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in {where}; {nearest(key, known)}")
         fits, advice = _RULES.get(key, (None, ""))

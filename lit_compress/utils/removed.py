@@ -64,6 +64,15 @@ COMMANDS = {
     "verify": "`export RUN OUT` makes the export of a run again, to be compared with RUN/export",
     "analyze": "`python -m benchmarks.analysis KIND MODEL OUT` in a clone of the repository draws the figures",
     "clean": "a run removes leftovers by itself; of runs of 0.2 also delete RUN/<stage>/*.ckpt of finished stages",
+    "list methods": "`fit --help` names the methods; a folder of this name is ./methods",
+    **dict.fromkeys(("list recipes", "list tasks"), "`--help` names the recipes and their tasks"),
+}
+# key in the config of a comparison -> what to do in its place
+KEYS = {
+    "claims": "python -m benchmarks.comparison.claims tests claims on the folder of a comparison",
+    "config": "give the recipe's options in options",
+    "each": "give every value a method of its own",
+    "epochs": "leave it out, updates and the data decide",
 }
 
 

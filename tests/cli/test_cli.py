@@ -45,7 +45,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
             (*CONFIG, "--model.lr", "1"),
             "unknown option 'model.lr'; did you mean 'model.dense.learning_rate' or 'model.prune.learning_rate' or",
         ),
-        ((*CONFIG, "--trainer.max_epochs", "3"), "trainer.max_epochs: 3 would hold for every stage"),
+        ((*CONFIG, "--trainer.max_epochs", "3"), "3 has no effect in a fit; set model.<stage>.epochs"),
         ((*CONFIG, "--model.density", "0"), "model.density: 0.0 is not in (0, 1]; nearest valid value 0.01"),
         ((*CONFIG, "--data.batch_size", "0"), "data.batch_size: 0 "),
         ((*CONFIG, "--checkpoint_every", "0"), "checkpoint_every: 0 is below 1"),

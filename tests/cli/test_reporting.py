@@ -26,7 +26,7 @@ def test_what_there_is(run, capsys):
 
 def test_mistakes(capsys, tmp_path):
     assert "has no run (report.json)" in fails(capsys, "list", tmp_path)
-    assert "list: 'methods' was removed in version 0.3; `fit --help` names" in fails(capsys, "list", "methods")
+    assert "list methods: this command was removed in version 0.3; `fit" in fails(capsys, "list", "methods")
     assert "no folder" in fails(capsys, "report", tmp_path / "none")
 
 
