@@ -10,6 +10,7 @@ import re
 from inspect import signature
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from mistakes import fails
 from quick import quick_runs
@@ -20,7 +21,6 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import shipped
-from lit_compress.run.folder import flatten
 from lit_compress.utils.files import yaml_text
 from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
@@ -36,8 +36,8 @@ OF_RECIPES = {  # of one recipe; what is not there is the default
 
 def values(line):
     """What a parsed command line gives every option but Lightning's, by dotted name."""
-    plain = {name.replace(".init_args", ""): value for name, value in flatten(line.dump()).items()}
-    return {name: value for name, value in sorted(plain.items()) if not name.startswith(FOREIGN)}
+    (dumped,) = pd.json_normalize([line.dump()]).to_dict("records")
+    return {name.replace(".init_args", ""): dumped[name] for name in sorted(dumped) if not name.startswith(FOREIGN)}
 
 
 def values_of(*words):
