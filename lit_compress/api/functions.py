@@ -264,14 +264,17 @@ def _in_memory(net: Any, data: DataModule, folder: str, split: Literal["validati
     """Return the scores of a model of the user's, which stays as it is; ``folder`` has its tokenizer."""
     record, config = data.record, net.config
     check_head(f"model: a {type(net).__name__}", config, record)
-    device, training, padding = net.device, net.training, getattr(config, "pad_token_id", None)
+    device, padding = net.device, getattr(config, "pad_token_id", None)
+    modes = [(module, module.training) for module in net.modules()]  # frozen parts have their own
     generation = copy.deepcopy(getattr(net, "generation_config", None))
     try:
         set_padding(config, folder, record, "model")
         task_type(record).configure(net, record)
         return evaluate_net(net, data, split, sure=True)
     finally:
-        net.to(device).train(training)
+        net.to(device)
+        for module, training in modes:
+            module.training = training
         net.generation_config, config.pad_token_id = generation, padding
 
 
