@@ -111,7 +111,8 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
     A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that is in the file, each if
-    there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ...
+    there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ... A text column with
+    one of these names is called e.g. ``label_text``.
 
     Returns:
         The number of lines written to ``path``, which appears only when complete; and of how many, None for one text.
@@ -127,9 +128,9 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
         for number, row in enumerate(texts):
             kept = json.loads(row.get(KEPT) or "{}")
             given = {"given": kept.pop("given")} if "given" in kept else {}
-            shown = {name: value for name, value in row.items() if name != KEPT}
-            line = kept | shown | given | kind.answer(task, row, by_row[number])
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            answer = given | kind.answer(task, row, by_row[number])
+            shown = {f"{n}_text" if n in answer else n: value for n, value in row.items() if n != KEPT}
+            file.write(json.dumps(kept | shown | answer, ensure_ascii=False) + "\n")
     return len(texts), loader.dataset.available
 
 
