@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.cli.words import Line
 from lit_compress.data.datamodule import DataModule
+from lit_compress.evaluation.intervals import standard_error
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings
 from lit_compress.export.bench import bench as measure
@@ -184,7 +185,7 @@ def alternatives_table(result: dict[str, Any]) -> Table:
     body = []
     for entry in known:
         key = entry["net"], entry["runtime"]
-        error = "" if entry["interval"] is None else f" ± {(entry['interval'][1] - entry['interval'][0]) / 2:.4f}"
+        error = "" if entry["interval"] is None else f" ± {standard_error(entry['interval']):.4f}"
         noisy = "" if one[key]["steady"] and many[key]["steady"] else "?"
         body.append([*key, f"{entry['metric']:.4f}{error}{'!' * entry['far']}", _megabytes(entry),
                      f"{one[key]['median']:.2f}{noisy}",
