@@ -31,7 +31,7 @@ def found(data: Any, nets: dict[str, Any]) -> dict[str, float]:
 
     [loader], kind, values = data.val_dataloader(), task_type(data.record), dict[str, float]()
     made = {
-        name: list(outputs_of(net, data, loader, len(loader), f"vectors, {name}")) for name, net in nets.items()
+        name: list(outputs_of(net, data, loader, f"vectors, {name}")) for name, net in nets.items()
     }  # [rows, 2, width] a batch, of a query and its document
     for queries, documents in product(nets, nets):
         metrics = build_metrics(data.record, alone=True)

@@ -333,7 +333,7 @@ def _write_openvino(
 
 
 def _off(path: Path, other: Path, feeds: Sequence[Feed]) -> float:
-    """Return the sum of squares by which the answers of two programs differ at tokens."""
+    """Return the sum of squares by which the answers of two programs differ at tokens; inf if one is NaN."""
     runtime, total = RUNTIMES["onnx" if path.suffix == ".onnx" else "openvino"], 0.0
     exact, also = (runtime.load(one, Setting((), torch.get_num_threads())) for one in (path, other))
     for feed in feeds:
@@ -341,4 +341,4 @@ def _off(path: Path, other: Path, feeds: Sequence[Feed]) -> float:
         for one, answer in zip(exact(feed), also(feed), strict=True):
             squares = np.square(one.astype(np.float32) - answer)
             total += float((squares[mask] if squares.shape[:2] == mask.shape else squares).sum())
-    return total
+    return inf if isnan(total) else total
