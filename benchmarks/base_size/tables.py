@@ -47,7 +47,7 @@ FRONT = """all-mpnet-base-v2 (110M parameters) on STS-B, the mean of two correla
 
 {table}
 
-8-bit programs are OpenVINO's, the rest is PyTorch. STS-B is the easiest task for this model: small tasks [lose more](benchmarks/base_size/README.md). One
+8-bit programs are OpenVINO's, made by an earlier version: [the dense one loses nothing now](benchmarks/base_size/README.md). The rest is PyTorch. STS-B is the easiest task for this model: small tasks [lose more](benchmarks/base_size/README.md). One
 seed, one standard error; the time of the second row was measured on a trained model of its shapes. Also: [22M parameters](docs/explanation/benchmarks.md), [on a GPU](docs/explanation/gpu.md).
 """
 
