@@ -6,6 +6,7 @@ methods. Their imports happen when one is first used.
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'lit_compress' has no attribute '{name}'")
-    if name == "methods":
-        return import_module("lit_compress.methods")
-    return getattr(import_module("lit_compress.utils.errors" if name == "UserError" else "lit_compress.api"), name)
+    state = random.getstate()  # libraries draw from it when they are imported
+    try:
+        if name == "methods":
+            return import_module("lit_compress.methods")
+        return getattr(import_module("lit_compress.utils.errors" if name == "UserError" else "lit_compress.api"), name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

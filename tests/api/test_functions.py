@@ -243,8 +243,10 @@ def test_mistakes_are_one_line(net, tokenizer, data, call, line):
 
 
 def test_importing_loads_nothing_before_it_is_used():
+    """And no random number is drawn when it is."""
     code = (
-        "import sys, lit_compress as lc; assert not {'torch', 'lightning', 'transformers'} & set(sys.modules); dir(lc)"
+        "import random, sys, lit_compress as lc; state = random.getstate(); dir(lc); "
+        "assert not {'torch', 'lightning', 'transformers'} & {*sys.modules}; lc.load; assert state == random.getstate()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'factorise'"):
