@@ -79,7 +79,9 @@ def _write_model(model: Any, tokenizer: Tokenizer, temporary: Path | None) -> Pa
         raise UserError(f"model: it is quantized ({quantization_method(settings)}); {FLOAT}")
 
     def fill(folder: Path) -> None:
+        dtype = model.config.dtype
         model.save_pretrained(folder)
+        model.config.dtype = dtype  # of which transformers makes a text
         write_tokenizer(model.config, tokenizer, folder)
 
     # called as the last part of where it came from, or as its class

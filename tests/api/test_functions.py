@@ -60,6 +60,7 @@ def small(net, tokenizer, data):
     found = lc.factorize(net, tokenizer, data, density=0.5, task="sst2", **FEW)
     assert torch.equal(state, torch.get_rng_state()) and warnings.formatwarning is shown and net.training
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.config.dtype is torch.float32
     return found
 
 
