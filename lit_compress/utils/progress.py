@@ -42,8 +42,9 @@ def silence_libraries() -> None:
     warnings.formatwarning = lambda message, *_: f"warning: {as_shown(str(message))}\n"
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # which devices there are
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
-    for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
+    for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("torch.onnx._internal").setLevel(logging.ERROR)  # torch sets that of torch.onnx
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     for message in (
         "does not have many workers",
