@@ -30,11 +30,13 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
 from benchmarks.second_order.run import shortened
+from lit_compress.utils.files import write_json
 
 STUDY = "embedding"
 DENSITIES = (0.5, 0.25, 0.16, 0.10)
@@ -189,17 +191,26 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
 
 
 def scored(options: Any, nets: dict[str, Path]) -> dict[str, Any]:
-    """Return how well models find documents, and how well they tell similar sentences."""
-    folders, stsb = searches(options, options.questions), ("--data.task", "stsb_embedding")
+    """Return how well models find documents, and how well they tell similar sentences; finished scores are kept."""
+    folders, kept = searches(options, options.questions), options.work / "scores"
+
+    def score(net: Path, name: str, made: Callable[[], dict[str, float]]) -> dict[str, float]:
+        path = kept / f"{net.parent.name}-{net.name}-{name}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, made())
+        return dict(json.loads(path.read_text()))
+
+    def similar(net: Path) -> dict[str, float]:
+        words = ("--data.task", "stsb_embedding")
+        return common.metrics_on(net, options.data / "glue" / "stsb", options.threads, *words)
+
+    def searched(net: Path) -> dict[str, dict[str, float]]:
+        return {key: score(net, one.name, partial(retrieval, options, net, one)) for key, one in folders.items()}
+
     return {
-        "searched": {
-            name: {key: retrieval(options, net, folder) for key, folder in folders.items()}
-            for name, net in nets.items()
-        },
-        "similar": {
-            name: common.metrics_on(net, options.data / "glue" / "stsb", options.threads, *stsb)
-            for name, net in nets.items()
-        },
+        "searched": {name: searched(net) for name, net in nets.items()},
+        "similar": {name: score(net, "stsb", partial(similar, net)) for name, net in nets.items()},
     }
 
 
