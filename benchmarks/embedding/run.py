@@ -180,9 +180,9 @@ def teach_widely(options: Any, cell: str, density: float) -> None:
     steps, own = (ALL_STEPS, ("--model.distillation.alpha_layers", 0)) if cell == "all" else (options.steps, ())
     more = ("--distil", steps, "--distil_texts", wide_texts(options, cell == "all"), *own)
     more += ("--trainer.precision", "bf16-mixed")
-    for folder, own in ((before, ()), (out, more)):
+    for folder, training in ((before, ()), (out, more)):
         if options.list or not (folder / "report.json").is_file():
-            common.command(options, "factorize", options.backbone, folder, *data, *own)
+            common.command(options, "factorize", options.backbone, folder, *data, *training)
     if options.list:
         return
     scores = scored(options, {"dense": options.backbone, "before": before, "compressed": out})

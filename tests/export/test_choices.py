@@ -173,6 +173,8 @@ def test_a_program_of_eight_bits(export, data):
     assert {(32, 32), (32, 64), (64, 5), (5, 32), (64, 32)} <= stored
     assert not any(i.data_type == onnx.TensorProto.FLOAT and len(i.dims) == 2 and min(i.dims) > 1
                    for i in file.graph.initializer)  # fmt: skip
+    zeros = {node.input[2] for node in file.graph.node if node.op_type == "QuantizeLinear"}  # else in float
+    assert {i.data_type for i in file.graph.initializer if i.name in zeros} == {onnx.TensorProto.UINT8}
     program = Program(read_program(out / "model.onnx", ("logits",)), load_net(out).config)
     assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy {found['metric']:.4f} (0." in card and "with 100 training examples" in card
