@@ -139,8 +139,6 @@ _QUESTIONS = [
     {"id": str(i), "question": "was it?", "context": "a good film", "answers": {"text": ["good"], "answer_start": [2]}}
     for i in range(6)
 ]
-_ASKED = [{"id": str(i), "question": "was it?", "answers": [{"text": "good", "answer_start": 2}]} for i in range(4)]
-_SQUAD = {"data": [{"title": "t", "paragraphs": [{"context": "a good film", "qas": _ASKED}]}]}
 # (task, kind of an own task, name of the file) -> bytes
 CORPUS: dict[tuple[str, str | None, str], bytes] = {
     ("sst2", None, "train.jsonl"): _lines(*_CLASSES),
@@ -157,7 +155,7 @@ CORPUS: dict[tuple[str, str | None, str], bytes] = {
     ("conll2003", None, "train.jsonl"): _lines(*_WORDS),
     ("conll2003", None, "train.parquet"): _parquet(*_WORDS),
     ("squad", None, "train.jsonl"): _lines(*_QUESTIONS),
-    ("squad", None, "train.json"): json.dumps(_SQUAD).encode(),
+    ("squad", None, "train.json"): json.dumps(_QUESTIONS).encode(),
     ("squad", None, "train.parquet"): _parquet(*_QUESTIONS),
 }  # fmt: skip
 

@@ -274,7 +274,7 @@ def _read_text(task: Task, where: str, file: Path, place: Place) -> Rows:
 
 
 def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
-    """Return one row per line, or the rows of a file that is one value: a list, or an object that holds one."""
+    """Return one row per line, or the rows of a file that is one value: a list, or one row."""
     _first_line(where, file, place)
 
     def rows() -> Iterator[Row]:
@@ -285,7 +285,8 @@ def _read_json(task: Task, where: str, file: Path, place: Place) -> Rows:
             if second and first[0] == "{" and first[-1] == "}":
                 values = (_parsed(where, row, line) for row, line in enumerate(chain([first, second], lines), start=1))
             elif first:
-                values = _rows_in(task, where, _parsed(where, 1, f"{first}\n{second}{stream.read()}"))
+                value = _parsed(where, 1, f"{first}\n{second}{stream.read()}")
+                values = value if isinstance(value, list) else [value]
             for number, value in enumerate(values, start=1):
                 if not isinstance(value, dict):
                     kind = type(value).__name__
@@ -303,16 +304,6 @@ def _parsed(where: str, row: int, text: str) -> Any:
         raise UserError(f"{where} row {row}: malformed JSON: {error.msg} ({place})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
-
-
-def _rows_in(task: Task, where: str, value: Any) -> list[Any]:
-    """Return the rows of a JSON file's only value: a list, the list in an object, or one row."""
-    if not isinstance(value, dict):
-        return value if isinstance(value, list) else [value]
-    lists = [items for items in value.values() if isinstance(items, list) and items and isinstance(items[0], dict)]
-    if len(lists) != 1 or value.keys() & {*task.text}:
-        return [value]
-    return list(task_type(task).nested_rows(task, where, lists[0]))
 
 
 READERS: dict[str, Reader] = {

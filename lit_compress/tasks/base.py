@@ -103,10 +103,6 @@ class TaskType:
         """Return the task for rows of which only the texts are read."""
         return task
 
-    def nested_rows(self, task: Task, where: str, items: list[Any]) -> Iterable[Any]:
-        """Return the rows in the list that a JSON file's object holds; error messages begin with ``where``."""
-        return items
-
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Check the label of ``row`` and return it as it is stored; error messages begin with ``where``.
 

@@ -52,25 +52,6 @@ class SpanQA(TaskType):
     max_length = 384
     means = "For every token, how well it is the first (start_logits) and the last (end_logits) of the answer."
 
-    def nested_rows(self, task: Task, where: str, items: list[Any]) -> list[Any]:
-        """Return the questions of a nested SQuAD file: articles, their paragraphs, their questions; or the rows."""
-        if "paragraphs" not in items[0]:
-            return items
-        question, context = task.text
-        rows = []
-        try:
-            for paragraph in (paragraph for article in items for paragraph in article["paragraphs"]):
-                for asked in paragraph["qas"]:
-                    row = {question: asked["question"], context: paragraph["context"]}
-                    row |= {"id": asked["id"]} if "id" in asked else {}
-                    if "answers" in asked:
-                        keys = ("text", "answer_start")
-                        row[task.label] = {key: [answer[key] for answer in asked["answers"]] for key in keys}
-                    rows.append(row)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{where}: not as SQuAD is nested ({type(error).__name__}: {error})") from error
-        return rows
-
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> dict[str, list[Any]]:
         """Return the answers' texts and first characters, ``{"text": [...], "answer_start": [...]}``, as on the hub.
 
