@@ -1,7 +1,7 @@
 """Smaller, faster transformer language models: one LightningModule per compression method.
 
-From Python, five functions: ``factorize``, ``compress``, ``evaluate``, ``load`` and ``compare``; ``methods`` has the
-methods. Their imports happen when one is first used.
+From Python, four functions: ``factorize``, ``compress``, ``evaluate`` and ``load``; ``methods`` has the methods. Their
+imports happen when one is first used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from lit_compress.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lit_compress import methods
-    from lit_compress.api import Compared, Compressed, Report, compare, compress, evaluate, factorize, load
+    from lit_compress.api import Compressed, Report, compress, evaluate, factorize, load
     from lit_compress.utils.errors import UserError
 
-__all__ = [
-    "Compared", "Compressed", "Report", "UserError", "compare", "compress", "evaluate", "factorize", "load", "methods",
-]  # fmt: skip
+__all__ = ["Compressed", "Report", "UserError", "compress", "evaluate", "factorize", "load", "methods"]
 
 
 def __getattr__(name: str) -> Any:

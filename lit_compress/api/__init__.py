@@ -6,6 +6,6 @@ Begin with functions.py, then inputs.py (the user's models and data) and compres
 """
 
 from lit_compress.api.compressed import Compressed, Report, load
-from lit_compress.api.functions import Compared, compare, compress, evaluate, factorize
+from lit_compress.api.functions import compress, evaluate, factorize
 
-__all__ = ["Compared", "Compressed", "Report", "compare", "compress", "evaluate", "factorize", "load"]
+__all__ = ["Compressed", "Report", "compress", "evaluate", "factorize", "load"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -22,7 +21,6 @@ from transformers.utils import logging as transformers_logging
 
 from lit_compress.api.compressed import Shared, with_export
 from lit_compress.api.inputs import asks, brought, named, write_tokenizer
-from lit_compress.cli.compare import plan_of, run_plan
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.fitting import run_fit, warn_missed
 from lit_compress.cli.lines import checked
@@ -43,12 +41,6 @@ from lit_compress.utils.progress import silence_libraries
 if TYPE_CHECKING:
     from lit_compress.api.compressed import Compressed
     from lit_compress.api.inputs import Data, Model, Tokenizer
-
-
-class Compared(dict[str, Any]):
-    """The content of ``compare.json``; ``page`` is the HTML page."""
-
-    page: Path
 
 
 def factorize(
@@ -194,52 +186,6 @@ def evaluate(
         else:
             values = _in_memory(net, parts.data, str(target.folder), split)
     return {name.removeprefix("test/" if split == "test" else "val/"): value for name, value in values.items()}
-
-
-def compare(
-    config: str | Path | Mapping[str, Any],
-    out: str | Path | None = None,
-    *,
-    model: Model | None = None,
-    tokenizer: Tokenizer = None,
-    data: Data = None,
-    workers: int = 1,
-    **options: Any,
-) -> Compared:
-    """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them.
-
-    Args:
-        config: of the comparison: a path, the name of a shipped one, or its content.
-        out: folder to write; finished runs in it are not repeated. None: ``runs/NAME``, or ``runs/compare``.
-        model: backbone or fine-tuned model of all runs; None: the config's.
-        tokenizer, data: as :func:`factorize`; None: the config's.
-        workers: runs at one time, each in a process of its own.
-        **options: keys of the config and options of ``fit`` for all runs, e.g. ``seeds=[1, 2]``.
-
-    Returns:
-        The content of ``compare.json``, with the ``page``.
-
-    Raises:
-        UserError: the config, the model, the data or an option cannot be used.
-
-    Example:
-        >>> compare("compare_quickstart.yaml").page  # doctest: +SKIP
-        PosixPath('runs/compare_quickstart/report/index.html')
-    """
-    with undisturbed():
-        given: dict[str, Any] = {}
-        if model is not None:
-            source, given = brought(model, tokenizer, data, options, None)
-            given = {"model.backbone": source, **given}
-        elif tokenizer is not None or data is not None or asks(options):
-            raise UserError("model: it is missing, and data and columns need it; give the model")
-        line = _line("compare", given | options)
-        config = str(config) if isinstance(config, Path) else config
-        plan = plan_of(config, str(out) if out else None, line.own, dict(line.options))
-        page = run_plan(plan, workers)
-        found = Compared(json.loads((plan.out / "compare.json").read_text()))
-        found.page = page
-        return found
 
 
 # ------------------------------------------------------------------------------------------ options and models

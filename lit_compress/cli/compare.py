@@ -70,26 +70,25 @@ def compare(
         raise UserError(f"{failed} of {len(plan.asked)} runs failed; the same command tries them again")
 
 
-def plan_of(config: str | Mapping[str, Any], out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
+def plan_of(config: str, out: str | None, own: Mapping[str, Any], options: dict[str, Any]) -> Plan:
     """Return the plan of a comparison; names on the hub, the teacher, and the number of epochs are known afterwards.
 
     Args:
-        config: path or name of a shipped comparison, or its content.
-        out: folder to write; None: runs/NAME, or runs/compare.
+        config: path or name of a shipped comparison.
+        out: folder to write; None: runs/NAME.
         own: values that replace the config's; None: they do not. ``methods`` says whose runs are made.
         options: of ``fit``, by name, for all runs; they replace the config's.
 
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    name = config if isinstance(config, str) else "compare"
-    values = resolve_config(config, options.get("data.task"), COMPARISONS) if isinstance(config, str) else config
-    place = Path(out or f"runs/{Path(name).stem}").expanduser()
+    values = resolve_config(config, options.get("data.task"), COMPARISONS)
+    place = Path(out or f"runs/{Path(config).stem}").expanduser()
     own = {name: value for name, value in own.items() if value is not None}
-    made = read_comparison({**values, **own, "methods": values.get("methods")}, name)
+    made = read_comparison({**values, **own, "methods": values.get("methods")}, config)
     for key in own.get("methods", ()):
         if key not in made.methods:
-            raise UserError(f"methods: no method '{key}' in '{name}'; {nearest(key, made.methods)}")
+            raise UserError(f"methods: no method '{key}' in '{config}'; {nearest(key, made.methods)}")
 
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
@@ -124,8 +123,8 @@ def _resolve(entry: Entry) -> Entry:
     return replace(entry, stages=stages)
 
 
-def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
-    """Make all runs that are missing, then write and print the results; return the page.
+def run_plan(plan: Plan, workers: int, index: int | None = None) -> None:
+    """Make all runs that are missing, then write and print the results and the page.
 
     With ``index`` the run of this line of --list alone; the page is written once there is no other to be made.
 
@@ -151,12 +150,12 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
         plan.gather()
 
     Worker(jobs, workers, ended).work()
-    results, page = plan.gather(), plan.out / "report" / "index.html"
+    results = plan.gather()
     if index is not None:
         if error := jobs[0].error:
             raise UserError(f"{jobs[0].name} failed: {error}; its log: {jobs[0].log}")
         if any(cell["status"] not in ("done", "failed") for cell in results["cells"]):
-            return page
+            return
     name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
     found = groups(read_results(plan.out)[0])
@@ -166,4 +165,3 @@ def run_plan(plan: Plan, workers: int, index: int | None = None) -> Path:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
     print(f"results: {plan.out / 'compare.json'}\npage: {pages.write(plan.out)}")
-    return page

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -171,29 +171,6 @@ def test_a_method_is_made_again_with_what_it_was_given():
     assert _of_method(lc.methods.SVD(rank=3)) == {"model": "SVD", "model.rank": 3}
 
 
-def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):
-    """The runs themselves are tested with the command."""
-    got = []
-
-    def plan_of(config, out, *given):
-        got.extend([*given, config])
-        return SimpleNamespace(out=tmp_path)
-
-    monkeypatch.setattr(functions, "plan_of", plan_of)
-    monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")
-    (tmp_path / "compare.json").write_text('{"cells": []}')
-    config = {"methods": {"SVD": {}}, "updates": 8}
-    found = lc.compare(
-        config, tmp_path, model=net, tokenizer=tokenizer, data=data, text="sentence", seeds=[1, 2], updates=4
-    )
-    own, options, stored = got
-    assert found == {"cells": []} and found.page.name == "index.html" and stored == config
-    assert own == {"seeds": [1, 2], "updates": 4}
-    assert options["data.task"] == "custom" and options["data.custom.text"] == "sentence"
-    assert AutoTokenizer.from_pretrained(options["model.backbone"]).get_vocab() == tokenizer.get_vocab()
-    assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
-
-
 def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data):
     """``save_pretrained`` would write the adapter alone, and integers in place of weights."""
     adapted, quantized = copy.deepcopy(net), copy.deepcopy(net)
@@ -234,7 +211,6 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
             "load: cannot load the model 'nowhere' from the hub",
         ),
         (lambda net, tok, data: untyped.evaluate(net, tok, data, split="dev"), "split: unknown 'dev'"),
-        (lambda net, tok, data: lc.compare("compare_none.yaml"), "no file or shipped config 'compare_none.yaml'"),
     ],
 )
 def test_mistakes_are_one_line(net, tokenizer, data, call, line):
