@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK = 10_000  # rows that are Python objects at one time
-UNPACKED, TIMES = 2**28, 200  # bytes that any parquet file may unpack to, and times of its size; text shrinks 20 times
 START = 2**16  # bytes that show an encoding
 SEPARATORS = ";\t|,"
 
@@ -124,50 +123,21 @@ def _rows_of(batch: pa.RecordBatch) -> list[Row]:
     return list(batch.to_pylist())
 
 
-def _unpacked_bytes(values: pa.Array) -> int:
-    """Return how many bytes the values of a column have as objects, texts that are stored once each time."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_nested(values.type):
-        inner = values.flatten()
-        return sum(map(_unpacked_bytes, inner if isinstance(inner, list) else [inner]))
-    if pa.types.is_dictionary(values.type):
-        return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
-    return values.nbytes
-
-
 def _read_parquet(task: Task, where: str, file: Path, place: Place) -> Rows:
     import pyarrow.parquet as pq
 
     with _told(where, place):
         source = pq.ParquetFile(file)
-    groups = map(source.metadata.row_group, range(source.num_row_groups))
-    check_unpacked(where, file, sum(group.total_byte_size for group in groups))
     schema = source.schema_arrow
     wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
     columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
-    parts = [source.schema.column(number) for number in range(len(source.schema))]
-    once = [part.path for part in parts if part.physical_type == "BYTE_ARRAY" and part.path.split(".")[0] in columns]
 
     def rows() -> Iterator[Row]:
-        total = 0
         with _told(where, place):
-            # texts that are stored once are not repeated before their size is known
-            for batch in pq.ParquetFile(file, read_dictionary=once).iter_batches(CHUNK, columns=columns):
-                total += sum(map(_unpacked_bytes, batch.columns))
-                check_unpacked(where, file, total)
+            for batch in pq.ParquetFile(file).iter_batches(CHUNK, columns=columns):
                 yield from _rows_of(batch)
 
     return Rows(schema.names, rows(), _class_names(task, schema))
-
-
-def check_unpacked(where: str, file: Path, size: int) -> None:
-    """Refuse a parquet file that unpacks to ``size`` bytes or more, if text does not shrink so far."""
-    most = max(UNPACKED, TIMES * file.stat().st_size)
-    if size > most:
-        most_of = f"{most:,} bytes, {TIMES} times its size"
-        raise UserError(f"{where} unpacks to more than {most_of}, as no text does; give it as .jsonl")
 
 
 @contextmanager

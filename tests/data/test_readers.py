@@ -169,15 +169,3 @@ def test_texts_with_commas_are_texts(tmp_path):
 def test_a_header_says_the_sign_between_fields(tmp_path, sign):
     content = f"\ufeffsentence{sign}label\na, b{sign}1\n".encode()
     assert read("sst2", tmp_path, "train.csv", content)["sentence"][:] == ["a, b"]
-
-
-def test_a_table_that_unpacks_to_more_than_text_does_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("lit_compress.data.readers.UNPACKED", 1000)
-    monkeypatch.setattr("lit_compress.data.readers.TIMES", 1)
-    for name, content in (
-        ("train.parquet", parquet(sentence=[f"{i}{'a' * 1000}" for i in range(10)], label=[0] * 10)),
-        ("train.parquet", parquet(sentence=pa.array(["a" * 1000] * 100).dictionary_encode(), label=[0] * 100)),
-    ):
-        with pytest.raises(UserError, match=rf"{name}' unpacks to more than .* bytes, 1 times its size"):
-            read("sst2", tmp_path, name, content)
-        (tmp_path / name).unlink()
