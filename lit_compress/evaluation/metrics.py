@@ -6,9 +6,6 @@ epochs would be accidental.
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.text import squad
 
 from lit_compress.evaluation.intervals import KeptRows, RowScores
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval, TeacherCosine
@@ -257,36 +255,19 @@ class Answers(KeptRows):
         }
         for number, pieces in windows.items():
             row = self.rows[number]
-            truths = [text for text in row[self.task.label]["text"] if not may_be_none or normalize(text)]
-            text = SpanQA().answer(self.task, row, pieces)["answer"]
+            # in SQuAD 2 an answer without words, e.g. an article alone, is none
+            truths = [text for text in row[self.task.label]["text"] if not (may_be_none and answer_scores(text, [])[0])]
+            exact, f1 = answer_scores(SpanQA().answer(self.task, row, pieces)["answer"], truths)
             for some in ("", "_answerable" if truths else "_unanswerable")[: len(groups)]:
-                scored[f"exact_match{some}"].append(exact_match(text, truths))
-                scored[f"answer_f1{some}"].append(token_f1(text, truths))
+                scored[f"exact_match{some}"].append(exact)
+                scored[f"answer_f1{some}"].append(f1)
         return _ratios({name: (sum(values), len(values)) for name, values in scored.items()}, self.device)
 
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
-def normalize(answer: str) -> str:
-    """Return an answer in lower case without punctuation, articles and repeated spaces."""
-    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
-
-
-def exact_match(answer: str, truths: Sequence[str]) -> float:
-    """Return 1.0 if the normalized answer is one of the normalized ``truths`` (empty if there are none), else 0.0."""
-    given = normalize(answer)
-    return float(any(given == normalize(truth) for truth in truths or ("",)))
-
-
-def token_f1(answer: str, truths: Sequence[str]) -> float:
-    """Return the largest F1 of the answer's normalized words, over ``truths``; 1.0 if neither has any words."""
-    given, best = normalize(answer).split(), 0.0
-    for true in (normalize(truth).split() for truth in truths or ("",)):
-        same = sum((Counter(given) & Counter(true)).values())
-        best = max(best, 2 * same / (len(given) + len(true)) if given or true else 1.0)
-    return best
+def answer_scores(answer: str, truths: Sequence[str]) -> tuple[float, float]:
+    """Return exact match and F1 of an answer, in [0, 1], the best over ``truths``; without any no answer is right."""
+    found = squad([{"prediction_text": answer, "id": ""}], [{"answers": {"text": list(truths) or [""]}, "id": ""}])
+    return float(found["exact_match"]) / 100, float(found["f1"]) / 100
 
 
 def bind(metrics: MetricCollection, rows: Any) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from answers import exact_match, token_f1
 from datasets import Dataset
 from tiny import make_net, read_rows
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from lit_compress.data.datamodule import DataModule, PaddedBatches
 from lit_compress.data.encode import encode
 from lit_compress.evaluation.evaluate import write_predictions
-from lit_compress.evaluation.metrics import bind, build_metrics, exact_match, token_f1
+from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
 from lit_compress.tasks import KINDS, inputs_of
