@@ -83,9 +83,9 @@ class DataSettings(LightningDataModule):
         num_beams: number of beams in beam search (summarization); without it the model's own, or 8.
         length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
             without it 1.
-        pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one),
-            lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it the pooling of the
-            teacher's or the backbone's folder of sentence-transformers, else mean.
+        pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one) or
+            lasttoken; without it the pooling of the teacher's or the backbone's folder of sentence-transformers, else
+            mean.
         normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
         teacher: folder or name of the model whose vectors are learned (embedding); follows model.teacher.
     """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+POOLINGS = ("cls", "mean", "lasttoken")
 SHARPNESS = 20.0  # 1 / 0.05, that of sentence-transformers
 
 
@@ -28,17 +28,13 @@ def pool(states: Tensor, mask: Tensor, name: str) -> Tensor:
     Args:
         states: [rows, tokens, width].
         mask: [rows, tokens], 1 at the tokens of the text, which are neighbours, and 0 at padding.
-        name: one of ``POOLINGS``. ``weightedmean`` weighs the k-th token of a text by k.
+        name: one of ``POOLINGS``.
     """
-    if name == "max":
-        return states.masked_fill(mask[..., None] == 0, -float("inf")).amax(1)
     place = mask.cumsum(1) * mask  # 1, 2, ... at the tokens of a text
     count = mask.sum(1, keepdim=True)
-    weights = {"cls": place == 1, "lasttoken": (place == count) & (mask != 0), "weightedmean": place}.get(name, mask)
+    weights = {"cls": place == 1, "lasttoken": (place == count) & (mask != 0)}.get(name, mask)
     total = weights.sum(1, keepdim=True).clamp_min(1).to(states.dtype)
-    return (states * weights.to(states.dtype)[..., None]).sum(1) / (
-        total.sqrt() if name == "mean_sqrt_len_tokens" else total
-    )
+    return (states * weights.to(states.dtype)[..., None]).sum(1) / total
 
 
 def match_loss(vectors: Tensor, target: Tensor) -> Tensor:

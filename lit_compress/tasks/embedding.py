@@ -83,12 +83,12 @@ class Embedding(TaskType):
         Raises:
             UserError: a Dense module cannot be read, or reads vectors of another width.
         """
-        vectors = torch.cat([pool(states, mask, name) for name in self.pooling.tokens.split("+")], -1)
+        vectors = pool(states, mask, self.pooling.tokens)
         for dense in self.dense:
             if vectors.shape[-1] != dense.weight.shape[1]:
                 raise UserError(
                     f"data.pooling: '{self.pooling.tokens}' makes {vectors.shape[-1]} numbers, the Dense module after "
-                    f"it reads {dense.weight.shape[1]}; leave --data.pooling out"
+                    f"it reads {dense.weight.shape[1]}"
                 )
             vectors = dense(vectors)
         vectors = F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors

@@ -28,7 +28,7 @@ _CAN = "Pooling, Dense and Normalize, in this order, can be kept"
 class Pooling:
     """How a text's vector is made of the states of its tokens."""
 
-    tokens: str = "mean"  # one of ``POOLINGS``, or several joined by ``+``, whose vectors are joined in this order
+    tokens: str = "mean"  # one of ``POOLINGS``
     normalize: bool = True  # predictions and exports divide vectors by their length; losses and metrics always do
     dense: tuple[str, ...] = ()  # folders of the Dense modules through which the pooled vector goes
     dim: int | None = None  # first components that are kept of the finished vector; None: all
@@ -42,9 +42,8 @@ class Pooling:
     lengths: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # the repr is in fingerprints of data
 
     def __post_init__(self) -> None:
-        for name in self.tokens.split("+"):
-            if name not in POOLINGS:
-                raise UserError(f"data.pooling: unknown '{name}'; {nearest(name, POOLINGS)}")
+        if self.tokens not in POOLINGS:
+            raise UserError(f"data.pooling: unknown '{self.tokens}'; {nearest(self.tokens, POOLINGS)}")
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,8 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     if modules[0][1]:
         raise UserError(f"{what} has its model in '{modules[0][1]}'; save it again with sentence-transformers 6")
     first = read_object(folder / modules[1][1] / "config.json", what)
-    tokens = (
-        first.get("pooling_mode")
-        or [name for name, key in zip(POOLINGS, LEGACY_KEYS, strict=True) if first.get(key)]
-        or "mean"
-    )
+    older = [key.removeprefix(OLDER) for key, on in first.items() if key.startswith(OLDER) and on]
+    tokens = first.get("pooling_mode") or [OLDER_NAMES.get(key, key) for key in older] or "mean"
     if not first.get("include_prompt", True):
         raise UserError(f"{what} leaves the prompt out of the pooling (include_prompt), which no export can; {_CAN}")
     dense = tuple(str((folder / path).resolve()) for name, path in modules if name == "Dense")
@@ -118,10 +114,8 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
         raise UserError(f"{what}: a file of sentence-transformers in it is broken ({error})") from error
 
 
-LEGACY_KEYS = (
-    "pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_tokens",
-    "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken",
-)  # fmt: skip
+# keys of the pooling that older versions of sentence-transformers read: what they begin with, their ends
+OLDER, OLDER_NAMES = "pooling_mode_", {"cls_token": "cls", "mean_tokens": "mean"}
 
 
 def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
@@ -192,11 +186,8 @@ def write_pooling(folder: Path, width: int, max_length: int, pooling: Pooling) -
         for i, (name, path) in enumerate(zip(names, paths, strict=True))
     ])  # fmt: skip
     (folder / paths[1]).mkdir(exist_ok=True)
-    modes = pooling.tokens.split("+")
-    kept = [name for name in POOLINGS if name in modes]  # the order in which keys of older versions join vectors
-    said = {key: name in modes for key, name in zip(LEGACY_KEYS, POOLINGS, strict=True)}
-    file = {"word_embedding_dimension": width, **(said if kept == modes else {"pooling_mode": modes})}
-    write_json(folder / paths[1] / "config.json", file)
+    said = {f"{OLDER}{key}": OLDER_NAMES.get(key, key) == pooling.tokens for key in (*OLDER_NAMES, "lasttoken")}
+    write_json(folder / paths[1] / "config.json", {"word_embedding_dimension": width, **said})
     for source, path in zip(pooling.dense, paths[2:], strict=False):
         dense, place = read_dense(Path(source)), folder / path
         place.mkdir(exist_ok=True)

@@ -75,11 +75,7 @@ def _normalize(library):
 MODELS = {
     "mean": {},
     "cls": {"mode": "cls", "modules": [_normalize]},
-    "max": {"mode": "max"},
-    "sqrt": {"mode": "mean_sqrt_len_tokens"},
-    "weighted": {"mode": "weightedmean", "modules": [_normalize]},
     "last": {"mode": "lasttoken", "modules": [_normalize]},
-    "joined": {"mode": ("mean", "cls", "max")},
     "dense": {"modules": [_dense(32, 12), _normalize]},
     "two dense": {"modules": [_dense(32, 48, torch.nn.Identity, bias=False), _dense(48, 8, torch.nn.GELU)]},
     "prompt": {"prompts": {"query": "a film ", "document": ""}, "default_prompt_name": "query"},
@@ -96,7 +92,7 @@ def _theirs(folder, texts, what="encode"):
     return torch.tensor(getattr(SentenceTransformer(str(folder), device="cpu"), what)(texts))
 
 
-LEFT = ("cls", "max", "weighted", "last", "joined")  # where the side of the padding could matter
+LEFT = ("mean", "cls", "last")  # where the side of the padding could matter
 
 
 @pytest.mark.slow
@@ -128,7 +124,7 @@ def test_vectors_are_those_of_sentence_transformers(place, texts, tmp_path, base
 def test_programs_give_the_vectors(place, texts, tmp_path):
     """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
     pytest.importorskip("onnxruntime")
-    model = _save(tmp_path / "model", place / "qwen3", mode=("mean", "cls", "max"), modules=[_dense(96, 12)])
+    model = _save(tmp_path / "model", place / "qwen3", mode="lasttoken", modules=[_dense(32, 12)])
     data = data_of(place, model)
     net = load_finetuned(str(model), data.record)
     made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
@@ -147,7 +143,7 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
     import sentence_transformers
 
     teacher = _save(tmp_path / "teacher", place / "bert", "cls", modules=[_dense(32, 12)], truncate_dim=10)
-    backbone = _save(tmp_path / "backbone", place / "bert", "max")
+    backbone = _save(tmp_path / "backbone", place / "bert", "lasttoken")
     main(["fit", "--model", "SVD", "--model.density", "1.0", "--model.backbone", str(backbone), "--model.teacher",
           str(teacher), "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
           "--model.retrain.epochs", "0", "--trainer.logger", "false", "--trainer.accelerator", "cpu",
@@ -169,7 +165,10 @@ def test_a_run_keeps_how_vectors_are_made(place, texts, tmp_path):
         ({"modules": [_normalize, _dense(32, 8)]}, "Pooling, Dense and Normalize, in this order, can be kept"),
         ({"settings": {"include_prompt": False}}, "leaves the prompt out of the pooling"),
         ({"modules": [_dense(32, 8, use_residual=True)]}, "does more than activation.Wx . b."),
-        ({"settings": {"pooling_mode": "attention"}}, "unknown 'attention'; valid: cls"),
+        ({"settings": {"pooling_mode": "attention"}}, "unknown 'attention'; valid: cls, mean, lasttoken"),
+        ({"mode": "max"}, "unknown 'max'; valid: cls, mean, lasttoken"),
+        ({"mode": ("mean", "cls")}, "unknown 'mean.cls'; "),
+        ({"settings": {"pooling_mode": None, "pooling_mode_max_tokens": True}}, "unknown 'max_tokens'; "),
         ({"own": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}}, "pools 'pooler_output'"),
     ],
 )  # fmt: skip
@@ -197,4 +196,4 @@ def test_broken_files_are_named(place, tmp_path):
     with pytest.raises(UserError, match=r"model.backbone: '.*': its modules.json is broken"):
         data_of(place, model)
     with pytest.raises(UserError, match=r"data.pooling: unknown 'clss'; did you mean 'cls'"):
-        DataModule("custom", str(place / "bert"), str(place / "texts"), custom=Custom("embedding"), pooling="mean+clss")
+        DataModule("custom", str(place / "bert"), str(place / "texts"), custom=Custom("embedding"), pooling="clss")
