@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from mistakes import fails
 from quick import quick_runs
 
@@ -21,7 +22,6 @@ from lit_compress.cli import catalogue
 from lit_compress.cli.lines import read_line
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import shipped
-from lit_compress.utils.files import yaml_text
 from lit_compress.utils.removed import COMMANDS, REMOVED, VALUES, removed, removed_value
 
 FROZEN = json.loads((Path(__file__).parent / "golden" / "options.json").read_text())
@@ -103,7 +103,7 @@ def test_a_config_of_version_0_2_loads(tmp_path):
                 place = place.setdefault(part, {})
             place[last] = value
     config["model"] = {"class_path": "SecondOrder", "init_args": config["model"]}
-    (tmp_path / "old.yaml").write_text(yaml_text(config))
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     now = values_of("--config", str(tmp_path / "old.yaml"), "--data.task", "sst2")
     assert changed(FROZEN["methods"]["SecondOrder"], now) == {}
 

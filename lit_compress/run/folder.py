@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import yaml
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.sites import Model
@@ -33,7 +34,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.tasks import task_type
 from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, is_left, read_json, read_yaml, remove, write_json, yaml_text
+from lit_compress.utils.files import atomic_folder, is_left, read_json, read_yaml, remove, write_json
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 from lit_compress.utils.removed import removed_value, without_removed
 
@@ -198,7 +199,8 @@ class Run:
     ) -> None:
         """Create the folder with its config, the facts of the data, and the density that meets a budget."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.keep("config.yaml", yaml_text(config))  # first: a folder with other files alone may be of something else
+        # first: a folder with other files alone may be of something else
+        self.keep("config.yaml", yaml.safe_dump(config, sort_keys=False))
         for name, content in (("budget.json", budget), ("data.json", facts)):
             if content is not None:
                 self.keep(name, content)

@@ -165,25 +165,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
 
 
-def yaml_text(value: Any) -> str:
-    """Return plain values as YAML that every reader takes for the same values.
-
-    Texts that begin like a number are quoted: ``1e5`` is one in YAML 1.2, by which options are read, and none in 1.1.
-
-    >>> yaml_text({"run_dir": "1e-4", "epochs": 3})
-    "run_dir: '1e-4'\\nepochs: 3\\n"
-    """
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def text(dumper: yaml.SafeDumper, words: str) -> yaml.Node:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", words, "'" if re.match(r"[-+.\d]", words) else None)
-
-    Dumper.add_representer(str, text)
-    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False))
-
-
 def read_json(option: str, path: Path, kind: type[T]) -> T:
     """Return the content of a JSON file, which is a ``kind``: ``dict`` or ``list``.
 
