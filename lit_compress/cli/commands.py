@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
@@ -143,18 +142,13 @@ def predict(target: str, line: Line, *, output: str | None = None) -> None:
     print(f"predicted {rows} rows of split {parts.data.predicted}: {path}")
 
 
-def list_(folder: str = "runs", *, json: bool = False) -> None:
+def list_(folder: str = "runs") -> None:
     """List the runs of a folder.
 
     Args:
         folder: with runs, finished or not.
-        json: a list of objects in place of the table, with the columns of `results.csv`.
     """
     runs, _ = read_results(Path(folder).expanduser(), "list")
-    records = list(map(pages.record, runs))
-    if json:
-        print(dumps(records, indent=2, ensure_ascii=False))
-    else:
-        values = (("" if record[name] is None else record[name] for name in LISTED) for record in records)
-        texts = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
-        show(LISTED, texts, left=len(LISTED))
+    values = (("" if record[name] is None else record[name] for name in LISTED) for record in map(pages.record, runs))
+    texts = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
+    show(LISTED, texts, left=len(LISTED))

@@ -39,6 +39,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "model.revision": (None, "give it with the name: --model.backbone NAME@REVISION"),
     "push_to_hub": (None, "`hf upload USER/NAME OUT .` uploads the export"),
     "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
+    "json": (None, "`report FOLDER` writes report/results.csv, with the same columns"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
