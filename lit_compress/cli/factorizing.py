@@ -31,7 +31,6 @@ from lit_compress.run.folder import Run, begin_work, end_work, write_net
 from lit_compress.run.guard import check_factorize
 from lit_compress.run.job import Job
 from lit_compress.run.settle import check_sizes
-from lit_compress.run.trials import LARGE, decide
 from lit_compress.stages.blocks import BlockRemoval
 from lit_compress.stages.compression import CompressedStage, compress
 from lit_compress.stages.refinement import check_refinement, refine_net
@@ -103,8 +102,6 @@ def run_factorize(
     if by_block:
         if (budget := job.method.budget) is not None and budget.kind == "speedup":
             raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
-        if job.method.kinds:
-            raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
         job = settle_budget(cli)
         return factorize_by_block(place, job, one_shot_stage(job.method), cli.dump(), recovery)
     with ExitStack() as work:
@@ -113,7 +110,7 @@ def run_factorize(
             folder = Path(work.enter_context(tempfile.TemporaryDirectory()))
         else:
             check_folder("out", folder)
-        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run, by_trials=True), by_trials=True)
+        job = settled(cli, run := Run(folder), partial(settle_budget, cli, run))
         report = _factorized(place, job, run, cli.dump(), recovery, work)
         if recovery.distil is not None and report is not None:
             end_work(folder)
@@ -179,7 +176,7 @@ def _factorized(
     learns = distils and recovery.texts is None and method.distillation.label_weight > 0
     data.reads_labels = compression.reads_labels(method.kind) or learns
     load_config(method.backbone, method.task, "model", trained=True)  # refuses a model of another task
-    check_factorize(job, one_shot_stage(job.at(LARGE).method) if job.undecided else stage, distils)
+    check_factorize(job, stage, distils)
     job.choices.check(job.dense)
     if recovery.refine is not None:
         check_refinement(job.dense, compression.dense_states, type(method).__name__)
@@ -193,7 +190,6 @@ def _factorized(
     of_first("begin", begin, job.trainer)
     return_freed_memory()
     run.dense = dense = load_model(method.backbone, method)
-    job, timed = decide(job, run)
 
     def keep() -> None:
         if COMPRESSED in run.finished():
@@ -219,9 +215,8 @@ def _factorized(
     if calibration := facts["calibration"]:
         calibration["measured_loss"] = divergence(net, dense, data)
     trim()
-    scores, tried = facts.pop("dense"), (run.removal() or {}).get("tried")
-    more = facts | ({"tried": tried} if tried else {})
-    return write_export(out, one_shot(job, net, dense, scores, config, more, timed), job.choices)
+    scores = facts.pop("dense")
+    return write_export(out, one_shot(job, net, dense, scores, config, facts), job.choices)
 
 
 def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Model, dict[str, Any]]:

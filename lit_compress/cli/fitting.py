@@ -30,7 +30,6 @@ from lit_compress.run.loggers import log_report
 from lit_compress.run.runner import run_stages
 from lit_compress.run.settle import check_stages
 from lit_compress.run.solve import solve, speed_place
-from lit_compress.run.trials import possible_kind, trial_line
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, link_if_equal, read_json
@@ -54,14 +53,14 @@ def run_fit(line: Line) -> tuple[Run, dict[str, Any] | None]:
     run = run_of(cli)
     with ExitStack() as claim:
         job = settled(cli, run, partial(_prepare, cli, run, claim))
-        return run, _report(run, run_stages(job, run))
+        run_stages(job, run)
+        return run, _report(run, job)
 
 
-def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job], by_trials: bool = False) -> Job:
+def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job]) -> Job:
     """Return on every process the job that ``prepare`` settles, which the first one alone calls.
 
-    Commits of names, the teacher and the density of the other processes are the first one's; ``by_trials`` as in
-    :func:`settle_budget`.
+    Commits of names, the teacher and the density of the other processes are the first one's.
     """
     made = list[Job]()
 
@@ -74,7 +73,7 @@ def settled(cli: CommandLine, run: Run, prepare: Callable[[], Job], by_trials: b
     if made:
         return made[0]
     _as_stored(cli, told["config"])
-    return settle_budget(cli, run, told["density"], by_trials)
+    return settle_budget(cli, run, told["density"])
 
 
 def run_of(cli: CommandLine) -> Run:
@@ -108,9 +107,7 @@ def _prepare(cli: CommandLine, run: Run, claim: ExitStack) -> Job:
     return job
 
 
-def settle_budget(
-    cli: CommandLine, run: Run | None = None, density: float | None = None, by_trials: bool = False
-) -> Job:
+def settle_budget(cli: CommandLine, run: Run | None = None, density: float | None = None) -> Job:
     """Return the job at the density that meets the budget, if there is one; a run that is continued keeps its own.
 
     The export gets the dtype of the model, or the program of the runtime in which a speed-up is measured.
@@ -119,7 +116,6 @@ def settle_budget(
         cli: makes the job.
         run: that may be continued; None for a command that makes none.
         density: that the first process found; None: it is not known.
-        by_trials: where kinds of removal are tried for a speed-up, these trials will find the density.
     """
     run = run if run is not None and run.started else None
     job, choices = cli.build(), cli.config.export
@@ -132,8 +128,6 @@ def settle_budget(
         option = "model.teacher" if method.teacher not in (None, method.backbone) else "model.backbone"
         choices.dtype = stored_dtype(Path(resolve(method.teacher or method.backbone, method.task, option)))
     job = replace(job, choices=Choices(**choices.as_dict()))
-    if kinds := job.method.kinds:  # trials choose among them later
-        job = job.at(removes=possible_kind(job, kinds), kinds=kinds)
     if job.choices.vocabulary == "data" and budget is not None:
         job = job.at(tokens=tokens_kept(job.dense, job.data))
     if budget is None:
@@ -146,20 +140,7 @@ def settle_budget(
         job = job.at(choices=place.choices)
     if density is None and run is not None:
         density = run.density(budget.asked)
-    if density is None and not (by_trials and job.undecided):
-        return _solved(job)
-    return job.at(density)
-
-
-def _solved(job: Job) -> Job:
-    """Return the job at the density that meets its budget, with the first kind of removal that can, from its own on."""
-    errors, kinds = list[UserError](), job.kinds
-    for removes in kinds[kinds.index(job.method.given["retrain"].removes) :] if kinds else (None,):
-        try:
-            return job.at(solve(job.at(removes=removes)), removes)
-        except UserError as error:
-            errors.append(error)
-    raise errors[0]
+    return job.at(solve(job) if density is None else density)
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task) -> None:
@@ -239,7 +220,7 @@ def warn_missed(report: dict[str, Any]) -> None:
 
 def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen besides the folder itself; warn of integers that lose too much."""
-    for line in (*map(trial_line, report.get("tried") or ()), *choice_lines(report)):
+    for line in choice_lines(report):
         print(line)
     made = report.get("program") or {}
     if lost := _lost(made, report) if "dtype" in made else "":

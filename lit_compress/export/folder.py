@@ -62,7 +62,6 @@ class Export:
         initial: dev metric before the last stage's first step.
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it.
-        timed: times programs where the budget's speed-up is measured; None: they are written again.
         written: the model that was read from the export.
     """
 
@@ -74,7 +73,6 @@ class Export:
     initial: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
     budget: tuple[Budget, float] | None = None
-    timed: Programs | None = None
     written: Model = field(init=False)
 
     @property
@@ -151,10 +149,8 @@ def _finish(report: dict[str, Any], source: Export, net: Model, folder: Path, ch
     choices.check_drop(report)
     budget, density = source.budget or (None, 1.0)
     if budget and budget.kind == "speedup":
-        timed = source.timed
-        if timed is None:
-            place = find_place(budget, choices, source.dense, read_task(source.data).length)
-            timed = Programs(source.dense, source.data.tokenizer, place)
+        place = find_place(budget, choices, source.dense, read_task(source.data).length)
+        timed = Programs(source.dense, source.data.tokenizer, place)
         made = folder / report["program"]["file"] if "program" in report else None
         report["speed"] = timed.speed_of(net, made)
     report["budget"] = budget and budget.check(report, density)

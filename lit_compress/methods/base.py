@@ -34,7 +34,6 @@ from lit_compress.stages.lora import Retraining, add_updates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import Allocation, RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
-from lit_compress.stages.weighting import Removes
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
@@ -148,11 +147,6 @@ class Method(MicroBatches, Fields):
             told = ", ".join(f"model.{name} {value}" for name, value in given.items())
             raise UserError(f"{told}: only one of them can decide the size; set the others to null")
         return given
-
-    @property
-    def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal that are tried on the dense model, to do the best (run/trials.py); () for no trials."""
-        return ()
 
     def stages(self) -> list[Stage]:
         """Return new stages in order: ``dense``, unless a teacher is given, and the method's own; some only train."""

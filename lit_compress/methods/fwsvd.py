@@ -29,7 +29,7 @@ from lit_compress.methods.base import Distillation, Ranked
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.units import weighted
-from lit_compress.stages.weighting import Removes, Weighted
+from lit_compress.stages.weighting import Weighted
 
 PAPER_RANK_RATIO = 0.33
 
@@ -45,17 +45,12 @@ class FWSVD(Ranked):
     usual_density = None  # the rank ratio decides
     dense = Training(warmup=0.0)
     retrain: Weighted = Weighted(warmup=0.0)
-    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
+    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", None)}}
     distillation = Distillation(alpha=0.0)
 
     def __post_init__(self) -> None:
         self.retrain.check_labels(self.kind)
         self.rule = self.retrain.rule(self.rank_rule(self.allocation, rank_ratio=PAPER_RANK_RATIO))
-
-    @property
-    def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal that ``auto`` tries."""
-        return self.retrain.kinds
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""

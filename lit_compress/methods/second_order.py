@@ -44,11 +44,9 @@ from typing import Any, ClassVar
 
 from lit_compress.methods.base import Distillation, Ranked
 from lit_compress.stages.base import Stage
-from lit_compress.stages.blocks import BlockRemoval, KeptBlocks
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.units import weighted
-from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
-from lit_compress.utils.errors import UserError
+from lit_compress.stages.weighting import KRONECKER, Weighted, Weighting
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
 # more than 176 (benchmarks/second_order/findings.md); on a GPU multiples of 64 (benchmarks/device/findings.md)
@@ -72,40 +70,20 @@ class SecondOrder(Ranked):
 
     allocation = "global"
     retrain: KroneckerWeighted = KroneckerWeighted()
-    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", "auto", None)}}
+    matters: ClassVar[dict[str, Any]] = {"allocation": {"retrain.removes": ("components", None)}}
     distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
 
     def __post_init__(self) -> None:
         self.retrain.check_labels(self.kind)
         self.rule = rule = self.retrain.rule(self.rank_rule(self.allocation))
-        if self._fast and self.retrain.weighting in KRONECKER and self.retrain.removes is None:
-            self.retrain = replace(self.retrain, removes="auto")  # the best kind, if only a speed-up is asked for
-        if self._fast and self.round_to is None and self.retrain.removal != "components":
-            self.rule = replace(rule, round_to=FAST_ON_CUDA if self._on_cuda else FAST)
-
-    @property
-    def _fast(self) -> bool:
-        """Whether the budget is a speed-up."""
-        return self.budget is not None and self.budget.kind == "speedup"
-
-    @property
-    def _on_cuda(self) -> bool:
-        """Whether the speed-up of the budget is on a GPU, where narrower matrices gain little in small batches."""
-        return self.budget is not None and self.budget.runtime == "cuda"
-
-    @property
-    def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal to try: all of ``auto``, or one, whose density for a speed-up is found so."""
-        one = self._fast and self.retrain.weighting in KRONECKER
-        blocks: tuple[Removes, ...] = ("blocks",) if self._on_cuda else ()
-        return self.retrain.kinds + blocks if self.retrain.kinds else (self.retrain.removal,) * one
+        if self.budget is None or self.budget.kind != "speedup":
+            return
+        if self.retrain.weighting in KRONECKER and self.retrain.removes is None:
+            # in most runtimes the fastest
+            self.retrain = self.given["retrain"] = replace(self.retrain, removes="structures")
+        if self.round_to is None and self.retrain.removal != "components":
+            self.rule = replace(rule, round_to=FAST_ON_CUDA if self.budget.runtime == "cuda" else FAST)
 
     def own_stages(self) -> list[Stage]:
         """Return retrain."""
-        if self.retrain.removal == "blocks":
-            if not self.rule.by_density:
-                raise UserError("retrain.removes: 'blocks' needs a density; give model.density")
-            settings = KeptBlocks(choice="measured", examples=self.retrain.calibration_examples)
-            blocks = BlockRemoval(settings, self.density, exact=self.budget is not None, drawn=self.retrain.drawn)
-            return [CompressedStage("retrain", self.retrain, blocks)]
         return [CompressedStage("retrain", self.retrain, weighted(self.retrain, self.rule))]

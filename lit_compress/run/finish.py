@@ -14,7 +14,6 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
-from lit_compress.export.speed_asked import Programs
 from lit_compress.models.backbones import resolve
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.files import net_bytes
@@ -26,16 +25,15 @@ from lit_compress.run.job import Job
 
 
 def one_shot(
-    job: Job, net: Model, dense: Model, scores: Mapping[str, float], config: dict[str, Any],
-    more: dict[str, Any], timed: Programs | None = None,
-) -> Export:  # fmt: skip
+    job: Job, net: Model, dense: Model, scores: Mapping[str, float], config: dict[str, Any], more: dict[str, Any]
+) -> Export:
     """Return the export of ``net``, made of ``dense`` without training; ``more`` are fields of the report."""
     method, data = job.method, job.data
     size = net_bytes(Path(resolve(method.backbone, method.task)))
     before = {"dense": Measured.by(scores, dense, size, data.record)}
     budget = (method.budget, method.density) if method.budget else None
     more = more | {"license": license_of(method.backbone)}
-    return Export(net, before, type(method).__name__, data, config, None, more, budget, timed)
+    return Export(net, before, type(method).__name__, data, config, None, more, budget)
 
 
 def export_run(run: Run, out: Path, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def export_run(run: Run, out: Path, data: DataModule, choices: Choices = AS_IS) 
     *before, last = map(measured, stages)
     nets = dict(zip(stages, before, strict=False))
     known = {"calibration": done[stages[-1]].get("calibration"), "data": run.facts()}
-    known |= {"license": done["dense"].get("license"), "tried": (run.removal() or {}).get("tried")}
+    known |= {"license": done["dense"].get("license")}
     more = {name: value for name, value in known.items() if value}
     asked = parse_budget(method["init_args"].get("budget"))
     budget = (asked, run.density(asked.asked) or 1.0) if asked else None

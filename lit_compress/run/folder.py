@@ -3,7 +3,6 @@
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
 RUN/budget.json            with a budget: the asked value, and the density that meets it
-RUN/removal.json           the kind of removal that SecondOrder chose, and its trials
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
@@ -36,7 +35,7 @@ from lit_compress.tasks.sentences import write_pooling
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, is_left, read_json, read_yaml, remove, write_json
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
-from lit_compress.utils.removed import removed_value, without_removed
+from lit_compress.utils.removed import without_removed
 
 T = TypeVar("T")
 CURVES = "tensorboard"  # folder of the usual logger
@@ -128,7 +127,11 @@ class Run:
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         self.check("config.yaml")
-        return checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path), strict)
+        config = checked_groups(f"run_dir: '{path}'", read_yaml("run_dir", path), strict)
+        retrain = config["model"]["init_args"].get("retrain")
+        if (removes := self._chosen().get("removes")) and isinstance(retrain, dict):
+            retrain |= without_removed({"removes": removes}, strict)
+        return config
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
@@ -148,21 +151,14 @@ class Run:
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
-        if (chosen := self.removal()) is not None and chosen["asked"][0] == asked:
+        if (chosen := self._chosen()) and chosen["asked"][0] == asked:
             return float(chosen["density"])
         budget = self._read("budget.json", dict) or {}
         return budget.get("density") if budget.get("asked") == asked else None
 
-    def removal(self, asked: list[str] | None = None) -> dict[str, Any] | None:
-        """Return the chosen kind of removal: ``removes``, ``density``, ``tried``, and for what they were ``asked``.
-
-        ``asked`` has the budget or density, and the kinds to try; None for any. None if nothing was chosen for it yet.
-        An earlier version may have chosen a kind that this one lacks: a run that is ``asked`` to go on is refused.
-        """
-        chosen = self._read("removal.json", dict)
-        if asked and chosen and (line := removed_value("removes", str(chosen["removes"]))):
-            raise UserError(f"run_dir: '{self.folder}' cannot go on: {line}")
-        return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
+    def _chosen(self) -> dict[str, Any]:
+        """Return ``removes`` and ``density``, if an earlier version chose them for what was ``asked``; else {}."""
+        return self._read("removal.json", dict) or {}
 
     @property
     def foreign(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,6 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.files import check_form
 from lit_compress.models.sites import Model
 from lit_compress.models.surgery import without_values
-from lit_compress.stages.weighting import Removes
 
 
 @dataclass
@@ -31,7 +30,6 @@ class Job:
         choices: for the export.
         every: optimizer steps between two checkpoints.
         tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
-        kinds: of removal, among which trials on the fine-tuned model choose; () for no trials.
     """
 
     method: Method
@@ -41,18 +39,15 @@ class Job:
     choices: Choices = AS_IS
     every: int = 500
     tokens: int | None = None
-    kinds: tuple[Removes, ...] = ()
 
     def __post_init__(self) -> None:
         self.data.accumulate = self.trainer.get("accumulate_grad_batches") or 1
 
-    def at(self, density: float | None = None, removes: Removes | None = None, **changes: Any) -> Self:
-        """Return this job with a new method, at another density, with another ``retrain.removes``, or other fields."""
+    def at(self, density: float | None = None, **changes: Any) -> Self:
+        """Return this job with a new method, at another density, or with other fields."""
         other, given = copy.copy(self), dict(self.method.given)
         if density is not None:
             given["density"] = density
-        if removes is not None:
-            given["retrain"] = replace(given["retrain"], removes=removes)
         vars(other).update(changes, method=type(self.method)(**given))
         return other
 
@@ -66,12 +61,6 @@ class Job:
         net = without_values(lambda: empty_net(config))
         dense_sites(net, net)  # all models of its sizes are counted by it
         return net
-
-    @property
-    def undecided(self) -> bool:
-        """Whether trials of kinds of removal find the density that has the speed of the budget."""
-        budget = self.method.budget
-        return bool(self.kinds) and budget is not None and budget.kind == "speedup"
 
     @property
     def length(self) -> int:

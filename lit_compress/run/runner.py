@@ -34,7 +34,6 @@ from lit_compress.run.folder import Run, write_net
 from lit_compress.run.job import Job
 from lit_compress.run.loggers import Curves, log_stage
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
-from lit_compress.run.trials import decide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.rounded import RoundedStage
@@ -50,8 +49,8 @@ SMALL = 3_000_000  # weights in the blocks' matrices; below, a run has one threa
 _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def run_stages(job: Job, run: Run) -> Job:
-    """Run every unfinished stage of the method from where it stopped; return the job as it was decided on the way.
+def run_stages(job: Job, run: Run) -> None:
+    """Run every unfinished stage of the method from where it stopped.
 
     Args:
         job: settled and checked.
@@ -68,14 +67,11 @@ def run_stages(job: Job, run: Run) -> Job:
     for number, name in enumerate(names):
         if name in run.finished():
             continue
-        if "dense" in run.finished():
-            job = decide(job, run)[0]
         stage = next(stage for stage in job.method.stages() if stage.name == name)
         if stage.distil and job.method.distillation.on:
             _check_teacher(job, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         run_stage(job, stage, run, f"{number + 1}/{len(names)} ", previous)
-    return decide(job, run)[0]
 
 
 def run_stage(job: Job, stage: Stage, run: Run, place: str, previous: Path | None) -> None:

@@ -7,7 +7,7 @@ remain (``Stage.outline``), and the accounting counts them. A speed-up is measur
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -104,7 +104,7 @@ def solve(job: Job) -> float:
     if budget.kind == "density":
         return budget.value
     if budget.kind == "speedup":
-        density, gains = search_speed(job, lambda density: outline(job, density).net, programs_of(job))
+        density, gains = search_speed(job)
         if density is None and not gains:
             outline(job, 0.25)  # says what cannot work
         if density is None:
@@ -167,33 +167,25 @@ def programs_of(job: Job) -> Programs:
     return Programs(job.dense, job.data.tokenizer, speed_place(job))
 
 
-def search_speed(
-    job: Job, shape: Callable[[float], Model], timed: Programs, first: float | None = None
-) -> tuple[float | None, dict[float, Gains]]:
+def search_speed(job: Job) -> tuple[float | None, dict[float, Gains]]:
     """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
-
-    Args:
-        job: its budget is a speed-up.
-        shape: returns the shapes as exported, without values; raises UserError below the smallest density.
-        timed: times programs.
-        first: density to begin with.
 
     Returns:
         The density; None: it is not reached. And by density :meth:`Programs.gains` at all that were tried.
     """
     assert job.method.budget is not None
-    speedup, gains = job.method.budget.value, dict[float, Gains]()
+    speedup, timed, gains = job.method.budget.value, programs_of(job), dict[float, Gains]()
 
     def cost(density: float) -> float | None:
         try:
-            net = shape(density)
+            net = outline(job, density).net
         except UserError:
             return None
         gains[density] = timed.gains(net)
         note(f"density {density:.4g} in {timed.place.runtime}: {gain_words(gains[density])}")
         return 1 / slowest(gains[density])
 
-    return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}, first), gains
+    return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}), gains
 
 
 def too_fast(job: Job, gains: Mapping[float, Gains]) -> UserError:

@@ -1,12 +1,12 @@
 """Removal of whole blocks or of sub-layers, evenly spaced or by measured loss: the one-shot step of Layers.
 
-Equations and deviations are in methods/layers.py. SecondOrder also removes blocks by it.
+Equations and deviations are in methods/layers.py.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from typing import Any, ClassVar, Literal
@@ -71,16 +71,12 @@ class BlockRemoval(Compression):
         density: fraction of the blocks, or of the weights of their matrices, that is kept.
         blocks: number of blocks that is kept, in place of ``density``.
         exact: False to read a density of 0.33 as a third.
-        drawn: number and seed of the rows that a calibration draws, of which the choice reads the first; None: its own.
     """
 
     by_block = False  # blocks change their numbers
 
-    def __init__(
-        self, settings: KeptBlocks, density: float, blocks: int | None = None, exact: bool = False,
-        drawn: Callable[[DataModule], tuple[int, int]] | None = None,
-    ) -> None:  # fmt: skip
-        self.settings, self.density, self.blocks, self.exact, self._drawn = settings, density, blocks, exact, drawn
+    def __init__(self, settings: KeptBlocks, density: float, blocks: int | None = None, exact: bool = False) -> None:
+        self.settings, self.density, self.blocks, self.exact = settings, density, blocks, exact
         self.decided_by_data = settings.parts == "sublayers"
 
     @property
@@ -126,10 +122,8 @@ class BlockRemoval(Compression):
         """Return the losses of models without a part; None for evenly spaced blocks."""
         if self.settings.choice == "even":
             return None
-        seed, option = CALIBRATION_SEED, "prune.examples"
-        if self._drawn is not None:
-            seed, option = self._drawn(data)[1], "retrain.calibration_examples"
-        return Calibration(self.search(net), data.calibration_dataloader(self.examples(data), seed, option))
+        batches = data.calibration_dataloader(self.examples(data), CALIBRATION_SEED, "prune.examples")
+        return Calibration(self.search(net), batches)
 
     def search(self, net: Model) -> Losses:
         """Return the search for the parts that are removed; a UserError if none of them would be left."""
@@ -142,10 +136,6 @@ class BlockRemoval(Compression):
                 f"{least + 5e-5:.4f}"
             )
         return SubLayerLosses(self.density)
-
-    def drawn(self, data: DataModule) -> tuple[int, int | None]:
-        """Return number and seed of the examples that :meth:`CompressedStage.texts` takes."""
-        return super().drawn(data) if self._drawn is None else self._drawn(data)
 
     def examples(self, data: DataModule) -> int:
         """Return how many training examples decide."""

@@ -23,8 +23,7 @@ from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
 
-Removes = Literal["auto", "structures", "components", "blocks"]
-KINDS: tuple[Removes, ...] = ("structures", "components")  # that ``auto`` tries
+Removes = Literal["structures", "components"]
 Weighting = Literal["none", "fisher", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 
@@ -44,11 +43,9 @@ class Weighted(Retraining):
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
-        removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
-            sub-layers without any, which leaves ordinary narrower matrices; or ``auto``, the one of the two after which
-            the answers on held-out training rows differ least from the dense model's. SecondOrder also has
-            ``blocks``, chosen as by Layers; ``auto`` tries them for a speed-up on CUDA. None = auto for SecondOrder
-            with a budget of a speed-up, else components.
+        removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); or ``structures``, heads, neurons and
+            sub-layers without any, which leaves ordinary narrower matrices. None = structures for SecondOrder with a
+            budget of a speed-up, else components.
     """
 
     weighting: Weighting = "fisher"
@@ -60,7 +57,7 @@ class Weighted(Retraining):
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
         **{key: {"weighting": ("fisher",)} for key in ("axis", "fisher_examples")},
-        "labels": {"weighting": ("kfac",), "removes": ("components", "structures", "auto", None)},
+        "labels": {"weighting": ("kfac",)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
 
@@ -68,10 +65,6 @@ class Weighted(Retraining):
         super().__post_init__()
         require(self, "retrain.fisher_examples", low=1)
         require(self, "retrain.calibration_examples", low=1)
-        if self.removes == "blocks" and (type(self) is Weighted or self.weighting != "kfac"):
-            raise UserError(
-                "retrain.removes: 'blocks' is for SecondOrder with weighting kfac; nearest: the method Layers"
-            )
         if self.removal != "components" and self.weighting not in KRONECKER:
             raise UserError(
                 f"retrain.removes: '{self.removes}' needs whole second moments, which weighting '{self.weighting}' has "
@@ -80,13 +73,8 @@ class Weighted(Retraining):
 
     @property
     def removal(self) -> Removes:
-        """The kind of removal; ``structures``, in most runtimes the fastest, as long as ``auto`` is not decided."""
-        return "structures" if self.removes == "auto" else self.removes or "components"
-
-    @property
-    def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal that ``auto`` tries."""
-        return KINDS if self.removes == "auto" else ()
+        """The kind of removal."""
+        return self.removes or "components"
 
     def check_labels(self, kind: TaskType) -> None:
         """Refuse by a UserError exact labels of many distributions per example, and all but drawn of vectors."""

@@ -58,7 +58,9 @@ VALUES = {
         ("weighting", old): "scores sums the positive ones of kept weights"
         for old in ("scores_abs", "scores_all", "scores_raw", "scores_shifted", "mask")
     },
-    ("removes", "both"): "auto tries structures and components, which are as good",
+    ("removes", "auto"): "give structures, as for a speed-up without it, or components",
+    ("removes", "blocks"): "use --model Layers, in factorize --method Layers",
+    ("removes", "both"): "give structures or components, which are as good",
 }
 # command -> what to do in its place
 COMMANDS = {

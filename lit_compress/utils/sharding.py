@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +12,6 @@ from torch import Tensor, distributed, nn
 from lit_compress.utils.errors import UserError
 
 T = TypeVar("T")
-_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -57,17 +54,7 @@ class Shards:
 
 def several() -> bool:
     """Return whether this process works together with others."""
-    return distributed.is_available() and distributed.is_initialized() and not _ALONE.get()
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Let this process work without the others, which do not call the same functions meanwhile."""
-    before = _ALONE.set(True)
-    try:
-        yield
-    finally:
-        _ALONE.reset(before)
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def sum_over_ranks(values: Tensor) -> None:

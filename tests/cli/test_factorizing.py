@@ -15,7 +15,7 @@ from lit_compress.cli import factorizing, fitting
 from lit_compress.cli.factorizing import run_factorize
 from lit_compress.cli.lines import read_line
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.run import distilling, trials
+from lit_compress.run import distilling
 from lit_compress.run.distilling import Distilling, Recovery
 from lit_compress.run.folder import Run
 from lit_compress.stages import rounded
@@ -127,34 +127,33 @@ def test_the_model_before_is_kept_if_it_is_better(recovery, rounds, made, monkey
 
 
 def test_distillation_that_was_stopped_continues(made, tmp_path, monkeypatch, capsys):
-    """The compressed model is read, not made again, nor chosen; work of other settings is refused."""
+    """The compressed model is read, not made again; work of other settings is refused."""
     monkeypatch.setattr(progress, "_noted", set())
-    recovery, fit, auto = Recovery(distil=4), Distilling.fit, ("--removes", "auto", "--calibration_examples", "24")
-    whole = made(recovery, *auto, name="whole")
+    recovery, fit, few = Recovery(distil=4), Distilling.fit, ("--calibration_examples", "24")
+    whole = made(recovery, *few, name="whole")
     monkeypatch.setattr(Distilling, "fit", lambda *_: sys.exit(1))
     with pytest.raises(SystemExit):
-        made(recovery, *auto)
+        made(recovery, *few)
     monkeypatch.setattr(Distilling, "fit", fit)
     said = "/out.distil' is not finished; repeat its command, fit with --ckpt_path last"
     assert fails(capsys, "export", str(tmp_path / "out.distil"), str(tmp_path / "shipped")).endswith(said)
     with pytest.raises(UserError, match=r"out.distil' holds unfinished work of other settings or data; give the same"):
-        made(Recovery(distil=5), *auto)
-    for module, name in ((factorizing, "compress_and_refine"), (trials, "choose_removal")):
-        monkeypatch.setattr(module, name, lambda *_: pytest.fail("compressed again"))
-    again = made(recovery, *auto)
+        made(Recovery(distil=5), *few)
+    monkeypatch.setattr(factorizing, "compress_and_refine", lambda *_: pytest.fail("compressed again"))
+    again = made(recovery, *few)
     assert equal(whole, again)
     told = [one.more | {"distilled": one.more["distilled"] | {"seconds": 0}} for one in (whole, again)]
     assert told[0] == told[1] and whole.before["dense"].metric == again.before["dense"].metric
     (tmp_path / "out.distil" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match=r"out.distil' holds something else; give another OUT"):
-        made(recovery, *auto)
+        made(recovery, *few)
 
 
 def test_other_processes_compress_and_export_nothing(made, monkeypatch):
     """They take what the first one decided, and train."""
     fitted = []
     config = {"model": {"init_args": {}}}
-    monkeypatch.setattr(fitting, "of_first", lambda *_: {"config": config, "density": None})
+    monkeypatch.setattr(fitting, "of_first", lambda *_: {"config": config, "density": 0.5})
     monkeypatch.setattr(factorizing, "of_first", lambda *_: None)
     monkeypatch.setattr(factorizing, "is_first_process", lambda: False)
     monkeypatch.setattr(Distilling, "fit", lambda *args: fitted.append(args))
@@ -162,7 +161,6 @@ def test_other_processes_compress_and_export_nothing(made, monkeypatch):
         monkeypatch.setattr(factorizing, name, lambda *_: pytest.fail("work of the first process"))
     assert made(Recovery(distil=2)) is None and len(fitted) == 1
     monkeypatch.setattr(fitting, "solve", lambda *_: pytest.fail("times programs"))
-    monkeypatch.setattr("lit_compress.run.trials.of_first", lambda *_: {"density": 0.5, "removes": "structures"})
     assert made(Recovery(distil=2), "--budget", "speedup=1.1x@eager,1x8") is None and len(fitted) == 2
 
 
@@ -182,7 +180,7 @@ def test_a_sliced_model_learns_the_logits_alone(made):
     ("own", "temperature", "states"),
     [("", 1, 0), ("--data.task plain_text", 1, 0), ("--model.distillation.temperature 2", 2, 0),
      ("--config CONFIG", 3, 0), ("--model.distillation.alpha 0", 2, 10), ("--method Layers", 1, 10),
-     ("--removes blocks", 1, 10), ("--method Layers --format openvino --dtype int4", 1, 0),
+     ("--method Layers --format openvino --dtype int4", 1, 0),
      ("--method Layers --model.distillation.alpha_layers 0", 1, 0),
      ("--format openvino --dtype int4 --model.distillation.alpha_layers 5", 1, 5)],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What SecondOrder removes by itself: at a speed-up, and at a density; made-up times, real divergences."""
+"""What SecondOrder removes by itself at a speed-up; made-up times."""
 
 import json
 import shutil
@@ -11,12 +11,8 @@ from lit_compress.__main__ import main
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import speed_asked as speed
-from lit_compress.methods import SecondOrder
 from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
-from lit_compress.run.trials import trial_line
-
-WAYS = ["structures", "components"]
 
 
 class ByWeights:
@@ -58,97 +54,68 @@ def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-def test_factorize_gives_the_speed_that_is_asked_for(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda *_: 1 / 0)  # the trials find the density
+def test_factorize_gives_the_speed_that_is_asked_for(words, tmp_path, capsys):
     main([*words, "--budget", "speedup=3x@eager,2x8"])
     said, report = capsys.readouterr().out, report_of(tmp_path / "out")
-    tried = {trial["removes"]: trial for trial in report["tried"]}
-    assert list(tried) == WAYS
-    able = [trial for trial in tried.values() if trial["why"] is None]
-    (best,) = (trial for trial in able if trial["chosen"])
-    assert best["divergence"] == min(trial["divergence"] for trial in able)
-    assert report["calibration"]["removes"] == best["removes"] and report["budget"]["density"] == best["density"]
-    assert all(trial["speed"][0]["median"] >= 3 for trial in able)
+    assert report["calibration"]["removes"] == "structures" and "tried" not in report
     assert report["budget"]["met"] is True and report["speed"]["runtime"] == "eager"
     assert [(gain["batch"], gain["length"]) for gain in report["speed"]["shapes"]] == [(2, 8)]
-    assert tried["structures"]["density"] > tried["components"]["density"] and tried["structures"]["round_to"] == 16
-    for line in [
-        *map(trial_line, report["tried"]),
-        "speed-up in eager, one thread: 2 x 8: 3.",
-        "budget speedup=3x@eager,2x8: met",
-    ]:
+    for line in ["speed-up in eager, one thread: 2 x 8: ", "budget speedup=3x@eager,2x8: met"]:
         assert line in said
+    words[2] = str(tmp_path / "factors")
+    main([*words, "--removes", "components", "--budget", "speedup=3x@eager,2x8"])
+    factors = report_of(tmp_path / "factors")
+    assert factors["calibration"]["removes"] == "components"
+    assert factors["budget"]["density"] < report["budget"]["density"]
 
 
-def test_auto_at_a_density(words, tmp_path):
-    main([*words, "--removes", "auto", "--density", "0.4"])
-    tried = report_of(tmp_path / "out")["tried"]
-    assert [trial["removes"] for trial in tried] == WAYS and {trial["density"] for trial in tried} == {0.4}
-    assert sum(trial["chosen"] for trial in tried) == 1 and all(trial["speed"] is None for trial in tried)
+@pytest.mark.parametrize(
+    ("removes", "line"),
+    [("auto", "this value was removed in version 0.3; give structures"), ("blocks", "version 0.3; use --model Layers")],
+)
+def test_other_kinds_are_one_line(removes, line, words, short_run, tmp_path, capsys):
+    assert line in fails(capsys, *words, "--removes", removes)
+    assert line in fails(capsys, "plan", "--model", "SecondOrder", *short_run, "--model.retrain.removes", removes)
 
 
-def test_on_a_gpu_whole_blocks_are_tried_and_blocks_can_be_asked_for(words, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(SecondOrder, "_on_cuda", True)
-        main([*words, "--budget", "speedup=1.9x@eager,1x8"])
-    tried = {trial["removes"]: trial for trial in report_of(tmp_path / "out")["tried"]}
-    assert list(tried) == [*WAYS, "blocks"] and 0.5 <= tried["blocks"]["density"] < 1
-    words[2] = str(tmp_path / "fast")  # whose memory is checked before the density is known
-    main([*words, "--removes", "blocks", "--budget", "speedup=1.9x@eager,1x8", "--distil", "2"])
-    words[2] = str(tmp_path / "blocks")
-    main([*words, "--removes", "blocks", "--density", "0.5"])
-    report = report_of(tmp_path / "blocks")
-    assert len(report["calibration"]["kept"]["bert.encoder.layer"]) == 1 and "tried" not in report
-    assert report["calibration"]["estimated_loss"] == pytest.approx(tried["blocks"]["divergence"], rel=0.5)
-
-
-@pytest.mark.parametrize("family", ["albert"])
-def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(family, short_run, words, tmp_path, capsys):
-    """Before, plan and fit exited with an error under a speed budget."""
-    backbone = str(write_backbone(tmp_path / family, family, "sst2"))
+def test_of_a_family_whose_sublayers_cannot_go_others_are_named(short_run, tmp_path, capsys):
+    backbone = str(write_backbone(tmp_path / "albert", "albert", "sst2"))
     own = [backbone if number == 1 else word for number, word in enumerate(short_run)]
-    args = ["--model", "SecondOrder", *own, "--model.budget", "speedup=1.5x@eager,1x8",
-            "--model.retrain.calibration_examples", "24", "--run_dir", str(tmp_path / "run")]  # fmt: skip
+    args = ["--model", "SecondOrder", *own, "--model.budget", "speedup=1.5x@eager,1x8"]
     for command in ("plan", "fit"):
-        main([command, *args])
-    said = capsys.readouterr().err
-    assert said.count(f"retrain.removes: components; sub-layers of '{family}' cannot be removed") == 1
-    words[1] = str(Run(tmp_path / "run").net("dense"))
-    main([*words, "--budget", "speedup=1.5x@eager,1x8"])
-    for report in map(report_of, (tmp_path / "run", tmp_path / "out")):
-        assert [trial["removes"] for trial in report["tried"]] == WAYS and report["budget"]["met"] is True
-        assert [trial["removes"] for trial in report["tried"] if trial["why"] is None] == ["components"]
+        said = fails(capsys, command, *args, "--run_dir", str(tmp_path / "run"))
+        assert "sub-layers of 'albert' cannot be removed" in said and "nearest: model.shape uniform" in said
+    main(["plan", *args, "--model.retrain.removes", "components"])
+    main(["plan", *args, "--model.shape", "uniform"])
 
 
-def test_a_run_chooses_on_its_dense_model_and_keeps_that_after_a_kill(short_run, tmp_path, capsys, monkeypatch):
+def test_a_run_of_an_earlier_version_keeps_the_kind_that_it_chose(short_run, tmp_path, capsys, monkeypatch):
     folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
     args = ["fit", "--model", "SecondOrder", *short_run, "--run_dir", str(folder), "--trainer.logger", "false",
             "--model.retrain.calibration_examples", "24", "--ckpt_path", "last", "--model.budget"]  # fmt: skip
 
-    keep = Run.keep
-
-    def killed(self, name, chosen):
-        keep(self, name, chosen)
-        if name == "removal.json":
-            raise KeyboardInterrupt
+    def killed(self, record, finish=Run.finish):
+        finish(self, record)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Run, "keep", killed)
+        patch.setattr(Run, "finish", killed)
         main([*args, asked])
-    chosen = Run(folder).removal()
-    assert not (folder / "retrain").exists() and chosen["asked"] == [asked, *WAYS]
+    run = Run(folder)
+    assert not (folder / "retrain").exists() and list(run.finished()) == ["dense"]
+    chosen = {"asked": [asked, "structures", "components"], "removes": "components", "density": 0.3, "tried": []}
+    run.keep("removal.json", chosen | {"removes": "blocks"})
+    assert "removes 'blocks': this value was removed in version 0.3" in fails(capsys, *args, asked)
+    run.keep("removal.json", chosen)
     other = "speedup=3x@eager,1x8"
+    monkeypatch.setattr("lit_compress.cli.fitting.solve", lambda *_: 0.1)
     assert f"model.budget was {asked}, now {other}" in fails(capsys, *args, other)
-    with monkeypatch.context() as patch:
-        for name in ("run.trials.choose_removal", "cli.fitting.solve"):
-            patch.setattr(f"lit_compress.{name}", lambda *_: 1 / 0)
-        main([*args, asked])
-    run, report = Run(folder), report_of(folder)
-    assert run.removal() == chosen and run.density(asked) == chosen["density"] == report["budget"]["density"]
-    assert chosen["tried"] == report["tried"] and chosen["removes"] == report["calibration"]["removes"]
-    assert report["budget"]["met"] is True
+    main([*args, asked])
+    report = report_of(folder)
+    assert (report["calibration"]["removes"], report["budget"]["density"]) == ("components", 0.3)
     main(["export", str(folder), str(tmp_path / "again")])
-    assert report_of(tmp_path / "again")["budget"] == report["budget"]
+    again = report_of(tmp_path / "again")
+    assert again["budget"] == report["budget"] and again["calibration"] == report["calibration"]
 
 
 @pytest.mark.parametrize("command", ["plan", "fit", "factorize"])

@@ -50,7 +50,7 @@ def compression(method):
     common = signature(methods.Method).parameters.keys() - set(sizes)
     own = {n: getattr(step, n, None) for n in step.given} if isinstance(step, methods.Method) else vars(step)
     state = {name: value for name, value in own.items() if name not in {"settings", "prune", *common}}
-    return str((state, kept, method.backbone, method.sites, method.budget, method.kinds, method.rule))
+    return str((state, kept, method.backbone, method.sites, method.budget, method.rule))
 
 
 @pytest.mark.parametrize("name", ONE_SHOT)

@@ -1,12 +1,9 @@
 """Second-order compression as a method: its factorization is that of the command, its defaults, its mistakes."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from helpers import started
 from in_memory import collect_kronecker
-from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import SecondOrder
@@ -14,8 +11,6 @@ from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.sites import shared_inputs
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
-from lit_compress.stages.blocks import BlockRemoval
-from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
 
@@ -60,28 +55,21 @@ def test_defaults():
     assert SecondOrder(backbone="unused", rank=7).rule.rank == 7
 
 
-def test_blocks_are_tried_on_a_gpu_and_chosen_on_rows_of_the_calibration():
-    (stage,) = SecondOrder(backbone="x", teacher="x", density=0.5, retrain=KroneckerWeighted(removes="blocks")).stages()
-    assert isinstance(stage.compression, BlockRemoval) and stage.compression.density == 0.5
-    retrain = KroneckerWeighted(removes="blocks", calibration_examples=20, calibration_seed=7)
-    (stage,) = SecondOrder(backbone="x", teacher="x", retrain=retrain).stages()
-    asked = []
-    data = SimpleNamespace(train_size=lambda: 99, calibration_dataloader=lambda *given: asked.append(given))
-    stage.compression.calibration(make_net(num_hidden_layers=4), data)
-    assert asked == [(20, 7, "retrain.calibration_examples")] and stage.compression.drawn(data) == (20, 7)
-    tried = ("structures", "components")
-    assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128").kinds == (*tried, "blocks")
-    assert SecondOrder(backbone="x", budget="speedup=3x@eager,1x128").kinds == tried
-    assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128", retrain=retrain).kinds == ("blocks",)
-    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' needs a density"):
-        SecondOrder(backbone="x", rank=3, retrain=retrain).stages()
-    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder with weighting kfac"):
-        Weighted(weighting="kfac", removes="blocks")
-    with pytest.raises(UserError, match=r"retrain\.removes: 'blocks' is for SecondOrder with weighting kfac"):
-        KroneckerWeighted(weighting="inputs", removes="blocks")
-    drawn = KroneckerWeighted(removes="blocks", labels="drawn")
-    with pytest.raises(UserError, match=r"retrain\.labels: drawn has no effect with model\.retrain\.removes blocks"):
-        check_effects(SecondOrder(backbone="x", retrain=drawn))
+def test_a_speed_up_takes_heads_and_neurons():
+    method = SecondOrder(backbone="x", budget="speedup=3x@eager,1x128")
+    assert (method.retrain.removal, method.rule.round_to, method.rule.density) == ("structures", 16, 0.25)
+    assert SecondOrder(backbone="x", budget="speedup=3x@cuda,1x128").rule.round_to == 64
+    components = KroneckerWeighted(removes="components")
+    method = SecondOrder(backbone="x", budget="speedup=3x@eager,1x128", retrain=components)
+    assert (method.retrain.removal, method.rule.round_to) == ("components", 1)
+    assert SecondOrder(backbone="x", budget="flops=0.3").retrain.removal == "components"
+    plain = KroneckerWeighted(weighting="none")
+    assert SecondOrder(backbone="x", budget="speedup=3x@eager,1x128", retrain=plain).retrain.removal == "components"
+    even = SecondOrder(backbone="x", budget="speedup=3x@eager,1x128", allocation="uniform")
+    with pytest.raises(
+        UserError, match=r"model\.allocation: uniform has no effect with model\.retrain\.removes struct"
+    ):
+        check_effects(even)
 
 
 def test_mistakes_are_one_line():

@@ -87,11 +87,14 @@ def test_a_run_with_an_option_that_is_gone_is_read_and_does_not_go_on(tmp_path):
         run.check_same(CONFIG)
     run.begin(CONFIG | {"export": CONFIG["export"] | {"pivot": False}})
     run.check_same(CONFIG)
-    asked = ["speedup=2x", "structures", "both"]
-    run.keep("removal.json", {"removes": "both", "density": 0.5, "tried": [], "asked": asked})
-    assert run.density("speedup=2x") == 0.5
-    with pytest.raises(UserError, match=r"cannot go on: removes 'both': this value was removed in version 0\.3; auto"):
-        run.removal(["speedup=2x", "structures", "components"])
+    now = changed("model.init_args.retrain", {"removes": None})
+    run.begin(now)
+    run.keep("removal.json", {"removes": "both", "density": 0.5, "tried": [], "asked": ["speedup=2x", "both"]})
+    assert run.density("speedup=2x") == 0.5 and run.density("speedup=3x") is None and run.recorded() == now
+    with pytest.raises(UserError, match=r"removes 'both': this value was removed in version 0\.3; give structures or"):
+        run.check_same(now)
+    run.keep("removal.json", {"removes": "components", "density": 0.5, "tried": [], "asked": ["speedup=2x", "both"]})
+    assert run.config()["model"]["init_args"]["retrain"] == {"removes": "components"}
 
 
 @pytest.fixture

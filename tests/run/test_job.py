@@ -16,9 +16,7 @@ def test_a_job_is_built_again_only_after_its_options_have_changed(short_run):
 
 def test_a_variant_has_a_new_method_and_the_same_data(short_run):
     job = CommandLine(read_line("plan", ["--model", "SecondOrder", *short_run])).build()
-    dense, other = job.dense, job.at(0.3, "structures")
+    dense, other = job.dense, job.at(0.3, tokens=5)
     assert other.data is job.data and other.dense is dense and other.method is not job.method
     assert (job.method.density, other.method.density) == (0.25, 0.3)
-    assert (job.method.given["retrain"].removes, other.method.given["retrain"].removes) == (None, "structures")
-    assert other.at().method.density == 0.3 and other.at(kinds=("components",)).kinds == ("components",)
-    assert not job.kinds
+    assert (other.at().method.density, other.tokens, job.tokens) == (0.3, 5, None)
