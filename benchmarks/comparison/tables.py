@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
-from benchmarks.common import file_density, load, mean_and_deviation, middle, origin, percent, table, with_gains
+from benchmarks.common import (
+    costs_of,
+    file_density,
+    load,
+    mean_and_deviation,
+    middle,
+    origin,
+    percent,
+    table,
+    with_gains,
+)
 from benchmarks.comparison import curve, front_table
 from benchmarks.comparison.claims import FILE, Claim, read_claims
 from benchmarks.comparison.curve import USUAL, asked
@@ -330,7 +340,7 @@ def sections() -> Iterator[str]:
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the command's own picture of every task, and the picture of 8-bit programs."""
     from lit_compress.run.pictures import pareto_figure
-    from lit_compress.run.results import costs_of, mean_costs
+    from lit_compress.run.results import mean_costs
 
     for made, runs in comparisons():
         several = grouped(runs)

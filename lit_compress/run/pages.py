@@ -15,7 +15,7 @@ import jinja2
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.table import counted, rows, score_lines, speed_line
 from lit_compress.run.pictures import as_svg, pareto_figure
-from lit_compress.run.results import RunResult, costs_in, costs_of, groups, read_results
+from lit_compress.run.results import RunResult, costs_in, groups, mean_costs, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder
 
@@ -48,7 +48,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     environment = jinja2.Environment(  # every text from a file is escaped
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": number, "cell": cell}
+    environment.filters |= {"number": number, "cell": cell, "times": times}
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=f"{len(runs)} runs on {tasks}" if len(runs) > 1 else f"{runs[0].label} on {tasks}, {runs[0].budget}",
         about=about, studies=[_study(*key, some) for key, some in by_task.items()],
@@ -63,6 +63,15 @@ def write(folder: Path, out: Path | None = None) -> Path:
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number for tables; "" for None."""
     return "" if value is None else f"{value:,.{digits}f}"
+
+
+def times(gain: tuple[float, bool] | None) -> str:
+    """Return a speed-up for tables, with one decimal if its timing is not steady.
+
+    >>> times((2.153, True)), times((2.153, False)), times(None)
+    ('2.15x', '≈2.2x', '')
+    """
+    return "" if gain is None else f"{gain[0]:.2f}x" if gain[1] else f"≈{gain[0]:.1f}x"
 
 
 def cell(group: dict[str, Any]) -> str:
@@ -80,9 +89,12 @@ def _study(task: str, metric: str, runs: list[RunResult]) -> dict[str, Any]:
     reports = [run.report for run in runs if run.report]
     first, mode = reports[0], reports[0]["metric"].get("mode", "max")
     ends = [report["dense"]["interval"] for report in reports if report["dense"].get("interval")]
-    dense = {"mean": mean(report["dense"]["metric"] for report in reports), "costs": costs_of(reports)[1]}
+    costs = mean_costs([costs_in(report["dense"]) for report in reports])
+    dense = {"mean": mean(report["dense"]["metric"] for report in reports), "costs": costs}
     grouped = groups(runs)
     for group in grouped:
+        if group["gain"] and (latency := costs["latency"]):  # timed in turns: machines are not equally fast
+            group["costs"]["latency"] = latency / group["gain"][0]
         here = [other["mean"] for other in grouped if other["budget"] == group["budget"] and other["n"]]
         group["best"] = len(here) > 1 and group["mean"] == (max if mode == "max" else min)(here)
     figure = pareto_figure([group for group in grouped if group["n"]], dense, f"dev {metric}", mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from lit_compress.evaluation.intervals import near_chance, standard_error
@@ -140,8 +140,6 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     ``chance``: none is clearly better than a constant answer.
     """
     reports = {run.name: run.report for run in runs if run.report}
-    costs = dict(zip(reports, costs_of([*reports.values()])[0], strict=True))
-    gains = dict(zip(reports, shared_gains([*reports.values()]), strict=True))
     by_key: dict[tuple[str, str], list[RunResult]] = {}
     labels = list(dict.fromkeys(run.label for run in runs))
     for run in sorted(runs, key=lambda run: labels.index(run.label)):
@@ -158,77 +156,29 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "mean": mean(values) if values else None, "spread": spread,
             "bar": errors[0] if spread is None and errors else spread,
             "density": mean(entry["density"] for entry in entries) if entries else None,
-            "gain": mean_gain([gains[name] for name in done]), "costs": mean_costs([costs[name] for name in done]),
+            "gain": mean_gain([reports[name] for name in done]),
+            "costs": mean_costs([costs_in(entry) for entry in entries]),
             "chance": bool(done) and all(near_chance(reports[name], "compressed") for name in done),
         })  # fmt: skip
     return grouped
 
 
-@dataclass(frozen=True)
-class Gain:
-    """How many ``times`` faster than the dense model; not ``steady`` if its runs say that their times are too noisy."""
+def mean_gain(reports: Sequence[dict[str, Any]]) -> tuple[float, bool] | None:
+    """Return how many times faster than the dense ones the models are, the mean of the known ratios; None of none.
 
-    times: float
-    steady: bool = True
-
-    def __str__(self) -> str:
-        """Return the text for tables.
-
-        >>> print(Gain(2.153), Gain(2.153, steady=False))
-        2.15x ≈2.2x
-        """
-        return f"{self.times:.2f}x" if self.steady else f"≈{self.times:.1f}x"
-
-
-def shared_gains(reports: Sequence[dict[str, Any]]) -> list[Gain | None]:
-    """Return the speed-up of every report's model: the median over all models with its shapes, steady ones if any.
-
-    Shapes count as equal if all numbers of parameters and the FLOPs are, on one task and processor. None for a model
-    that was not timed in turns with its dense one. Reports of earlier versions have no verdict; they count as steady.
+    Also whether no report says that its times are too noisy; those of earlier versions have no verdict.
     """
-    by_shapes, keys = dict[Any, list[Gain]](), list[Any]()
-    for place, report in enumerate(reports):
-        compressed, timing = report["compressed"], report.get("timing") or {}
-        key: Any = place
-        if "params" in compressed and "flops" in compressed:
-            processor, params = (report.get("hardware") or {}).get("cpu"), tuple(sorted(compressed["params"].items()))
-            key = report.get("task"), processor, params, compressed["flops"]
-        if (times := report["ratios"].get("speedup")) is not None:
-            verdict = (timing.get("speedup") or {}).get("verdict", "faster")
-            steady = verdict in ("faster", "slower") and timing.get("steady", True)
-            by_shapes.setdefault(key, []).append(Gain(times, steady))
-        keys.append(None if times is None else key)
-    middle = {}
-    for key, gains in by_shapes.items():
-        named = [gain.times for gain in gains if gain.steady]
-        middle[key] = Gain(median(named or [gain.times for gain in gains]), bool(named))
-    return [None if key is None else middle[key] for key in keys]
-
-
-def mean_gain(gains: Sequence[Gain | None]) -> Gain | None:
-    """Return the mean of the known speed-ups, steady if all of them are; None if none is known."""
-    known = [gain for gain in gains if gain]
-    return Gain(mean(gain.times for gain in known), all(gain.steady for gain in known)) if known else None
+    timed = [report for report in reports if report["ratios"].get("speedup") is not None]
+    timings = [report.get("timing") or {} for report in timed]
+    verdicts = [(timing.get("speedup") or {}).get("verdict", "faster") for timing in timings]
+    steady = {*verdicts} <= {"faster", "slower"} and all(timing.get("steady", True) for timing in timings)
+    return (mean(report["ratios"]["speedup"] for report in timed), steady) if timed else None
 
 
 def costs_in(entry: dict[str, Any]) -> dict[str, float | None]:
     """Return every cost of a model from its entry in the report; None if it is not there."""
     params, latency = (entry.get("params") or {}).get("non_embedding"), (entry.get("latency_ms") or {}).get("median")
     return dict(zip(COSTS, (params, entry.get("flops"), entry.get("bytes"), latency), strict=True))
-
-
-def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
-    """Return every cost of the model of each report, and the mean costs of their dense models.
-
-    A machine is not as fast at all times, but each report timed its model and its dense model in turns. So a model's
-    latency is the mean of all dense models' over its speed-up, which models of equal shapes share.
-    """
-    dense = mean_costs([costs_in(report["dense"]) for report in reports])
-    by_net = [costs_in(report["compressed"]) for report in reports]
-    for costs, gain in zip(by_net, shared_gains(reports), strict=True):
-        if gain and dense["latency"]:
-            costs["latency"] = dense["latency"] / gain.times
-    return by_net, dense
 
 
 def mean_costs(entries: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
