@@ -170,7 +170,7 @@ def test_report_says_how_it_was_calibrated(run):
     whole |= config.get("prune", {}).get("choice") == "measured"
     assert bool(calibration) == whole
     if whole:
-        assert calibration["examples"] > 0 and (calibration["estimated_loss"] or 0) >= 0
+        assert calibration["examples"] > 0
 
 
 def test_fuse_equals_training_form(run):

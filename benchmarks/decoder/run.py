@@ -163,7 +163,7 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
             assert isinstance(compression, UnitRemoval)
             compression = search.Searched(compression.rule, compression.settings)
             more = search.search(options.work / "search", dense, compression, measured, data, parts.method.kind)
-        net, _ = compress(dense, compression, task, data, device, keep=True, measured=measured)
+        net = compress(dense, compression, task, data, device, keep=True, measured=measured)
         facts = {
             "file_density": compression.density_left(net),
             "seconds": gathered + time.process_time() - start,

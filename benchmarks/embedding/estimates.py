@@ -21,6 +21,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.embedding import run
+from benchmarks.second_order.estimate import estimated_loss
 from benchmarks.second_order.estimates import OtherFactors
 
 STUDY = "embedding/estimates"
@@ -79,12 +80,11 @@ def main() -> None:
                 for names, sums in collected(dense, calibration, parts.method.task, device, most=inf):
                     for _, tensors in compression.measure(dense, names, dict(sums)):
                         measured |= tensors
-            net, loss = compress(
-                dense, compression, parts.method.task, parts.data, device, keep=True, measured=measured
-            )
+            net = compress(dense, compression, parts.method.task, parts.data, device, keep=True, measured=measured)
             made = {
                 "name": f"{variant}-{density:g}", "variant": variant, "density": density, "texts": options.texts,
-                "estimated": loss, "threads": options.threads, "scores": scores(options, net.eval()),
+                "estimated": estimated_loss(dense, compression, measured), "threads": options.threads,
+                "scores": scores(options, net.eval()),
             }  # fmt: skip
             common.write(options, made["name"], made | common.frame())
             print(made["name"], made["scores"], flush=True)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import common
+from benchmarks.second_order.estimate import estimated_loss
 from benchmarks.second_order.untrained import DENSITIES, HELD_OUT, REMOVES, Untrained
 from lit_compress.calibration.moments import Gram, KroneckerFactors, Moments, MomentSums
 from lit_compress.calibration.statistics import tokens_at
@@ -287,13 +288,12 @@ class Estimates:
         parts, rows, device = self.made.parts, {}, torch.device("cpu")
         for density in self.options.densities:
             compression, measured = self.compression(removes, density), self.measured(variant, removes)
-            net, loss = compress(
-                self.dense, compression, parts.method.task, parts.data, device, keep=True, measured=measured
-            )
+            net = compress(self.dense, compression, parts.method.task, parts.data, device, keep=True, measured=measured)
             found = self.divergences(net, self.held, self.expected)
             key = parts.data.record.metrics[0]
             rows[f"{density:g}"] = {
-                "estimated": loss, "measured": mean(found), "error": stdev(found) / len(found) ** 0.5,
+                "estimated": estimated_loss(self.dense, compression, measured), "measured": mean(found),
+                "error": stdev(found) / len(found) ** 0.5,
                 "metric": evaluate(net.eval(), self.made.held, sure=True)[f"val/{key}"],
             }  # fmt: skip
         return {"rows": rows, "held_out": sum(map(len, self.expected)), "texts": self.options.texts}

@@ -26,6 +26,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.decoder.search import Searched, search
+from benchmarks.second_order.estimate import estimated_loss
 from benchmarks.second_order.kprune import Settings, kprune
 
 STUDY = "second_order/untrained"
@@ -144,8 +145,11 @@ class Untrained:
                 compression, table = Searched(compression.rule, compression.settings), self.options.work / "search"
                 kind = self.parts.method.kind
                 more = search(table / self.task, self.dense, compression, measured, data, kind, JUDGES, JUDGES)
-            net, loss = compress(self.dense, compression, task, data, self.device, keep=True, measured=measured)
-            facts = {"estimated_loss": loss, "seconds": gathered + time.process_time() - start} | more
+            net = compress(self.dense, compression, task, data, self.device, keep=True, measured=measured)
+            facts = {
+                "estimated_loss": estimated_loss(self.dense, compression, measured),
+                "seconds": gathered + time.process_time() - start,
+            } | more
             self.store(f"{self.task}-{cell}-{density:g}", net, {"cell": cell, "target": density, "after": ""} | facts)
             start = time.process_time()
 

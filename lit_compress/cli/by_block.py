@@ -86,7 +86,7 @@ def factorize_by_block(
         work.measure()
         measured = StoredTensors(sorted(work.folder.glob(f"{compression.name}-*/*")))
         plan = compression.plan(dense, measured)
-        calibration = compression.record(data, compression.loss(dense, plan, measured))
+        calibration = compression.record(data)
         form = work.export(plan, measured, choices.dtype)
         scores = work.compressed_metric(form)
         told = {"memory": work.memory | {"bound": work.bound()}}

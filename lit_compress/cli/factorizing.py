@@ -230,8 +230,8 @@ def compress_and_refine(job: Job, dense: Model, refine: int | None) -> tuple[Mod
     stage.check_data(dense, data)
     compression.folder = Path(method.backbone).expanduser()
     with freed_memory_returned():  # not while blocks are trained
-        net, loss = compress(dense, compression, method.task, data, current_device(), keep=True)
-    facts = {"dense": scores, "calibration": compression.record(data, loss), "refined": None, "distilled": None}
+        net = compress(dense, compression, method.task, data, current_device(), keep=True)
+    facts = {"dense": scores, "calibration": compression.record(data), "refined": None, "distilled": None}
     trim()
     if refine is None:
         return net, facts

@@ -141,29 +141,25 @@ class BlockRemoval(Compression):
         """Return how many training examples decide."""
         return self.settings.examples or min(128, data.train_size())
 
-    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
-        """Return which parts are kept, and the divergence on the examples that decided; None without examples."""
+    def record(self, data: Any) -> dict[str, Any] | None:
+        """Return which parts are kept; None without examples."""
         if self.settings.choice == "even":
             return None
-        return {"choice": "measured", "examples": self.examples(data), "kept": self.kept, "estimated_loss": loss}
+        return {"choice": "measured", "examples": self.examples(data), "kept": self.kept}
 
     def measure(self, net: Model, names: Collection[str], statistics: dict[Any, Any]) -> Items:
-        """Yield the kept parts, and the loss."""
+        """Yield the kept parts."""
         for path, numbers in statistics.items():
             yield (), {path: torch.tensor(numbers)}
 
     def plan(self, net: Model, measured: Measured | None = None) -> Kept:
         """Return the kept parts as measured; else evenly spaced blocks, or sub-layers, of which networks go first."""
         if measured:
-            return {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
+            return {path: numbers.tolist() for path, numbers in measured.items()}
         if self.settings.parts == "sublayers":
             return SubLayerLosses(self.density).first(net)
         totals, first = stack_lengths(net), holds_first(net)
         return {path: evenly_spaced(totals[path][1], count, first) for path, count in self.counts(net).items()}
-
-    def loss(self, net: Model, plan: Kept, measured: Measured) -> float:
-        """Return the divergence without the other parts; 0 for evenly spaced ones."""
-        return float(measured["loss"]) if measured else 0.0
 
     def fill(self, net: Model, plan: Kept, measured: Measured | None = None) -> None:
         """Remove the other parts; of a model with values note the kept ones."""
@@ -226,7 +222,7 @@ class Losses(OfModel):
         """Return by part that can be removed next the parts that are left without it, its weights; {} at the end."""
 
     def answer(self, net: Model, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
-        """Return the kept parts, and the ``loss``, the divergence of this model; 0 if it has all."""
+        """Return the kept parts."""
         kept, loss, rises = self.begin(net), 0.0, dict[Any, float]()
         while choices := self.choices(net, kept):
             queue, losses = sorted(choices, key=lambda part: rises.get(part, 0.0)), dict[Any, float]()
@@ -240,7 +236,7 @@ class Losses(OfModel):
             kept, loss, order = choices[best][0], losses[best], [*choices]
             place = order.index(best)
             rises |= dict.fromkeys(order[max(0, place - 1) : place + 2], -inf)
-        return kept | {"loss": loss}
+        return kept
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,6 @@ class Compression:
         ``net`` is dense, in other sites maybe changed. Without ``measured`` only the shapes change, values come later.
         """
 
-    def loss(self, net: Model, plan: Plan, measured: Measured) -> float:
-        """Return the estimated addition to an example's loss; 0 without an estimate."""
-        return 0.0
-
     def check(self, net: Model) -> None:
         """Refuse by a UserError settings that cannot work; only shapes of the dense ``net`` are read."""
 
@@ -139,8 +135,8 @@ class Compression:
         """Return number and seed of the examples that calibrate, or of 1,024 examples without a calibration."""
         return min(EXAMPLES, data.train_size()), None
 
-    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
-        """Return the report's entry on the calibration, with the estimated ``loss``; None for nothing."""
+    def record(self, data: Any) -> dict[str, Any] | None:
+        """Return the report's entry on the calibration; None for nothing."""
         return None
 
     def rebuilt(self, net: Model, structure: Structure, notes: dict[str, Any]) -> Model:
@@ -158,8 +154,8 @@ def compress(
     shared: bool = False,
     keep: bool = False,
     measured: Measured | None = None,
-) -> tuple[Model, float]:
-    """Compress ``net`` in memory; return it, and the estimated addition to an example's loss.
+) -> Model:
+    """Compress ``net`` in memory, and return it.
 
     Args:
         net: dense, on the CPU, before and afterwards.
@@ -170,17 +166,12 @@ def compress(
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """
     known = measure(net, compression, task, data, device, shared) if measured is None else measured
-    plan, loss = from_first(partial(_planned, net, compression, known))
+    plan = from_first(partial(compression.plan, net, known))
     net = copy.deepcopy(net) if keep else net
     compression.fill(net, plan, known if is_first() else None)
     del known, measured
     trim()
-    return net, loss
-
-
-def _planned(net: Model, compression: Compression, measured: Measured) -> tuple[Plan, float]:
-    plan = compression.plan(net, measured)
-    return plan, compression.loss(net, plan, measured)
+    return net
 
 
 def measure(
@@ -299,8 +290,8 @@ class CompressedStage(Stage):
             trainer: Any = getattr(method, "_trainer", None)
             data, device = (trainer.datamodule, trainer.strategy.root_device) if trainer else (None, CPU)
             shared, self.compression.folder = bool(trainer) and trainer.world_size > 1, self.previous
-            net, loss = compress(net, self.compression, method.task, data, device, shared=shared)
-            notes = self.compression.record(data, loss)
+            net = compress(net, self.compression, method.task, data, device, shared=shared)
+            notes = self.compression.record(data)
             self.notes = {} if notes is None else {"calibration": notes}
         self.achieved = self.compression.density_left(net)
         return net

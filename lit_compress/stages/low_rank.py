@@ -50,20 +50,16 @@ class ByRule(Compression):
         """Return number and seed of the calibration examples."""
         return super().drawn(data) if self.settings is PLAIN else self.settings.drawn(data)
 
-    def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
-        """Return the report's entry on the calibration; None for weightings that have none.
-
-        ``estimated_loss``, the addition to an example's loss, is None for ``inputs``, which measures no loss.
-        """
-        settings, gradients = self.settings, self.moments == "kfac"
+    def record(self, data: DataModule) -> dict[str, Any] | None:
+        """Return the report's entry on the calibration; None for weightings that have none."""
+        settings = self.settings
         if self.moments is None:
             return None
         return {
             "weighting": self.moments,
-            "labels": settings.labels_of(data.record) if gradients else None,
+            "labels": settings.labels_of(data.record) if self.moments == "kfac" else None,
             "examples": settings.drawn(data)[0],
             "removes": settings.removal,
-            "estimated_loss": loss if gradients else None,
         }
 
 
@@ -130,11 +126,6 @@ class Factors(ByRule):
     def plan(self, net: Model, measured: Measured | None = None) -> dict[str, int]:
         """Return {site: rank}; without singular values, for matrices that matter alike."""
         return self.rule.allocate(net, None if measured is None else lambda name: measured[f"{name}.sigma"])
-
-    def loss(self, net: Model, plan: dict[str, int], measured: Measured) -> float:
-        """Return the half of the sum of the squared singular values that are left out."""
-        known = {name: measured[f"{name}.sigma"] for name in plan if f"{name}.sigma" in measured}
-        return sum(float(sigma[plan[name] :].square().sum()) for name, sigma in known.items()) / 2
 
     def layer(self, net: Model) -> type[LowRankLinear]:
         """Return the class of the layers that replace Linears."""

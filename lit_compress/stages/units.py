@@ -174,12 +174,6 @@ class UnitRemoval(ByRule):
         counts = {part.last: part.count(net) for part in sublayers(net, removable=False)}
         return {name: torch.arange(counts[name]) < kept for name, kept in left.items()}
 
-    def loss(self, net: Model, plan: dict[str, Tensor], measured: Measured) -> float:
-        """Return the estimate of the costs of the removed units."""
-        units = self.units(net, measured)
-        losses = [units[name].path.loss((~kept).sum()[None]) for name, kept in plan.items() if not kept.all()]
-        return sum(float(loss) for loss in losses) / 2
-
     def units(self, net: Model, measured: Measured) -> dict[str, Units]:
         """Return the measured units by last matrix."""
         units = {}

@@ -48,7 +48,7 @@ def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_pa
     settings = report["config"]["model"]["init_args"]
     assert (settings["retrain"]["weighting"], settings["allocation"]) == ("kfac", "global")
     found = report["calibration"]
-    assert found["examples"] == 40 and found["estimated_loss"] > 0
+    assert found["examples"] == 40
     assert {k: found[k] for k in ("weighting", "labels", "removes")} == {
         "weighting": "kfac", "labels": "exact", "removes": "components"
     }  # fmt: skip

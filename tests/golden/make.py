@@ -144,14 +144,12 @@ def sha(data: bytes) -> str:
 
 
 def fingerprint(export: Path) -> dict[str, Any]:
-    """Return the record of an export: structure, widths, estimated loss, and of every tensor hash, shape, sum, norm."""
+    """Return the record of an export: structure, widths, and of every tensor hash, shape, sum, norm."""
     structure = export / "structure.json"
     config = json.loads((export / "config.json").read_text())
-    calibration = json.loads((export / "report.json").read_text()).get("calibration") or {}
     record: dict[str, Any] = {
         "structure": sha(json.dumps(json.loads(structure.read_text())).encode()) if structure.is_file() else None,
         "widths": {key: value for key, value in sorted(config.items()) if WIDTH.search(key)},
-        "estimated_loss": calibration.get("estimated_loss"),
         "tensors": {},
     }
     for name, tensor in sorted(tensors_of(export).items()):
@@ -167,9 +165,6 @@ def difference(expected: dict[str, Any], record: dict[str, Any], exact: bool) ->
     for key in ("structure", "widths"):
         if expected[key] != record[key]:
             return f"{key}: {record[key]}, expected {expected[key]}"
-    losses = [entry["estimated_loss"] for entry in (expected, record)]
-    if losses[0] != losses[1] and (exact or None in losses or abs(losses[1] - losses[0]) > TOLERANCE * abs(losses[0])):
-        return f"estimated_loss: {losses[1]}, expected {losses[0]}"
     old, new = expected["tensors"], record["tensors"]
     shapes = {name: (old.get(name, [0, None])[1], new.get(name, [0, None])[1]) for name in old | new}
     if unlike := {name: pair for name, pair in shapes.items() if pair[0] != pair[1]}:

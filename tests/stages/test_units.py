@@ -77,8 +77,9 @@ def measured(net, moments, **rule):
 def chosen(net, moments, density, **rule):
     known = measured(net, moments, **rule)
     kept = removal(density, **rule).plan(net, known)
-    removed = {name: (~units).nonzero()[:, 0] for name, units in kept.items()}
-    return removed, removal(density, **rule).loss(net, kept, known)
+    removed, units = {name: (~own).nonzero()[:, 0] for name, own in kept.items()}, removal(**rule).units(net, known)
+    costs = (units[name].path.loss(torch.tensor([len(gone)])) for name, gone in removed.items() if len(gone))
+    return removed, sum(map(float, costs)) / 2
 
 
 def without(net, moments, name, columns):
