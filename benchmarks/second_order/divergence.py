@@ -3,7 +3,8 @@
     python -m benchmarks.second_order.divergence --backbone DENSE --data DIR [--work DIR] [--threads 1]
 
 Reads the exports that ``benchmarks.second_order.run`` left in ``--work``. Writes
-benchmarks/second_order/results/divergence/all.json: per cell the estimate, the measurement, and the dev accuracy.
+benchmarks/second_order/results/divergence/all.json: per cell the estimate, the measurement, and the dev accuracy. The
+estimates are those of reports of 0.3.0 and before.
 """
 
 from __future__ import annotations
