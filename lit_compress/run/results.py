@@ -166,7 +166,7 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 def mean_gain(reports: Sequence[dict[str, Any]]) -> tuple[float, bool] | None:
     """Return how many times faster than the dense ones the models are, the mean of the known ratios; None of none.
 
-    Also whether no report says that its times are too noisy; those of earlier versions have no verdict.
+    Also whether no report says that its times are too noisy. Reports of earlier versions have no verdict.
     """
     timed = [report for report in reports if report["ratios"].get("speedup") is not None]
     timings = [report.get("timing") or {} for report in timed]
