@@ -178,12 +178,12 @@ def search_speed(job: Job) -> tuple[float | None, dict[float, Gains]]:
 
     def cost(density: float) -> float | None:
         try:
-            net = outline(job, density).net
+            made = outline(job, density)
         except UserError:
             return None
-        gains[density] = timed.gains(net)
+        gains[density] = timed.gains(made.net)
         note(f"density {density:.4g} in {timed.place.runtime}: {gain_words(gains[density])}")
-        return 1 / slowest(gains[density])
+        return 1 / slowest(gains[density]) / (1 - MARGIN if made.about else 1)
 
     return 1.0 if speedup <= 1 else within_limit(cost, 1 / speedup, {1.0: 1.0}), gains
 

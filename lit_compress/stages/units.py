@@ -119,7 +119,7 @@ class UnitRemoval(ByRule):
         try:
             least = least_density(net)
         except UserError as error:
-            raise UserError(f"{error}; nearest: model.shape uniform") from error
+            raise UserError(f"{error}; nearest: model.shape uniform, or retrain.removes components") from error
         if rule.density < least:
             raise UserError(
                 f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at "
