@@ -8,14 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import processes
 import pytest
 import torch
+from tiny import make_net
 
 from benchmarks import timing
-from benchmarks.device import gpu, gpu_forms, gpu_tables, step_times
+from benchmarks.device import gpu, gpu_forms, gpu_tables, mixed, step_times
 from benchmarks.speed import one_shot
-from lit_compress.export import mixed
 
 TINY = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
@@ -79,3 +80,22 @@ def test_a_speed_up_that_the_spread_does_not_carry_is_no_number():
     assert gpu_tables.shown({"median": 2.04, "low": 1.98, "high": 2.1}) == "2.04x"
     assert gpu_tables.shown({"median": 1.04, "low": 0.9, "high": 1.3}) == "≈1x"
     assert gpu_tables.shown({"median": 2.04, "low": 1.2, "high": 3.0}) == "≈2.0x"
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+def test_packed_texts_have_the_states_of_single_ones(family):
+    net, lengths = make_net(family, initializer_range=0.2).eval(), np.array([3, 8, 5])
+    row = {name: torch.as_tensor(value) for name, value in mixed.packed(lengths, 12, net.config.vocab_size).items()}
+    assert row["input_ids"].shape == (1, 24) and row["starts"].tolist() == [0, 3, 11, 16, 24]
+    with torch.inference_mode():
+        texts = row["input_ids"].split(row["starts"].diff().tolist(), 1)
+        alone = [net.base_model(input_ids=text).last_hidden_state[0] for text in texts]
+        found = mixed.Packed(net, 12)(**row)[mixed.RESULT]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mpnet", "deberta-v2", "llama", "modernbert"])
+def test_a_model_of_another_attention_is_not_packed(family):
+    """Relative positions, causal attention, and windows, which only a long text shows."""
+    with pytest.raises(LookupError, match="it reads no packed texts: "):
+        mixed.Packed(make_net(family, initializer_range=0.2).eval(), 64)

@@ -246,7 +246,7 @@ def _mixed(nets: dict[str, Any], device: str) -> list[dict[str, Any]]:
 
     import numpy as np
 
-    from lit_compress.export.mixed import PACKED_STEP, RESULT, Packed, mixed_calls
+    from benchmarks.device.mixed import PACKED_STEP, RESULT, Packed, mixed_calls
     from lit_compress.utils.timing import in_turns
 
     drawn = np.random.default_rng(0).lognormal(4.0, 0.7, MIXED_TEXTS)

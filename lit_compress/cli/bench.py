@@ -30,7 +30,7 @@ Table = tuple[list[str], list[list[str]]]  # header and rows
 def bench(
     out: str, *, baseline: str | None = None, against: list[str] | None = None, batch: list[int] | None = None,
     length: list[int] | None = None, runtimes: list[str] | None = None, threads: int = 1, rounds: int = ROUNDS,
-    seconds: float = SECONDS, texts: int | None = None, device: str = "auto",
+    seconds: float = SECONDS, device: str = "auto",
     dtype: Literal["float32", "bfloat16", "float16"] | None = None, output: str | None = None, line: Line,
 ) -> None:  # fmt: skip
     """Time an export, or any fine-tuned model, and a dense one, in the runtimes that are installed.
@@ -46,8 +46,6 @@ def bench(
         threads: of every runtime; more than there are free cores give noise.
         rounds: forwards of every model at every shape, in turns.
         seconds: no further round of a shape begins after these, five are made in any case.
-        texts: so many dev texts are timed as well, of their own lengths: padded in any order, by length, and packed
-            without padding where the attention allows it.
         device: cpu, cuda, ... (default the accelerator if there is one).
         dtype: of PyTorch (default bfloat16 on an accelerator, float32 on the CPU).
         output: folder of bench.json (default OUT; for a name this one).
@@ -56,8 +54,7 @@ def bench(
     Raises:
         UserError: an option or a folder cannot be used.
     """
-    own = {"batch": batch, "length": length, "texts": None if texts is None else [texts]}
-    for name, numbers in {"threads": [threads], "rounds": [rounds], **own}.items():
+    for name, numbers in {"threads": [threads], "rounds": [rounds], "batch": batch, "length": length}.items():
         if (least := min(numbers or [1])) < 1:
             raise UserError(f"{name}: '{least}' is not a positive integer; the smallest is 1")
     for name in runtimes or ():
@@ -74,7 +71,7 @@ def bench(
     check_folder("--output", folder)
     settings = Settings(
         tuple(batch or BATCHES), tuple(length or LENGTHS), tuple(dict.fromkeys(runtimes or usual)), threads, rounds,
-        seconds, place.type, dtype or ("float32" if place.type == "cpu" else "bfloat16"), texts or 0,
+        seconds, place.type, dtype or ("float32" if place.type == "cpu" else "bfloat16"),
     )  # fmt: skip
 
     def data() -> DataModule:
@@ -120,13 +117,7 @@ def _show(result: dict[str, Any], output: Path) -> None:
     if shapes:
         show(*times_table(result), left=2, whole=2)
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
-    if mixed := result.get("mixed"):
-        show(*mixed_table(mixed), left=1, whole=1)
-        shortest, middle, longest = mixed["tokens"]
-        print(
-            f"texts a second; {mixed['texts']} dev texts of {shortest:.0f} to {longest:.0f} tokens, median {middle:.0f}"
-        )
-    if not all(entry["steady"] for shape in (*shapes, mixed or {"times": []}) for entry in shape["times"]):
+    if not all(entry["steady"] for shape in shapes for entry in shape["times"]):
         print(f"?: the machine was busy, p90 is over {STEADY} times p10; such times are only rough")
     if shapes and result["metric"]:
         show(*alternatives_table(result), left=2, whole=2)
@@ -158,18 +149,6 @@ def times_table(result: dict[str, Any]) -> Table:
 def _peaks(entries: Iterable[dict[str, Any] | None]) -> str:
     """Return the peak memory of all models in one cell: ``412 / 137``."""
     return " / ".join(f"{entry['peak_bytes'] / 1e6:,.0f}" for entry in entries if entry and "peak_bytes" in entry)
-
-
-def mixed_table(mixed: dict[str, Any]) -> Table:
-    """Return the table of texts of mixed lengths: texts a second of every model in every way, and the speed-ups."""
-    nets, ways = (list(dict.fromkeys(entry[name] for entry in mixed["times"])) for name in ("net", "way"))
-    of, body = {(entry["net"], entry["way"]): entry for entry in mixed["times"]}, []
-    for way in ways:
-        there = [of.get((net, way)) for net in nets]
-        cells = [f"{entry['median']:,.0f}{'' if entry['steady'] else '?'}" if entry else "" for entry in there]
-        gain = (there[-1] or {}).get("over_dense")
-        body.append([way, *cells, *([str(Speedup.of(gain)) if gain else ""] if "dense" in nets else [])])
-    return ["texts of mixed lengths", *nets, *(["speed-up"] if "dense" in nets else [])], body
 
 
 def alternatives_table(result: dict[str, Any]) -> Table:

@@ -8,24 +8,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.integers import quantize, training_feeds
-from lit_compress.export.mixed import BATCH, PACKED_STEP, RESULT, Packed, Runs, mixed_calls
 from lit_compress.export.program import PROBES, Program, by_name, example_inputs, farthest, program_bytes, write_program
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed, torch_runner
+from lit_compress.export.runtimes import FILES, RUNTIMES, Dtype, Format, Runner, Runtime, Setting, placed
 from lit_compress.models.checks import check_head
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import check_code, trusts_code
@@ -60,7 +58,6 @@ class Settings:
     seconds: float = SECONDS
     device: str = "cpu"
     dtype: str = "float32"
-    texts: int = 0  # dev texts of their own lengths
 
 
 class BenchedNet:
@@ -103,18 +100,6 @@ class BenchedNet:
     def inputs(self, batch: int, length: int, padded: bool = False) -> dict[str, Tensor]:
         """Return random tokens; ``padded``: half of the second text is padding."""
         return example_inputs(self.net, self.tokenizer, batch, length, padded)
-
-    def lengths(self, count: int) -> Any:
-        """Return the tokens of at most ``count`` dev texts in any order, of whole batches.
-
-        Raises:
-            UserError: there is no whole batch.
-        """
-        masks = [batch["attention_mask"].flatten(0, -2) for batch in self.data.sample_dataloader(count)]
-        found = np.random.default_rng(0).permutation(np.concatenate([mask.sum(1).numpy() for mask in masks]))
-        if len(found) < BATCH:
-            raise UserError(f"--texts: {len(found)} dev texts are less than a batch; give {BATCH} or more")
-        return found[: len(found) // BATCH * BATCH]
 
     def load(self, runtime: Runtime) -> Runner:
         """Return the model, or its program, in a runtime."""
@@ -198,7 +183,6 @@ def bench(
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
         sources = [BenchedNet(label, folder, settings, Path(work), data) for label, folder in nets.items()]
         shapes, left_out = _shapes(sources, settings)
-        lengths = {source.label: source.lengths(settings.texts) for source in sources if settings.texts}
         programs = _opened(sources, settings, left_out, compared)
         packages = sorted({name for program in programs for name in program.runtime.packages})
         result: dict[str, Any] = {
@@ -216,12 +200,6 @@ def bench(
                 left_out.append({"what": f"{batch} x {length} and larger", "why": "not enough memory"})
                 keep(result)
                 break
-            keep(result)
-        if lengths:
-            try:
-                result["mixed"] = _measure_mixed(programs, lengths, settings, left_out)
-            except torch.OutOfMemoryError:
-                left_out.append({"what": "texts of mixed lengths", "why": "not enough memory"})
             keep(result)
     return result
 
@@ -301,35 +279,3 @@ def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, s
                 entry[name] = speedup(by_program[other], record).entry()
         entries.append(entry)
     return {"batch": batch, "length": length, "rounds": len(times[0]), "times": entries}
-
-
-def _measure_mixed(
-    programs: Sequence[OpenedProgram], tokens: dict[str, Any], settings: Settings, left_out: list[dict[str, str]]
-) -> dict[str, Any]:
-    """Time dev texts of mixed lengths in all programs: texts a second, and ``over_dense`` in the same way."""
-    calls, found = dict[tuple[str, str], Callable[[], object]](), dict[str, Any]()
-    for source in dict.fromkeys(program.source for program in programs):
-        runs = {p.runtime.name: (p.run, "cpu" if p.runtime.runs_programs else settings.device)
-                for p in programs if p.source is source}  # fmt: skip
-        lengths, limit, ends = tokens[source.label], usable_positions(source.net.config), Runs()
-        limit = limit or max(PACKED_STEP, int(lengths.max()))
-        found = {"texts": len(lengths), "tokens": np.quantile(lengths, (0, 0.5, 1)).tolist()}  # of the compressed one
-        try:
-            net, setting = Packed(copy.deepcopy(source.net), limit), replace(source.setting, results=(RESULT,))
-            ways = [way for way in ("eager", "graphs") if way in runs]
-            ends = {way: (torch_runner(net, setting, way), settings.device) for way in ways}
-        except LookupError as error:
-            left_out.append({"what": f"packed texts of the {source.label} model", "why": str(error)})
-        own = mixed_calls(lengths, source.inputs, runs, ends, limit, source.net.config.vocab_size)
-        calls |= {(source.label, way): call for way, call in own.items()}
-    several = list(calls.values())
-    records = in_turns(several, settings.rounds, warm_up=1, seconds=settings.seconds, device=settings.device)
-    times = dict(zip(calls, records, strict=True))
-    found["times"] = [
-        {"net": net, "way": way, **summary([1000 * found["texts"] / time for time in record]),
-         "steady": spread(record) <= STEADY}
-        | ({"over_dense": speedup(times["dense", way], record).entry()}
-           if ("dense", way) in times and net != "dense" else {})
-        for (net, way), record in times.items()
-    ]  # fmt: skip
-    return found

@@ -40,6 +40,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "push_to_hub": (None, "`hf upload USER/NAME OUT .` uploads the export"),
     "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
     "json": (None, "`report FOLDER` writes report/results.csv, with the same columns"),
+    "texts": (None, "`python -m benchmarks.device.gpu` in a clone times texts of mixed lengths, padded and packed"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do

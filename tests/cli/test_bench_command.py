@@ -23,22 +23,18 @@ def found(folder):
 
 def test_a_run_is_compared_with_its_dense_net(run, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
-    main(["bench", str(run), *FEW, "--output", str(out), "--length", "8", "16", "--texts", "40"])
+    main(["bench", str(run), *FEW, "--output", str(out), "--length", "8", "16"])
     said = capsys.readouterr()
     result = found(out)
     assert result["nets"] == {"dense": str(run / "dense" / "net"), "compressed": str(run / "export")}
     assert [(s["batch"], s["length"]) for s in result["shapes"]] == [(1, 8), (1, 16)]
-    assert result["command"] == f"lit_compress bench {run} {' '.join(FEW)} --output {out} --length 8 16 --texts 40"
+    assert result["command"] == f"lit_compress bench {run} {' '.join(FEW)} --output {out} --length 8 16"
     assert "1 thread, " in said.out and "│ 1 x 8 " in said.out and "compressed ms" in said.out and not said.err
     assert f"numbers: {out / 'bench.json'}" in said.out
     for shape in result["shapes"]:
         gain = shape["times"][1]["over_dense"]
         text = {"noise": "within the noise", "unsteady": "too noisy"}.get(gain["verdict"])
         assert (text or f"{gain['median']:.2f}x (") in said.out
-    assert result["mixed"]["texts"] == 32 and result["mixed"]["tokens"][0] < result["mixed"]["tokens"][2]
-    ways = [e["way"].removesuffix(", eager") for e in result["mixed"]["times"]]
-    assert ways == 2 * ["any order", "by length", "packed"]
-    assert "over_dense" in result["mixed"]["times"][-1] and "texts a second; 32 dev texts of " in said.out
 
 
 def test_lengths_that_the_model_does_not_read(run, tmp_path, capsys):
@@ -106,7 +102,7 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
         ([], "OUT: it is missing"),
         (["/nowhere"], "bench: no folder '/nowhere'; give a run folder, an export or a model"),
         ([run, "--runtimes", "onx"], "--runtimes: unknown runtime 'onx'; did you mean 'onnx'?"),
-        ([run, *FEW, "--length", "8", "--texts", "9"], "--texts: 9 dev texts are less than a batch; give 32 or more"),
+        ([run, *FEW, "--texts", "9"], "texts: this option was removed in version 0.3; "),
         ([run, "--batch", "0"], "batch: '0' is not a positive integer; the smallest is 1"),
         ([run, "--threads", "two"], "threads: 'two' is not a valid int"),
         ([run, "--lenght", "8"], "unknown option 'lenght'; did you mean 'length'?"),
