@@ -41,10 +41,6 @@ EQUAL = {  # "file: line as it is -> line as it was made": why nobody can see it
     "lit_compress/numerics/losses.py: rows = state.new_tensor(float(state[..., 0].numel())) if mask is None else "
     "(mask != 0).sum() -> rows = state.new_tensor(float(state[..., 1].numel())) if mask is None else (mask != 0).sum()":
         "both have the same number",
-    "lit_compress/export/writing.py: inputs = random_inputs(net, 3, 9) -> inputs = random_inputs(net, 3, 10)":
-        "a length of an example, which is free in the program",
-    'lit_compress/export/writing.py: inputs["attention_mask"][1, 5:] = 0 -> inputs["attention_mask"][1, 6:] = 0':
-        "where the padding of an example begins",
     "lit_compress/export/runtimes.py: options.intra_op_num_threads, options.inter_op_num_threads, "
     "options.log_severity_level = setting.threads, 1, 3 -> options.intra_op_num_threads, "
     "options.inter_op_num_threads, options.log_severity_level = setting.threads, 1, 4": "which messages are shown",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from lit_compress.export import writer
 from lit_compress.export.modelling import MODULE, write_as
 from lit_compress.models.files import stored_dtype
 from lit_compress.models.own_code import brings_code, file_of, forget_code
@@ -85,7 +84,5 @@ def copy_export(what: str, net: Model, folder: Path, to: Path) -> None:
     own, net.config.dtype = net.config.dtype, getattr(torch, stored_dtype(folder))
     write_as(net, None if describe(net) or file_of(net) else net, to, save_form)
     net.config.dtype = own
-    if (folder / "write.py").is_file():
-        shutil.copyfile(writer.__file__, to / "write.py")
     forget_code(to)
     write_manifest(to)

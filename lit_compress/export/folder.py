@@ -18,10 +18,9 @@ from lit_compress.export.copies import PROGRAMS, copy_export
 from lit_compress.export.fuse import fuse, shrink
 from lit_compress.export.integers import INTEGERS, quantize_program
 from lit_compress.export.modelling import MODULE, write_model
-from lit_compress.export.program import PROBES, example_inputs, write_program
+from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, build_report
 from lit_compress.export.speed_asked import Programs, find_place
-from lit_compress.export.writing import write_writing
 from lit_compress.models.budget import Budget
 from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import file_of, forget_code, trusts_code
@@ -203,9 +202,6 @@ def _write_programs(report: dict[str, Any], net: Model, data: DataModule, folder
         return
     for _ in track([0], f"write and check {choices.format}"):
         made = report["program"] = write_program(net, data.tokenizer, folder, choices.format, task_type(data.record))
-        if net.can_generate() and choices.format != "openvino":
-            texts = [example_inputs(net, data.tokenizer, *shape) for shape in PROBES]
-            made["writing"] = write_writing(net, folder, texts)
     if integers := choices.integers:
         for _ in track([0], "quantize and measure"):
             made |= quantize_program(folder, made, net, data, integers)

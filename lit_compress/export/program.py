@@ -142,23 +142,18 @@ def program_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.is_file())
 
 
-def write_graph(module: nn.Module, inputs: dict[str, Any], free: dict[str, Any], path: Path, **names: Any) -> None:
-    """Write a module as an ONNX graph; ``free`` axes are for ``torch.export``, ``names`` for ``torch.onnx.export``."""
-    traced = torch.export.export(module, (), inputs, dynamic_shapes=free)
-    for node in traced.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
-    program: Any = torch.onnx.export(
-        traced, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False, **names
-    )
-    program.save(path)
-
-
 def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
     axes = {name: None for name in inputs} | {"input_ids": {0: "batch", 1: "length"}}  # the others' follow
     if "decoder_input_ids" in inputs:
         axes["decoder_input_ids"] = {1: "target"}
-    names = {"input_names": list(inputs), "output_names": list(module.results), "dynamic_shapes": axes}
-    write_graph(module, inputs, dict.fromkeys(inputs, ANY), path, **names)
+    traced = torch.export.export(module, (), inputs, dynamic_shapes=dict.fromkeys(inputs, ANY))
+    for node in traced.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    program: Any = torch.onnx.export(
+        traced, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
+        input_names=list(inputs), output_names=list(module.results), dynamic_shapes=axes,
+    )  # fmt: skip
+    program.save(path)
 
 
 def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:

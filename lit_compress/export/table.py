@@ -122,9 +122,6 @@ def choice_lines(report: dict[str, Any]) -> list[str]:
             said += " by {way}" if made.get("way") else ""
             said += " with {examples} training examples" if made.get("examples") else ""
         lines.append(f"{made['file']}: {said.format_map(made)}")
-        if wrote := made.get("writing"):
-            files, tokens = wrote["files"][2], wrote["tokens"]
-            lines.append(f"write.py: with the cache of {files}, {tokens} tokens as the model writes them")
     return lines
 
 
