@@ -36,7 +36,6 @@ from lit_compress.utils.files import check_folder, link_if_equal, read_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.tables import print
 
-LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
 
 
@@ -229,11 +228,8 @@ def print_choices(report: dict[str, Any]) -> None:
 
 
 def _lost(made: dict[str, Any], report: dict[str, Any]) -> str:
-    """Return what a program of integers lost of the metric and of the order in float; "" if it is little."""
-    metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
+    """Return what a program of integers lost of the metric in float; "" if it is little."""
+    metric, before = made["metric"], report["compressed"]["metric"]
     error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
     lost = before - metric if report["metric"]["mode"] == "max" else metric - before
-    words = [f"the metric (dev {report['metric']['name']} {metric:.4f}, in float {before:.4f})"] if lost > error else []
-    if order is not None and order < LEAST_ORDER:
-        words.append(f"the order of texts (Spearman's correlation {order:.2f})")
-    return " and ".join(words)
+    return "" if lost <= error else f"the metric (dev {report['metric']['name']} {metric:.4f}, in float {before:.4f})"

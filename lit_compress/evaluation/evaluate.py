@@ -13,16 +13,15 @@ from lit_compress.data.batching import ResumableLoader
 from lit_compress.data.checks import KEPT
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.intervals import Interval, intervals, standard_error
-from lit_compress.evaluation.metrics import CORRELATIONS, Correlation, bind, build_metrics
+from lit_compress.evaluation.metrics import CORRELATIONS, bind, build_metrics
 from lit_compress.models.sites import Model
-from lit_compress.numerics.losses import NUMBERS
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 ROWS = 512  # of a divergence: enough for two digits
@@ -161,20 +160,3 @@ def divergence(
     move(net, "cpu")
     move(dense, "cpu")
     return total / seen
-
-
-def same_order(net: nn.Module, other: nn.Module, data: DataModule) -> float | None:
-    """Return Spearman's correlation of two models' numbers for texts; None for tasks that do not give one number.
-
-    The models are on the CPU, in evaluation mode. :data:`ROWS` of the first dev split are read.
-    """
-    kind = task_type(data.record)
-    if kind.loss not in NUMBERS:
-        return None
-    score, loader = Correlation(["spearman"]), data.sample_dataloader(ROWS)
-    score.distributed_available_fn = lambda: False  # this process reads all rows, alone
-    for batch in track(loader, "compare", len(loader)):
-        with torch.inference_mode():
-            ours, theirs = (kind.outputs(each, batch, data.tokenizer) for each in (net, other))  # type: ignore[arg-type]
-        score.update(ours, theirs)
-    return float(score.compute()["spearman"])

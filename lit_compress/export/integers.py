@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of, same_order
+from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.export.runtimes import RUNTIMES, Setting
 from lit_compress.layers import Int8Embedding
@@ -141,8 +141,7 @@ def quantize_program(
 
     Returns:
         Its ``dtype`` and ``bytes``; its ``metric`` and ``interval``; the number of ``examples`` that were read;
-        ``order``, Spearman's correlation of its numbers with the numbers of ``net``, or None for tasks without one
-        number; of ``int4`` the ``way`` and ``tried`` of :func:`best_weights`.
+        of ``int4`` the ``way`` and ``tried`` of :func:`best_weights`.
 
     Raises:
         UserError: there are no training texts; the library cannot quantize it.
@@ -159,7 +158,6 @@ def quantize_program(
     scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
     return told | {
         "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
-        "order": same_order(net, program, data),
     }  # fmt: skip
 
 
