@@ -25,7 +25,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.trainer import _on_accelerator, make_trainer
 from lit_compress.stages.blocks import divergences
 from lit_compress.tasks import KINDS
-from lit_compress.utils.devices import current_device, find_device, peak_of, place_within, to_device, use_device
+from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
 from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
@@ -135,8 +135,6 @@ def test_commands_and_functions(model: tuple[Path, list[str]], tmp_path: Path) -
             said("bench", run, "--batch", "1", "--length", "8", "--runtimes", "eager", "--seconds", "0.1",
                  "--output", tmp_path / f"bench-{device}", "--device", device)  # fmt: skip
             bench = json.loads((tmp_path / f"bench-{device}" / "bench.json").read_text())
-            peaks = [entry.get("peak_bytes", 0) > 1000 for entry in bench["shapes"][0]["times"]]
-            assert peaks == 2 * [device != "cpu"], "a model and what its call takes"
             ask("bench", (bench["device"] == device, bench["left_out"]))
             net, tokenizer = lc.load(run), AutoTokenizer.from_pretrained(f"{run}/export")
             ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
@@ -196,9 +194,6 @@ def test_choices() -> None:
     with second_device.with_capacity(torch.accelerator.memory_allocated() + 1000):
         assert place_within(second, 800, "sums") == second
         assert place_within(second, 801, "sums") == torch.device("cpu")
-    kept = torch.zeros(10_000, device=second)  # not of the call
-    assert 8000 <= (peak_of(lambda: kept[:2000] + 1, second) or 0) < 10_000
-    assert peak_of(lambda: kept.zero_(), torch.device("cpu")) is None
 
 
 @processes.with_second_device

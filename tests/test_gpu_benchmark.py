@@ -64,6 +64,12 @@ def test_the_whole_path_on_the_second_device(tmp_path):
     assert len(again["training"]) == len(found["training"]), "only what failed is tried again"
 
 
+@processes.with_second_device
+def test_the_peak_is_what_a_call_adds():
+    kept = torch.zeros(10_000, device="second")
+    assert 8000 <= gpu.peak_of(lambda: kept[:2000] + 1, torch.device("second", 0)) < 10_000
+
+
 def test_what_fails_or_takes_too_long_costs_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "_answers_of", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
     gpu.answers("cuda", 0.0, (rows := []).append)

@@ -230,14 +230,23 @@ def _times(runs: dict[tuple[str, str], Any], inputs: dict[str, Any], device: str
 def _size(net: Any, dense: Any, device: str) -> dict[str, Any]:
     """Return the density, the MB of the weights and the peak MB of a forward, weights included."""
     from lit_compress.models.accounting import dense_site_params, stored_density
-    from lit_compress.utils.devices import peak_of
 
     weights, place = sum(p.numel() * p.element_size() for p in net.parameters()), torch.device(device)
     inputs = {name: torch.as_tensor(value, device=device) for name, value in _inputs(*MEMORY_SHAPE).items()}
     with torch.inference_mode():
-        peak = (peak_of(partial(net, **inputs), place) or 0) + weights
+        peak = peak_of(partial(net, **inputs), place) + weights
     density = stored_density(net) * dense_site_params(net) / dense_site_params(dense)
     return {"density": density, "weights_mb": weights / 1e6, "peak_mb": peak / 1e6}
+
+
+def peak_of(call: Callable[[], object], device: torch.device) -> int:
+    """Return the most bytes that a call adds to those in use on ``device``; 0, and no call, for the CPU."""
+    if device.type == "cpu":
+        return 0
+    before = torch.accelerator.memory_allocated(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    call()
+    return int(torch.accelerator.max_memory_allocated(device) - before)
 
 
 def _mixed(nets: dict[str, Any], device: str) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,7 +129,6 @@ def times_table(result: dict[str, Any]) -> Table:
     """Return the table of times: median, p10 and p90 at every shape in every runtime, and the speed-ups."""
     nets = list(result["nets"])
     entries = [entry for shape in result["shapes"] for entry in shape["times"] if entry["net"] == nets[-1]]
-    peaks = any("peak_bytes" in entry for entry in entries)
     gains = {"over_dense": "speed-up", "over_eager": "over eager"}
     gains = {name: title for name, title in gains.items() if any(name in entry for entry in entries)}
     body = []
@@ -140,15 +138,9 @@ def times_table(result: dict[str, Any]) -> Table:
         for runtime in dict.fromkeys(runtime for _, runtime in times):
             here = times.get((nets[-1], runtime), {})
             body.append([label, runtime, *(_time(times.get((net, runtime))) for net in nets),
-                         *(str(Speedup.of(here[name])) if name in here else "" for name in gains),
-                         *([_peaks(times.get((net, runtime)) for net in nets)] if peaks else [])])  # fmt: skip
+                         *(str(Speedup.of(here[name])) if name in here else "" for name in gains)])  # fmt: skip
             label = ""
-    return ["batch x length", "runtime", *(f"{net} ms" for net in nets), *gains.values(), *["peak MB"] * peaks], body
-
-
-def _peaks(entries: Iterable[dict[str, Any] | None]) -> str:
-    """Return the peak memory of all models in one cell: ``412 / 137``."""
-    return " / ".join(f"{entry['peak_bytes'] / 1e6:,.0f}" for entry in entries if entry and "peak_bytes" in entry)
+    return ["batch x length", "runtime", *(f"{net} ms" for net in nets), *gains.values()], body
 
 
 def alternatives_table(result: dict[str, Any]) -> Table:

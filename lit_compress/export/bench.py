@@ -31,7 +31,6 @@ from lit_compress.models.padding import usable_positions
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
-from lit_compress.utils.devices import peak_of
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
@@ -89,13 +88,6 @@ class BenchedNet:
         data = self._data()
         data.read_as(str(self.folder))
         return data
-
-    @cached_property
-    def held(self) -> int:
-        """Bytes of the model's values in PyTorch; those that several layers share count once."""
-        size = getattr(torch, self.setting.dtype).itemsize
-        values = {id(value): value for value in self.net.state_dict(keep_vars=True).values()}.values()
-        return sum(v.numel() * (size if v.is_floating_point() else v.element_size()) for v in values)
 
     def inputs(self, batch: int, length: int, padded: bool = False) -> dict[str, Tensor]:
         """Return random tokens; ``padded``: half of the second text is padding."""
@@ -265,15 +257,11 @@ def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, s
     given = {p.source.label: p.source.inputs(batch, length) for p in programs}
     inputs = [placed(given[p.source.label], "cpu" if p.runtime.runs_programs else settings.device) for p in programs]
     runs = [partial(p.run, own) for p, own in zip(programs, inputs, strict=True)]
-    peaks = [None if p.runtime.runs_programs else peak_of(run, torch.device(settings.device))
-             for p, run in zip(programs, runs, strict=True)]  # fmt: skip
     times = in_turns(runs, settings.rounds, seconds=settings.seconds, device=settings.device)
     by_program = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
     entries = []
-    for ((net, runtime), record), peak, program in zip(by_program.items(), peaks, programs, strict=True):
+    for (net, runtime), record in by_program.items():
         entry = {"net": net, "runtime": runtime, **summary(record), "steady": spread(record) <= STEADY}
-        if peak is not None:
-            entry["peak_bytes"] = peak + program.source.held
         for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
             if other in by_program and other != (net, runtime):
                 entry[name] = speedup(by_program[other], record).entry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Any, TypeVar
 
@@ -96,17 +95,6 @@ def accelerator_name() -> str | None:
 def peak_bytes(device: torch.device) -> int | None:
     """Return the most memory of ``device`` that PyTorch has had; None for the CPU, or where PyTorch cannot say."""
     return _ask("max_memory_allocated", device)
-
-
-def peak_of(call: Callable[[], object], device: torch.device) -> int | None:
-    """Return the most bytes that a call adds to those in use on ``device``; None, and no call, for the CPU."""
-    before = _ask("memory_allocated", device)
-    if before is None:
-        return None
-    torch.accelerator.reset_peak_memory_stats(device)
-    call()
-    peak = peak_bytes(device)
-    return None if peak is None else peak - int(before)
 
 
 def free_bytes(device: torch.device) -> float:
