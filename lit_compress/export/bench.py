@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -180,7 +179,7 @@ def bench(
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()},
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
-            "hardware": hardware(), "load_average": list(os.getloadavg()),
+            "hardware": hardware(),
             "versions": versions() | {package: version(package) for package in packages},
             "programs": [program.entry for program in programs],
             "left_out": left_out, "shapes": [], "asked": len(shapes),
@@ -253,7 +252,7 @@ def _opened(
 
 
 def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings) -> dict[str, Any]:
-    """Time all programs at one shape: ``over_dense`` is in the same runtime, ``over_eager`` of the same model."""
+    """Time all programs at one shape; ``over_dense`` is the speed-up over the dense model in the same runtime."""
     given = {p.source.label: p.source.inputs(batch, length) for p in programs}
     inputs = [placed(given[p.source.label], "cpu" if p.runtime.runs_programs else settings.device) for p in programs]
     runs = [partial(p.run, own) for p, own in zip(programs, inputs, strict=True)]
@@ -262,8 +261,7 @@ def _measure_shape(programs: Sequence[OpenedProgram], batch: int, length: int, s
     entries = []
     for (net, runtime), record in by_program.items():
         entry = {"net": net, "runtime": runtime, **summary(record), "steady": spread(record) <= STEADY}
-        for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
-            if other in by_program and other != (net, runtime):
-                entry[name] = speedup(by_program[other], record).entry()
+        if net != "dense" and (dense := by_program.get(("dense", runtime))):
+            entry["over_dense"] = speedup(dense, record).entry()
         entries.append(entry)
     return {"batch": batch, "length": length, "rounds": len(times[0]), "times": entries}

@@ -1,25 +1,18 @@
-"""The report says on which machine a model was measured."""
+"""What the report says of a model."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 from tiny import make_net
 
 from lit_compress.evaluation.intervals import wilson
-from lit_compress.export.report import Measured, add_latency, hardware
+from lit_compress.export.report import Measured, add_latency
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.accounting import density as non_zero
 from lit_compress.numerics import rounding
 from lit_compress.stages import rounded
 from lit_compress.tasks.records import TASKS
-
-
-def test_memory_has_one_decimal(monkeypatch):
-    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 2**12, "SC_PHYS_PAGES": int(1.26 * 2**18)}.get)
-    assert hardware()["memory_gib"] == 1.3
 
 
 def test_zeros_of_rounded_weights_were_not_removed(monkeypatch):
