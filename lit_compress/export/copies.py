@@ -1,67 +1,52 @@
-"""Copies of an export in another folder: known files, no link out of the folder."""
+"""Copies of an export in another folder: its own files, no link out of the folder."""
 
 from __future__ import annotations
 
-import fnmatch
 import shutil
 from pathlib import Path
 
 import torch
 
-from lit_compress.export.modelling import MODULE, write_as
+from lit_compress.export.modelling import write_as
 from lit_compress.models.files import stored_dtype
-from lit_compress.models.own_code import brings_code, file_of, forget_code
+from lit_compress.models.own_code import file_of, forget_code
 from lit_compress.models.sites import Model
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
-from lit_compress.utils.manifest import MANIFEST, write_manifest
-from lit_compress.utils.progress import note
+from lit_compress.utils.manifest import MANIFEST, PROSE, listed_files, write_manifest
 
 PROGRAMS = (
-    "model.onnx", "model.onnx.data", "model.pt2", "openvino_model.xml", "openvino_model.bin", "decode.*", "encode.*",
-    "write.py", "writing.json",
-)  # fmt: skip
-_KNOWN = (
-    *PROGRAMS, "config.json", "generation_config.json", "structure.json", "report.json", "README.md", "LICENSE*",
-    f"{MODULE}.py", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "vocab.txt", "merges.txt", "*.model", "chat_template.jinja", "additional_chat_templates/*.jinja",
-    "modules.json", "sentence_*_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json",
-    "[0-9]_*/model.safetensors", "bench.json", "bench.png", "alternatives.png",
+    "model.onnx", "model.onnx.data", "openvino_model.xml", "openvino_model.bin",
+    "model.pt2", "decode.*", "encode.*", "writing.json",  # of earlier versions
 )  # fmt: skip
 
 
 def export_files(what: str, folder: Path) -> dict[str, Path]:
-    """Return the files of an export by their name relative to its folder, without the manifest; a note names others.
+    """Return the files of an export by their name relative to its folder: its card, and all that its manifest lists.
 
-    Links of the hub's cache, from a snapshot to the blobs of the same repository, are files like any other. ``what`` is
-    option and value, the start of messages.
+    Exports of version 0.2 have no manifest: all of their files that are not hidden. Links of the hub's cache, from a
+    snapshot to the blobs of the same repository, are files like any other. ``what`` is option and value, the start of
+    messages.
 
     Raises:
-        UserError: a link leads out of the folder, or to a folder.
+        UserError: one is a link out of the folder or to a folder; the manifest is broken.
     """
-    known, others, files = (*_KNOWN, *["*.py"] * brings_code(folder)), [], dict[str, Path]()
-    top = folder.resolve()
+    listed, files, top = listed_files(what, folder), dict[str, Path](), folder.resolve()
+    paths = folder.rglob("*") if listed is None else (folder / name for name in {*listed, PROSE})
     blobs = top.parent.parent / "blobs"
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(paths):
         name, end = path.relative_to(folder).as_posix(), path.resolve()
         if any(part.startswith(".") for part in name.split("/")) or name == MANIFEST:
             continue
         inside = end.is_relative_to(top) or (top.parent.name == "snapshots" and end.parent == blobs)
-        if path.is_symlink() and (path.is_dir() or not inside):
+        if not inside or (path.is_symlink() and path.is_dir()):
             raise UserError(
                 f"{what}: '{name}' is a link to '{end}'; only links to files in the folder are copied; remove it"
             )
-        if path.is_dir():
-            continue
-        if any(fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in known):
+        if path.is_file():
             files[name] = path
-        else:
-            others.append(name)
-    if others:
-        note(f"{what}: files that no export has are left out: {', '.join(others[:5])}")
     return files
 
 

@@ -132,12 +132,6 @@ def _classes(auto_map: Any) -> dict[str, str]:
     return {name: ref for name, ref in plain.items() if isinstance(ref, str)}
 
 
-def brings_code(folder: Path) -> bool:
-    """Return whether an export is of a model that had code of its own, in other files than :data:`MODULE`."""
-    config = read_settings(folder / "config.json")
-    return bool(_classes(config.get(DENSE)) or _classes(config.get("auto_map")).get("AutoConfig"))
-
-
 def own_class(what: str, config: Config, auto_class: str) -> str | None:
     """Return the name of a trusted model's own class for the library's ``auto_class``; None if it has none.
 

@@ -74,6 +74,19 @@ def difference(folder: Path, name: str | None = None) -> str | None:
     return None
 
 
+def listed_files(what: str, folder: Path) -> list[str] | None:
+    """Return the relative names of the files that a folder's manifest lists; None if it has none.
+
+    Raises:
+        UserError: the manifest is broken; ``what`` is its start.
+    """
+    try:
+        listed = _read(folder / MANIFEST)
+    except _FORM as error:
+        raise UserError(f"{what}: {BROKEN}; copy or make the folder again") from error
+    return None if listed is None else [*listed["files"]]
+
+
 def check_manifest(what: str, folder: Path, name: str | None = None) -> None:
     """Refuse a folder of a model or a run that has a :func:`difference`.
 

@@ -12,10 +12,11 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_compress.export.copies import copy_export, export_files
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import write_manifest
 
 NAMES = {
     "config.json", "structure.json", "report.json", "README.md", "model-00001-of-00002.safetensors", "tokenizer.json",
-    "modeling_compressed.py", "1_Pooling/config.json", "2_Dense/model.safetensors", "model.onnx", "decode.onnx",
+    "modeling_compressed.py", "1_Pooling/config.json", "2_Dense/model.safetensors", "model.onnx",
 }  # fmt: skip
 
 
@@ -29,37 +30,61 @@ def files(tmp_path):
     return tmp_path / "export"
 
 
-def test_known_files_are_copied_and_others_are_named(files, capsys):
-    for name in ("predictions.jsonl", "notes.txt", "setup.py", "2_Dense/notes.txt", ".git/config", "x/config.json"):
+def test_the_manifest_names_what_is_copied(files, tmp_path):
+    """And without one, as in version 0.2, all but hidden files are."""
+    write_manifest(files)
+    mine = {"predictions.jsonl", "notes.txt", "x/config.json"}
+    for name in (*mine, ".git/config", ".env"):
         (files / name).parent.mkdir(exist_ok=True)
         (files / name).write_text("mine")
+    (files / "link.txt").symlink_to("../secret/config.json")
     assert export_files("export: 'here'", files).keys() == NAMES
-    left = "2_Dense/notes.txt, notes.txt, predictions.jsonl, setup.py, x/config.json"
-    assert f"note: export: 'here': files that no export has are left out: {left}" in capsys.readouterr().err
+    (files / "link.txt").unlink()
+    (files / "manifest.json").unlink()
+    assert export_files("export: 'here'", files).keys() == NAMES | mine
 
 
-def test_a_folder_called_like_a_program_is_left_out(files):
-    (files / "decode.parts").mkdir()
-    assert "decode.parts" not in export_files("here", files)
+@pytest.mark.parametrize("name", ["../secret/config.json", "/etc/passwd", "1_Pooling/../../secret/config.json"])
+def test_a_manifest_names_nothing_outside(name, files):
+    entry = {"bytes": 6, "sha256": "0"}
+    (files / "manifest.json").write_text(json.dumps({"files": {"config.json": entry, name: entry}}))
+    with pytest.raises(UserError, match=r"x: its manifest.json is broken"):
+        export_files("x", files)
 
 
-def test_code_goes_with_a_model_that_had_code_of_its_own(files):
-    (files / "modeling_own.py").write_text("own")
-    assert "modeling_own.py" not in export_files("x", files)
-    (files / "config.json").write_text(json.dumps({"dense_auto_map": {"AutoConfig": "configuration_own.Own"}}))
-    assert "modeling_own.py" in export_files("x", files)
-
-
+@pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("notes.txt", "../secret/config.json"), ("generation_config.json", "../secret/config.json"),
-     ("3_Dense", "../secret"), ("mine", "../secret"), ("vocab.txt", "../../blobs/secret"), ("vocab.txt", "../x"),
-     ("2_Dense/config.json", "../../secret/config.json"), ("4_Dense", "1_Pooling")],
+    [("notes.txt", "../secret/config.json"), ("README.md", "../secret/config.json"), ("3_Dense", "../secret"),
+     ("vocab.txt", "../../blobs/secret"), ("vocab.txt", "../x"), ("2_Dense/config.json", "../../secret/config.json"),
+     ("4_Dense", "1_Pooling")],
 )  # fmt: skip
-def test_a_link_out_of_the_folder_is_refused(name, to, files):
+def test_a_link_out_of_the_folder_is_refused(name, to, listed, files):
+    (files / name).unlink(missing_ok=True)
     (files / name).symlink_to(to)
+    if listed:
+        entry = {"bytes": 6, "sha256": "0"}
+        (files / "manifest.json").write_text(json.dumps({"files": {name: entry}}))
     with pytest.raises(UserError, match=f"x: '{name}' is a link to '.*remove it"):
         export_files("x", files)
+
+
+def test_a_file_of_a_linked_folder_is_refused(files):
+    (files / "3_Dense").symlink_to("../secret")
+    (files / "manifest.json").write_text(json.dumps({"files": {"3_Dense/config.json": {"bytes": 6, "sha256": "0"}}}))
+    with pytest.raises(UserError, match=r"x: '3_Dense/config.json' is a link to '.*remove it"):
+        export_files("x", files)
+
+
+def test_code_is_not_copied(files, tmp_path):
+    """Also if the manifest names it: the copy gets this version's code alone."""
+    make_net().save_pretrained(files)
+    (files / "setup.py").write_text("mine")
+    (files / "modules.json").write_text("[]")
+    write_manifest(files)
+    (tmp_path / "copy").mkdir()
+    copy_export("export", make_net(), files, tmp_path / "copy")
+    assert not list((tmp_path / "copy").rglob("*.py")) and (tmp_path / "copy" / "1_Pooling" / "config.json").is_file()
 
 
 def test_links_inside_and_those_of_the_hubs_cache_are_files(files, tmp_path):
