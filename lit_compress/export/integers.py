@@ -17,7 +17,6 @@ import io
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from math import inf, isnan
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.evaluation.evaluate import divergence, evaluate, interval_of
+from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.program import Program, program_bytes, read_program
 from lit_compress.export.runtimes import RUNTIMES, Setting
 from lit_compress.layers import Int8Embedding
@@ -38,14 +37,10 @@ from lit_compress.stages.rounded import GROUP, is_rounded
 from lit_compress.utils.errors import UserError
 
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
-READ, HELD_OUT = 32, 16  # texts that ways to 4 bits read, and others on which the ways are compared
+READ = 32  # training texts, from which weights of 4 bits are found
 SMOOTH = (0.7, 0.5)  # shares of the activations' ranges that SmoothQuant (arXiv 2211.10438) moves into the weights
 SHARE = 0.9  # of the matrices, whose weights have 4 bits, :data:`GROUP` with a scale; the others have 8 bits
-# ways to find weights of 4 bits, by name: arguments of NNCF, which differ in nothing that changes the size
-WAYS: dict[str, dict[str, Any]] = {
-    "AWQ and scale estimation": {"awq": True, "scale_estimation": True},
-    "AWQ, scale estimation and GPTQ": {"awq": True, "scale_estimation": True, "gptq": True},
-}
+WAY: dict[str, Any] = {"awq": True, "scale_estimation": True, "gptq": True}  # for weights of 4 bits, by NNCF
 
 Feed = dict[str, np.ndarray]  # arrays [texts, tokens] by the names of a program's inputs
 Integers = Literal["int8", "int4"]
@@ -78,7 +73,7 @@ def quantize(
         feeds: batches of the program's inputs, from which the ranges of activations are read; None: only weights get
             integers. For a ``way`` every text alone, without padding.
         smooth: the shares that are tried; one is enough to time the program.
-        way: further arguments of NNCF for weights of 4 bits, as in :data:`WAYS`; None: they are rounded.
+        way: further arguments of NNCF for weights of 4 bits, e.g. :data:`WAY`; None: they are rounded.
 
     Raises:
         UserError: the library cannot quantize it.
@@ -98,40 +93,6 @@ def quantize(
         _move(best, out)
 
 
-def best_weights(path: Path, net: Model, data: DataModule, results: tuple[str, ...]) -> dict[str, Any]:
-    """Give a program weights of 4 bits, in place, by the way of :data:`WAYS` that diverges least from it.
-
-    The ways read :data:`READ` training texts, and are compared on :data:`HELD_OUT` others. The program ``path`` is an
-    ``.xml`` in float32 with these ``results``, made from ``net``. Weights that were trained on the grid of 4 bits are
-    rounded, which does not change them.
-
-    Returns:
-        The name of the ``way``; for every way of ``tried`` its ``divergence`` in nats per text
-        (evaluation/evaluate.py) and its ``seconds`` of the processor; the number of ``examples`` that they read.
-
-    Raises:
-        UserError: as :func:`quantize_program`.
-    """
-    if is_rounded(net):
-        quantize(path, path, "int4", way={"ratio": 1.0})
-        return {"way": "rounding", "tried": {}, "examples": 0}
-    texts = single_texts(training_feeds(data, "export: --dtype int4", READ))
-    batches = list(data.rest_dataloader(len(texts), HELD_OUT))
-    exact, tried = Program(read_program(path, results), net.config), dict[str, dict[str, float]]()
-    with TemporaryDirectory(dir=path.parent) as work:
-        made = {name: Path(work) / f"{number}.xml" for number, name in enumerate(WAYS)}
-        for name, other in made.items():
-            start = time.process_time()
-            quantize(path, other, "int4", texts, way=WAYS[name])
-            seconds = time.process_time() - start
-            program = Program(read_program(other, results), net.config)
-            off = divergence(program, exact, data, batches)  # type: ignore[arg-type]
-            tried[name] = {"divergence": off, "seconds": seconds}
-        way = min(tried, key=lambda name: inf if isnan(off := tried[name]["divergence"]) else off)
-        _move(made[way], path)
-    return {"way": way, "tried": tried, "examples": len(texts)}
-
-
 def quantize_program(
     folder: Path, made: dict[str, Any], net: Model, data: DataModule, dtype: Integers
 ) -> dict[str, Any]:
@@ -140,24 +101,27 @@ def quantize_program(
     ``made`` is the result of :func:`~lit_compress.export.program.write_program` for ``net``.
 
     Returns:
-        Its ``dtype`` and ``bytes``; its ``metric`` and ``interval``; the number of ``examples`` that were read;
-        of ``int4`` the ``way`` and ``tried`` of :func:`best_weights`.
+        Its ``dtype`` and ``bytes``; its ``metric`` and ``interval``; the number of ``examples`` that were read.
 
     Raises:
         UserError: there are no training texts; the library cannot quantize it.
     """
     path, results = folder / made["file"], tuple(made["outputs"])
-    if dtype == "int4":
-        told = best_weights(path, net, data, results)
+    if dtype == "int4" and is_rounded(net):  # trained on the grid of 4 bits, so rounding does not change the weights
+        feeds, read, way = None, 0, {"ratio": 1.0}
+    elif dtype == "int4":
+        feeds = single_texts(training_feeds(data, "export: --dtype int4", READ))
+        read, way = len(feeds), WAY
     else:
         feeds = None if net.can_generate() else training_feeds(data, f"export: --dtype {dtype}")
-        quantize(path, path, dtype, feeds)
-        told = {"examples": min(EXAMPLES, data.train_size()) if feeds else 0}
+        read, way = min(EXAMPLES, data.train_size()) if feeds else 0, {}
+    quantize(path, path, dtype, feeds, way=way)
     program = Program(read_program(path, results), net.config)
     key = f"val/{data.record.metrics[0]}"
     scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
-    return told | {
+    return {
         "dtype": dtype, "bytes": program_bytes(path), "metric": scores[key], "interval": interval_of(scores, key),
+        "examples": read,
     }  # fmt: skip
 
 

@@ -119,7 +119,6 @@ def choice_lines(report: dict[str, Any]) -> list[str]:
         if "dtype" in made:
             said = f"{{dtype}}, {{bytes:,}} bytes, dev {report['metric']['name']} {{metric:.4f}}"
             said += " ({interval[0]:.4f}-{interval[1]:.4f})" if made["interval"] else ""
-            said += " by {way}" if made.get("way") else ""
             said += " with {examples} training examples" if made.get("examples") else ""
         lines.append(f"{made['file']}: {said.format_map(made)}")
     return lines
