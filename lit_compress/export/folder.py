@@ -26,15 +26,13 @@ from lit_compress.models.files import net_bytes
 from lit_compress.models.own_code import file_of, forget_code, trusts_code
 from lit_compress.models.sites import Config, Model
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import odd_widths
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.sentences import write_pooling
-from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, read_json
 from lit_compress.utils.memory import trim
-from lit_compress.utils.progress import note, track
+from lit_compress.utils.progress import track
 
 
 def check_out(out: Path) -> None:
@@ -130,13 +128,7 @@ def _measured(source: Export, net: Model, scores: dict[str, float], folder: Path
         ends = interval_of(evaluate(source.dense, source.data, sure=True), key)
         nets[first] = replace(nets[first], interval=ends)
     report = build_report(task, source.method, nets, source.config, scores) | constant_answer(source.data)
-    if (odd := odd_widths(net)) and accelerator_name():
-        note(
-            f"export: {odd} layers have widths or ranks that are no multiple of 8, slow on a GPU; compress with "
-            "--model.round_to 8 (factorize: --round_to 8), 64 is better"
-        )
     return report | {
-        "odd_widths": odd,
         "dtype": choices.dtype if choices.half else "float32",
         "ordinary": not (folder / f"{MODULE}.py").exists(),
         "refuses": bool(getattr(net.config, "structure", None)) or file_of(net) is not None,

@@ -127,17 +127,6 @@ def describe(net: nn.Module) -> Structure:
     return structure
 
 
-_WIDTHS, _LABELS = ("in_features", "out_features", "rank", "width"), ("out_features", "narrow")  # of a head, maybe
-
-
-def odd_widths(net: nn.Module) -> int:
-    """Return how many replaced layers of ``net`` have a width or a rank that is no multiple of 8: slow on a GPU."""
-    return sum(
-        any(value % 8 for size, value in spec.items() if size in _WIDTHS and (size, spec["kind"]) != _LABELS)
-        for spec in describe(net).values()
-    )
-
-
 FactorsOf = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
 
 

@@ -55,13 +55,6 @@ def test_broken_folder_is_one_line(damage, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_odd_widths_are_counted():
-    net = make_net("bert")
-    names = list(RankRule(0.5).allocate(net))[:3]
-    surgery.factorize(net, dict(zip(names, (8, 3, 16), strict=True)), lambda _, w, r: decompose(w, r))
-    assert surgery.odd_widths(net) == 1
-
-
 SITE = "transformer.h.0.mlp.c_fc"
 
 
