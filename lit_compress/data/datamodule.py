@@ -240,19 +240,6 @@ class DataModule(DataSettings):
             other._splits = {**self._splits, ("train", True): train}
         return other
 
-    def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
-        """Return at most ``rows`` training examples that :meth:`calibration_dataloader` leaves out of its draw.
-
-        They are the last ones drawn if it leaves too few.
-        """
-        split = self._of_fit()["train"]
-        order = self._order(split.encoded, seed)
-        first = max(0, min(examples, len(order) - rows))
-        chosen = order[first : first + rows]
-        if both := min(len(chosen), examples - first):
-            note(f"too few training rows: {both} of the {len(chosen)} held-out rows also calibrate")
-        return self._loader(replace(split, encoded=split.encoded.select(sorted(chosen))), self.eval_rows, shuffle=False)
-
     def sample_dataloader(self, rows: int) -> ResumableLoader:
         """Return the batches of the rows of the first dev split that :meth:`sample` draws."""
         split = self._validation()[0]

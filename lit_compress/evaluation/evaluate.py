@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -133,10 +133,7 @@ def write_predictions(net: Model, data: DataModule, path: Path) -> tuple[int, in
     return len(texts), loader.dataset.available
 
 
-def divergence(
-    net: Model, dense: Model, data: DataModule,
-    batches: ResumableLoader | Sequence[dict[str, Tensor]] | None = None,
-) -> float:  # fmt: skip
+def divergence(net: Model, dense: Model, data: DataModule) -> float:
     """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).
 
     That is the loss that ``net`` adds for labels drawn from ``dense``. For regression and vectors, half the squared
@@ -144,13 +141,12 @@ def divergence(
 
     Args:
         net, dense: the model after and before the compression; on the CPU afterwards.
-        data: has the task.
-        batches: of examples; None: :data:`ROWS` of the first dev split, as ``data.sample_dataloader`` draws them.
+        data: has the task; :data:`ROWS` rows of its first dev split are read, as ``data.sample_dataloader`` draws them.
     """
     device = current_device()
     net, dense = move(net, device).eval(), move(dense, device).eval()
     kind, total, seen = task_type(data.record), 0.0, 0
-    batches = data.sample_dataloader(ROWS) if batches is None else batches
+    batches = data.sample_dataloader(ROWS)
     for batch in track(batches, "compare", len(batches)):
         batch = to_device(batch, device)
         with torch.inference_mode():

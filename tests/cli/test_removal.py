@@ -8,8 +8,6 @@ from mistakes import fails
 from tiny import write_backbone
 
 from lit_compress.__main__ import main
-from lit_compress.data.batching import drawn_order
-from lit_compress.data.datamodule import DataModule
 from lit_compress.export import speed_asked as speed
 from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
@@ -148,14 +146,3 @@ def test_what_is_missing_is_one_line(lacks, options, line, words, tiny_data, tmp
         at = words.index("--calibration_examples")
         del words[at : at + 2]
     assert line in fails(capsys, *words, *options) and not (tmp_path / "out").exists()
-
-
-def test_held_out_rows_are_training_rows_that_the_calibration_does_not_read(tiny_backbone, tiny_data, capsys):
-    data, order = DataModule("sst2", str(tiny_backbone), path=str(tiny_data), batch_size=8), drawn_order(100, 3)
-    loaders = data.calibration_dataloader(60, 3), data.rest_dataloader(60, 30, 3), data.rest_dataloader(90, 30, 3)
-    for loader, rows in zip(loaders, (order[:60], order[60:90], order[70:]), strict=True):
-        own = data.train_tokens().select(sorted(rows))["input_ids"]
-        assert list(loader.dataset.encoded["input_ids"]) == list(own)
-    assert [line for line in capsys.readouterr().err.splitlines() if "also calibrate" in line] == [
-        "note: too few training rows: 20 of the 30 held-out rows also calibrate"
-    ]
