@@ -36,10 +36,6 @@ VARIANTS = {
     "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
-    "SP3": {
-        "": [],
-        "identity": ["--model.prune.projections", "identity", "--model.prune.train_originals", "true"],
-    },
     "SecondOrder": {
         "": [],
         "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],

@@ -11,15 +11,15 @@ from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, Proj
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import close_empty_sublayers, cut_closed
-from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
+from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, gate_shapes
 from lit_compress.models.projected.projections import Bases, fold_projections, insert_projections
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
 
-ENCODERS = ["bert", "roberta", "mpnet", "electra", "distilbert", "deberta-v2"]
+ENCODERS = ["bert", "roberta", "mpnet", "electra", "distilbert"]
 # hidden states keep their basis
 FIXED = {"albert": ("albert", {}), "electra-small": ("electra", {"embedding_size": 16}),
-         **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "deberta-v2-conv", "modernbert-biases")},
+         **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "modernbert-biases")},
          "modernbert": ("modernbert", {}), "gpt2": ("gpt2", {}), "gpt_neox": ("gpt_neox", {})}  # fmt: skip
 FAMILIES = [*ENCODERS, "bart", "opt", "llama", "phi3", "qwen2", "qwen3", *FIXED]
 # an epsilon that is seen
@@ -32,9 +32,9 @@ OWN_GATES = {**dict.fromkeys(("llama", "mistral", "phi3", "qwen2", "qwen3"), LLA
              **dict.fromkeys(("modernbert", "modernbert-biases", "gpt2", "gpt_neox"), ("neurons",))}  # fmt: skip
 
 
-def form_of(family, group=1):
-    """The form with all the gates that a family can have."""
-    return ProjectionSpec(OWN_GATES.get(family, GATES[1:] if family in FIXED else GATES), group=group)
+def gates_of(family):
+    """All the gates that a family can have."""
+    return OWN_GATES.get(family, GATES[1:] if family in FIXED else GATES)
 
 
 def net_of(family, dtype=torch.float64, **settings):
@@ -86,9 +86,9 @@ class Tokenizer:
 
 def narrow(net):
     """A head, an attention and a feed-forward network are dead, the last two in one layer."""
-    form = form_of(net.config.model_type)
-    insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
+    gates = gates_of(net.config.model_type)
+    insert_projections(net, random_bases(net), gates)
+    disturb(net, gates, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
     return net
 
 
@@ -102,10 +102,10 @@ def evaluated(net):
     return logits(net.eval())
 
 
-def random_bases(net, group=1, seed=0):
+def random_bases(net, seed=0):
     """Orthogonal axes, and any pair of matrices that are each other's inverse for queries and keys."""
     generator = torch.Generator().manual_seed(seed)
-    d, heads, stream = net.config.hidden_size, net.config.num_attention_heads, residual_stream(net, group)
+    d, heads, stream = net.config.hidden_size, net.config.num_attention_heads, residual_stream(net)
     count = len(stream.attentions) * has_head_projections(net)
 
     def draw(*shape):
@@ -121,7 +121,7 @@ def random_bases(net, group=1, seed=0):
 
 
 @torch.no_grad()
-def disturb(net, form=ProjectionSpec(), kill=()):
+def disturb(net, gates=GATES, kill=()):
     """Gates of any value with zeros, projections that were trained, shifts that are not zero; return what is kept.
 
     ``kill``: (gate, group) whose units go, but one of a dimension's.
@@ -134,7 +134,7 @@ def disturb(net, form=ProjectionSpec(), kill=()):
                 if value is not None:
                     value.add_(0.1 * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype))
     kept, z = {}, {}
-    for name, (groups, size) in gate_shapes(net, form).items():
+    for name, (groups, size) in gate_shapes(net, gates).items():
         kept[name] = torch.rand(groups, size, generator=generator) < 0.6
         if name in DIMENSIONS:
             kept[name][:, 2] = True
@@ -144,7 +144,7 @@ def disturb(net, form=ProjectionSpec(), kill=()):
                 kept[name][group, 2:3] = name in DIMENSIONS
         values = kept[name] * (0.1 + 0.9 * torch.rand(groups, size, generator=generator))
         z[name] = values.repeat(1, net.config.num_attention_heads if name in ("qk", "vo") else 1).to(net.dtype)
-    GateSlots(net, form).set(z)
+    GateSlots(net, gates).set(z)
     return kept
 
 

@@ -21,7 +21,7 @@ from benchmarks.decoder.search import best_sizes
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
-TRAIN = ["fwsvd", "sp3/decoders", "tasks", "architectures", "second_order", "second_order/tasks",
+TRAIN = ["fwsvd", "tasks", "architectures", "second_order", "second_order/tasks",
          "size", "size/int8", "architectures/decoders", "embedding"]  # fmt: skip
 STARTED = [path for path in sorted(HERE.glob("*/*.py")) if '__name__ == "__main__"' in path.read_text()]
 SCRIPTS = [f"{path.parent.name}/{path.stem}".removesuffix("/run") for path in STARTED]

@@ -75,7 +75,6 @@ def test_mistakes_are_told(run, tiny_data, tmp_path, capsys):
         (["sweep", net, out, *data, "--ratios", "2"], "rank_ratio 2.0 is not a fraction"),
         (["sweep", net, net, out, *data], "sweep takes one model, 2 were given"),
         (["pattern", net, out, *data, "--site", "x"], "site: no 'x' in run/dense"),
-        (["components", net, out, *data], "no components.safetensors"),
         (["allocation", str(tmp_path), out], "report.json"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -15,7 +15,6 @@ from lit_compress.__main__ import main
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.storage import load_net
 
-GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]', "mpnet": '["hidden", "heads"]'}  # SP3's
 DENSITY = {("SP3", "modernbert"): 0.7, ("SecondOrder", "albert"): 0.7}  # with neurons alone
 # families by methods of which no two train alike
 PAIRS = [
@@ -43,7 +42,7 @@ def test_a_run_meets_its_budget_in_the_file(family, method, backbone, short_run,
     density, run = DENSITY.get((method, family), 0.5), tmp_path / "run"
     words = ["fit", *options(method, short_run, density=density), "--model.backbone", str(backbone(family)),
              "--run_dir", str(run)]  # fmt: skip
-    words += ["--model.prune.gates", GATES[family], "--model.prune.tokens", "200"] if method == "SP3" else []
+    words += ["--model.prune.tokens", "200"] if method == "SP3" else []
     words += ["--model.distil.epochs", "1"] if method.startswith("CoFi") else []
     words += ["--model.distillation.alpha_layers", "0"] if method.startswith("CoFi") and family == "t5" else []
     words += ["--model.retrain.removes", "structures"] if method == "SecondOrder" else []

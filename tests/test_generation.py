@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import as_deployed, disturb, form_of, random_bases
+from helpers import as_deployed, disturb, gates_of, random_bases
 from tiny import ALL, DECODERS, make_inputs, make_net
 
 from lit_compress.export.check import check_export
@@ -60,9 +60,9 @@ def cut(net):
 
 def turned(net):
     """SP3's: directions of the stream are gone, and of heads and neurons."""
-    form = form_of(net.config.model_type)
-    insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1)] if form.gates == GATES else [])
+    gates = gates_of(net.config.model_type)
+    insert_projections(net, random_bases(net), gates)
+    disturb(net, gates, kill=[("heads", 0), ("attention_layer", 1)] if gates == GATES else [])
     return as_deployed(net)
 
 

@@ -11,7 +11,6 @@ writes KIND.csv and KIND.png to OUT:
     ranks        numerical rank of every matrix; over the density for several models (LPAF's Figure 2)
     pattern      which weights of a matrix are zero; several models (LPAF's Figure 3)
     widths       fractions left in every block of SP3's models; several models (SP3's Figures 4, 6, 7)
-    components   share of every principal component, of the model of an SP3 stage (SP3's Figure 1)
     allocation   dev metric over the low-rank share: MODEL are finished LoSparse runs (LoSparse's Figure 6)
 """
 
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
 
-SEVERAL = ("ranks", "neurons", "pattern", "widths", "components", "allocation")  # of more than one model
+SEVERAL = ("ranks", "neurons", "pattern", "widths", "allocation")  # of more than one model
 RATIOS = tuple(i / 10 for i in range(1, 11))
 WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), *KRONECKER)
 
@@ -101,8 +100,6 @@ def of_several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule
     def load(folder: Path) -> PreTrainedModel:
         return load_net(folder) if is_compressed(folder) else load_model(str(folder), method)
 
-    if kind == "components":
-        return [row for label, (folder, _) in folders.items() for row in widths.components(folder, label)]
     nets = {label: load(folder) for label, (folder, _) in folders.items()}
     if kind == "ranks":
         return [row for label, net in nets.items() for row in truncation.ranks(net, label, folders[label][1])]

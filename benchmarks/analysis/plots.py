@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.analysis.widths import component_figure, width_figure
+from benchmarks.analysis.widths import width_figure
 from lit_compress.run.pictures import looks
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def allocation_figure(rows: TableRows) -> Figure:
 FIGURES: dict[str, Callable[[TableRows], Figure]] = {
     "truncation": truncation_figure, "sweep": sweep_figure, "spectra": spectra_figure, "ranks": ranks_figure,
     "neurons": neurons_figure, "pattern": pattern_figure, "allocation": allocation_figure,
-    "widths": lambda rows: width_figure(_by(rows, "model")), "components": component_figure,
+    "widths": lambda rows: width_figure(_by(rows, "model")),
 }  # fmt: skip
 
 

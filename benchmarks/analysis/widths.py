@@ -1,17 +1,14 @@
-"""Figures of SP3's models: fractions left in every block (the paper's Figures 4, 6, 7), principal components (1)."""
+"""Figures of SP3's models: fractions left in every block (the paper's Figures 4, 6, 7)."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.layers import NarrowNorm
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.record import parts_of
-from lit_compress.models.residual_stream import group_of, residual_stream
+from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import size_at
-from lit_compress.models.storage import COMPONENTS
-from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +29,7 @@ def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
 
     A removed sub-layer has 0. A decoder after an encoder also has hidden_cross, qk_cross, vo_cross, heads_cross.
     """
-    stream, d, dense = residual_stream(net, group_of(net)), net.config.hidden_size, dense_layers(net)
+    stream, d, dense = residual_stream(net), net.config.hidden_size, dense_layers(net)
     rows: dict[str, dict[str, Any]] = {}
     for sublayer in stream.sublayers:
         row = rows.setdefault(sublayer.block, {"layer": len(rows)})
@@ -72,45 +69,4 @@ def width_figure(tables: dict[str, list[dict[str, Any]]]) -> Figure:
                 axes.bar(places, [row[column] for row in rows], width, label=label)
             axes.set(ylim=(0, 1), xlabel="block", xticks=range(len(table)), title=name)
             axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(there))
-    return figure
-
-
-def components(folder: Path, model: str = "") -> list[dict[str, Any]]:
-    """Return the share of every principal component in the energy of its site, which an SP3 stage wrote next to its
-    model.
-
-    Args:
-        folder: of the model.
-        model: its label.
-
-    Raises:
-        UserError: there are none.
-    """
-    from safetensors.torch import load_file
-
-    if not (folder / COMPONENTS).is_file():
-        raise UserError(f"components: no {COMPONENTS} in '{folder}'; give RUN/prune/net of a run of SP3")
-    return [
-        {"model": model, "site": site, "component": i, "share": share}
-        for site, row in enumerate(load_file(folder / COMPONENTS)["shares"].tolist())
-        for i, share in enumerate(row)
-    ]
-
-
-def component_figure(rows: list[dict[str, Any]]) -> Figure:
-    """Draw the rows of :func:`components`, one line per site and a panel per model."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = Figure(figsize=(6 * len(models), 4), layout="constrained")
-    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        sites = 1 + max(row["site"] for row in rows if row["model"] == model)
-        for site in range(sites):
-            shares = [row["share"] for row in rows if (row["model"], row["site"]) == (model, site)]
-            colour = matplotlib.colormaps["viridis"](0.9 * site / max(sites - 1, 1))
-            label = f"site {site}" if site in (0, sites // 2, sites - 1) else None
-            axes.plot([max(share, 1e-12) for share in shares[:-1]], color=colour, linewidth=1, label=label)
-        axes.set(yscale="log", xlabel="principal component", ylabel="share of the energy", title=model)
-        axes.legend()
     return figure

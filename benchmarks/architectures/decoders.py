@@ -47,7 +47,7 @@ def trained(*stages: str) -> list[object]:
 MASKS = [*trained("prune"), "--model.prune.init", "finetuned", "--model.prune.start", 0.1, "--model.prune.end", 0.6]
 LOW_RANK, STRUCTURES = trained("retrain"), ["--model.retrain.removes", "structures", "--model.shape", "uniform"]
 FLOP = [*trained("prune"), *common.compared("FLOP")]
-SP3 = [*trained("prune"), *common.compared("SP3"), "--model.prune.gates", "[hidden,neurons]"]
+SP3 = [*trained("prune"), *common.compared("SP3")]
 NONE, PRUNE_NONE = ["--model.retrain.epochs", 0], ["--model.prune.epochs", 0]
 # cell -> class and options; the first ones train nothing
 CELLS: dict[str, tuple[str, list[object]]] = {

@@ -7,7 +7,7 @@
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
 256 tokens of the validation split calibrate. A row is one method at one density, as ``factorize`` makes it; whole
-blocks and sub-layers are chosen on 8 of the texts. Statistics that do not depend on the density are gathered once.
+blocks are chosen on 8 of the texts. Statistics that do not depend on the density are gathered once.
 ``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``). With
 ``--mixed`` it reads so many blocks of WikiText-2's validation split and of as many letters of CNN/DailyMail's.
 ``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
@@ -66,7 +66,6 @@ METHODS: dict[str, list[object]] = {
     "llm_pruner": ["LLMPruner", "--model.prune.keep_first", 4, "--model.prune.keep_last", 2],  # as in the paper
     "slicegpt": ["SliceGPT"],
     "layers": [*MEASURED_LAYERS],
-    "sublayers": [*MEASURED_LAYERS, "--model.prune.parts", "sublayers"],
     "free": [*STRUCTURES[:3], "--model.round_to", 64],
     "search": [*STRUCTURES, "--model.round_to", 64],
     "rounds": [*MEASURED_LAYERS],

@@ -26,7 +26,7 @@ NAMES = {
     "llm_pruner": "LLM-Pruner",
     "slicegpt": "SliceGPT",
     "layers": "whole blocks, by measured loss",
-    "sublayers": "attentions and feed-forward networks, by measured loss",
+    "sublayers": "attentions and feed-forward networks, by measured loss (of an earlier version)",
     "search": "one search over sub-layers, heads and neurons",
     "rounds": "whole blocks, removed and refined in three rounds",
 }

@@ -53,12 +53,11 @@ def calibration(examples: int, length: int) -> dict[str, Any]:
 def narrow_bert(net: Any, density: float) -> Any:
     """Return ``net`` as SP3 leaves it at a density, the same fraction of every dimension, heads and layers whole."""
     from lit_compress.export.fuse import fuse
-    from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes, gated_size
+    from lit_compress.models.projected.gates import GateSlots, gate_shapes, gated_size
     from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
 
-    form = ProjectionSpec(DIMENSIONS)
-    insert_projections(net, identity_bases(net), form)
-    shapes, size = gate_shapes(net, form), gated_size(net, form)
+    insert_projections(net, identity_bases(net), DIMENSIONS)
+    shapes, size = gate_shapes(net, DIMENSIONS), gated_size(net, DIMENSIONS)
 
     def kept(fraction: float) -> dict[str, torch.Tensor]:
         return {n: (torch.arange(units) < fraction * units).expand(groups, -1) for n, (groups, units) in shapes.items()}
@@ -69,7 +68,7 @@ def narrow_bert(net: Any, density: float) -> Any:
         low, high = (middle, high) if size.count(kept(middle)) <= density * size.total else (low, middle)
     heads = net.config.num_attention_heads
     z = {n: mask.float().repeat(1, heads if n in ("qk", "vo") else 1) for n, mask in kept(low).items()}
-    GateSlots(net, form).set(z)
+    GateSlots(net, DIMENSIONS).set(z)
     return fuse(fold_projections(net))
 
 
@@ -92,18 +91,18 @@ def speed(rounds: int) -> dict[str, Any]:
 def step(rounds: int) -> dict[str, Any]:
     """Time a step with gates, projections and matched hidden states against a dense distillation step, interleaved."""
     from lit_compress.layers import HardConcrete
-    from lit_compress.models.projected.gates import GateSlots, gate_shapes, gated_size
+    from lit_compress.models.projected.gates import GATES, GateSlots, gate_shapes, gated_size
     from lit_compress.models.projected.projections import identity_bases, insert_projections
     from lit_compress.numerics.losses import distillation_loss, lagrangian, layer_distillation_loss, matched_layers_loss
 
     teacher, dense, gated = (timing.random_bert(timing.MINILM).eval() for _ in range(3))
-    insert_projections(gated, identity_bases(gated))
+    insert_projections(gated, identity_bases(gated), GATES)
     for name, parameter in gated.named_parameters():
         frozen = ".weight" in name and "pooler" not in name and "classifier" not in name
         parameter.requires_grad_(not frozen)
-    shapes = gate_shapes(gated)
+    shapes = gate_shapes(gated, GATES)
     modules = {n: HardConcrete(*s, 10.0, copies=12 if n in ("qk", "vo") else 1) for n, s in shapes.items()}
-    places, size, price = GateSlots(gated), gated_size(gated), torch.zeros(1, requires_grad=True)
+    places, size, price = GateSlots(gated, GATES), gated_size(gated, GATES), torch.zeros(1, requires_grad=True)
     batch = batches_of(32, 64)[0]
     inputs = {n: batch[n] for n in ("input_ids", "attention_mask")}
     dense.train()

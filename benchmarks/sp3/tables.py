@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common import Cell, file_density, load, origin, percent, spread, table, updates
 
 STUDY = "sp3"
-REPLACED = '--config compare_stsb.yaml --methods SP3 "SP3, identity" CoFi --budgets 0.12 0.06'
+REPLACED = "--config compare_stsb.yaml --methods SP3 CoFi --budgets 0.12 0.06"
 TITLE = "SP3: PCA projections"
 ABOUT = "SP3 next to identity projections and CoFi on four tasks at 0.29, 0.12 and 0.06; shared bases on a small Llama; calibration, step and forward in time."
 
@@ -41,7 +41,8 @@ Dev metric in % (accuracy; STS-B mean of both correlations) of MiniLM-L6-H384, w
 cell. In parentheses: density of the exported file, and the density that the gates expected at the end of pruning. Where
 the latter is far higher, the gates had not reached the target, and the exact budget closed open units too. (The best
 epoch is exported, in some cells an earlier one.) Mean and standard deviation where there are several seeds. The paper's
-numbers: BERT-base, full training data, 20 epochs; Spearman on STS-B.
+numbers: BERT-base, full training data, 20 epochs; Spearman on STS-B. An earlier version had identity projections and
+gates of some kinds alone.
 """
 
 
@@ -52,7 +53,8 @@ DECODERS = """## SP3 on a decoder: sub-layers that share a basis
 A Llama of 6 layers, 256 wide, with random weights, trained on 1 MB of plays; then pruned to a density of 75 % (matrices
 between the bases count) by gates of hidden states, or also of neurons, in 4 epochs without a teacher. Perplexity per
 token of the validation text; `between`: share of these matrices in the weights left. The paper has accuracies of
-TinyLlama.
+TinyLlama. An earlier version had shared bases, identity bases, and gates of hidden states alone. Its script,
+`benchmarks/sp3/decoders.py`, is in the commits that the JSONs name, and each JSON holds its run's config.
 """
 
 

@@ -28,12 +28,12 @@ HIDDEN, HEADS, NEURONS = 312, (4, 0, 3, 3, 0, 0), (0, 160, 0, 0, 100, 120)  # of
 def sp3_nets() -> dict[str, Any]:
     """Return the model with the widths of :data:`WIDTHS`, with room for the next hidden states and as exported."""
     from lit_compress.export.fuse import fuse
-    from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes
+    from lit_compress.models.projected.gates import GATES, GateSlots, gate_shapes
     from lit_compress.models.projected.projections import fold_projections, identity_bases, insert_projections
 
     table = json.loads((common.results("sp3") / f"{WIDTHS}.json").read_text())["widths"]
-    net, form = timing.random_bert(timing.MINILM).eval(), ProjectionSpec()
-    insert_projections(net, identity_bases(net), form)
+    net = timing.random_bert(timing.MINILM).eval()
+    insert_projections(net, identity_bases(net), GATES)
     hidden = [0.75, *(row[f"hidden_{part}"] for row in table for part in ("attention", "ffn"))]
     fractions = {
         "hidden": hidden, "qk": [r["qk"] for r in table], "vo": [r["vo"] for r in table],
@@ -42,10 +42,10 @@ def sp3_nets() -> dict[str, Any]:
     }  # fmt: skip
     z = {
         name: torch.stack([(torch.arange(units) < round(f * units)).float() for f in fractions[name]])
-        for name, (_, units) in gate_shapes(net, form).items()
+        for name, (_, units) in gate_shapes(net, GATES).items()
     }
     copies = net.config.num_attention_heads
-    GateSlots(net, form).set({n: v.repeat(1, copies if n in ("qk", "vo") else 1) for n, v in z.items()})
+    GateSlots(net, GATES).set({n: v.repeat(1, copies if n in ("qk", "vo") else 1) for n, v in z.items()})
     folded = fold_projections(net).eval()
     return {"SP3 with room": folded, "SP3": fuse(folded)}
 

@@ -56,7 +56,6 @@ def collect_grams(
     batches: Iterable[Batch],
     tokens: int,
     seed: int = 0,
-    group: int = 1,
     run: Callable[[Model, Batch], object] = lambda net, batch: net(**inputs_of(batch)),
     masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
     reduce: Callable[[Tensor], object] | None = None,
@@ -67,7 +66,6 @@ def collect_grams(
         net: dense, not wrapped; runs on its device, in evaluation mode and its own dtype.
         batches: examples with ``index`` 0 .. n - 1, each once (over all ranks); rows with -1 only fill up a batch.
         tokens: number of tokens to draw in each stack (encoder, decoder).
-        group: sub-layers that share a basis, see :func:`~lit_compress.models.residual_stream.residual_stream`.
         run: function that does a forward of the model on a batch, which is on its device.
         masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.
         reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
@@ -75,23 +73,20 @@ def collect_grams(
     Raises:
         UserError: there are fewer tokens than dimensions, or an activation is inf or NaN.
     """
-    kept, stream, device = list(batches), residual_stream(net, group), net.device
+    kept, stream, device = list(batches), residual_stream(net), net.device
     stacks = list(dict.fromkeys(place.stack for place in stream.sites))
     flags = [_flags(net, kept, [masks(b)[i] for b in kept], tokens, seed, reduce) for i in range(len(stacks))]
     attentions = stream.attentions if has_head_projections(net) else []
     count, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
     zeros = partial(torch.zeros, dtype=torch.float64, device=place_of_sums(device))
     sites, heads = zeros(len(stream.rotatable), d, d), zeros(len(attentions), 3, count, wide, wide)
-    chosen, seen = dict[str, Tensor](), set[str]()  # of the forward: the tokens that count, by stack; uses of heads
+    chosen = dict[str, Tensor]()  # of the forward: the tokens that count, by stack
 
     def of_site(i: int, name: str, x: Tensor, _: Tensor) -> None:
         taken = double(x.flatten(0, -2)[chosen[stream.sites[i].stack]])
         sites[i] += taken.mT @ taken
 
     def of_heads(i: int, role: str, name: str, _: Tensor, y: Tensor) -> None:
-        if name in seen and getattr(net.config, "relative_attention", False):
-            return  # DeBERTa projects its relative positions afterwards
-        seen.add(name)
         taken = double(y.flatten(0, -2)[chosen[stream.sites[attentions[i].roles[role]].stack]])
         taken = taken.unflatten(1, (count, -1)).transpose(0, 1)
         heads[i, "qkv".index(role)] += taken.mT @ taken
@@ -105,7 +100,6 @@ def collect_grams(
     with frozen(net), watched, torch.autocast(device.type, enabled=False):
         for number, batch in enumerate(track(kept, "calibrate", len(kept))):
             chosen |= {stack: own[number].to(device) for stack, own in zip(stacks, flags, strict=True)}
-            seen.clear()
             run(net, {name: value.to(device) for name, value in batch.items()})
     for total in (sites, heads) if reduce is not None else ():
         reduce(total)  # type: ignore[misc]
@@ -139,19 +133,16 @@ def _flags(
     return [flag.flatten() for flag in flags]
 
 
-def bases_of(grams: Grams, centred: bool = True) -> tuple[Bases, Tensor]:
-    """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
+def bases_of(grams: Grams, centred: bool = True) -> Bases:
+    """Return the projections, by falling energy.
 
     ``centred`` removes the mean of each input over its dimensions (R); False for axes without R.
     """
-    axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    axes = [(centred_axes if centred else principal_axes)(gram)[0] for gram in grams.sites]
     query, key, value = [], [], []
     for q, k, v in grams.heads:
         pairs = [query_key_projections(a, b) for a, b in zip(q, k, strict=True)]
         query.append(torch.stack([of_queries for of_queries, _ in pairs]))
         key.append(torch.stack([of_keys for _, of_keys in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())
-    shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
-    for row, (_, energy) in zip(shares, axes_of, strict=True):
-        row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
-    return Bases([axes for axes, _ in axes_of], query, key, value), shares
+    return Bases(axes, query, key, value)

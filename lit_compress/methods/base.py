@@ -126,27 +126,17 @@ class Method(MicroBatches, Fields):
         Raises:
             UserError: several were given.
         """
-        given = self._only("density", "rank", "rank_ratio")
+        sizes = ("density", "rank", "rank_ratio")
+        given = {name: value for name in sizes if (value := self.given.get(name)) is not None}
+        if len(given) > 1:
+            told = ", ".join(f"model.{name} {value}" for name, value in given.items())
+            raise UserError(f"{told}: only one of them can decide the size; set the others to null")
         rule = RankRule(
             **given or usual or {"density": self.density}, allocation=allocation, fill=self.budget is not None,
             round_to=1 if self.round_to is None else self.round_to, uniform=self.shape == "uniform",
         )  # fmt: skip
         self.density = rule.density
         return rule
-
-    def decides_alone(self, option: str) -> None:
-        """Set the density to 1 if an ``option`` was given in its place; a UserError if a density also was."""
-        if self.given[option] is not None:
-            self._only(option, "density", "budget")
-            self.density = 1.0
-
-    def _only(self, *names: str) -> dict[str, Any]:
-        """Return the one of these options that was given, or {}."""
-        given = {name: value for name in names if (value := self.given.get(name)) is not None}
-        if len(given) > 1:
-            told = ", ".join(f"model.{name} {value}" for name, value in given.items())
-            raise UserError(f"{told}: only one of them can decide the size; set the others to null")
-        return given
 
     def stages(self) -> list[Stage]:
         """Return new stages in order: ``dense``, unless a teacher is given, and the method's own; some only train."""

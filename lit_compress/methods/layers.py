@@ -2,26 +2,19 @@
 
 Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh, Debut, Chaumond, Wolf 2019,
 https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers. Blocks removed one after the
-other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853). Attentions
-or networks alone are removed in "What Matters in Transformers? Not All Attention is Needed" (He, Sun, Shen, Li 2024,
-https://arxiv.org/abs/2406.15786).
+other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
 
     even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1
     measured    remove the block without which KL(model || model without it) on training rows is smallest, until k are
-                left (:class:`~lit_compress.stages.blocks.Losses`)
-    sublayers   remove the attention or the feed-forward network without which the divergence rises the least per
-                removed weight, until ``density`` of the weights are left
+                left (:class:`~lit_compress.stages.blocks.BlockLosses`)
     training    as in every method: labels, logits and hidden states of the dense model; state j of the k + 1 hidden
                 states learns from the teacher's state round(j n / k)
 
 The stages are dense -> prune. The export of fewer blocks is an ordinary model: its configuration says how many.
 
 Deviations:
-    - ShortGPT ranks blocks once, by the cosine of their inputs and outputs, and He et al. attentions or networks. Here
-      the loss of the whole model decides, again after every removal, and attentions compete with networks.
-    - A sub-layer still adds its last bias, and a norm after it stays (BERT, BART). Without both, the last hidden states
-      of MiniLM were 1.2 to 4.4 times as far from the dense ones. A block that loses all its sub-layers stays. A decoder
-      keeps one self-attention, by which its cache counts.
+    - ShortGPT ranks blocks once, by the cosine of their inputs and outputs. Here the loss of the whole model decides,
+      again after every removal.
     - The first block stays if it alone has something that the others need: T5's table of positions, ModernBERT's
       missing norm.
     - An encoder and a decoder keep the same share of their blocks.
@@ -29,13 +22,10 @@ Deviations:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from lit_compress.methods.base import Method
 from lit_compress.stages.base import Stage
 from lit_compress.stages.blocks import BlockRemoval, KeptBlocks
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.utils.errors import require
 
 
 class Layers(Method):
@@ -43,21 +33,13 @@ class Layers(Method):
 
     Args:
         density: fraction of the blocks that is kept; the largest number of blocks that fits, by default half of them.
-            Of sub-layers, remaining / original parameters of the blocks' matrices.
-        blocks: number of blocks that is kept, in place of ``density``.
         prune: the choice of the blocks, and training afterwards.
     """
 
     usual_density = 0.5
-    blocks: int | None = None
     prune: KeptBlocks = KeptBlocks()
-    matters: ClassVar[dict[str, Any]] = {"blocks": {"prune.parts": ("blocks",)}}
-
-    def __post_init__(self) -> None:
-        require(self, "model.blocks", low=1)
-        self.decides_alone("blocks")
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""
-        removal = BlockRemoval(self.prune, self.density, self.blocks, exact=self.budget is not None)
+        removal = BlockRemoval(self.prune, self.density, exact=self.budget is not None)
         return [CompressedStage("prune", self.prune, removal)]

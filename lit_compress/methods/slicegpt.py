@@ -20,9 +20,9 @@ Deviations, and where paper and program differ:
     - The program adds 1 % of the mean of C's diagonal to it. That raises all e alike and turns no axis; it is left out.
     - The last feed-forward network writes to the basis that it reads, which is also the last norm's. Its axes are of
       both norms' inputs, and the output layer is sliced with it. The program leaves the output layer whole.
-    - ``density`` decides on k: it counts the matrices on the residual path, which the paper's "slicing" does not. Where
-      it is given, the first sites keep one direction more, as far as it allows. ``slicing`` is the paper's number.
-    - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
+    - ``density`` decides on k: it counts the matrices on the residual path, which the paper's "slicing" does not. The
+      first sites keep one direction more, as far as it allows.
+    - BERT, RoBERTa, ELECTRA, DistilBERT and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
     - The hidden states before a block are on disk. Forwards are of that block.
@@ -63,7 +63,7 @@ from lit_compress.layers import StreamBlock
 from lit_compress.methods.base import OneShot
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.block_net import one_by_one
-from lit_compress.models.projected.gates import ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import gated_size, possible_gates
 from lit_compress.models.projected.projections import identity_bases, narrowed
 from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.models.sites import Model
@@ -75,12 +75,12 @@ from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.devices import double, place_of_sums
-from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
 from lit_compress.utils.sharding import from_first
 
 Passes = Iterable[tuple[Tensor, Callable[[], Any]]]  # places of the tokens that count, int64, and what does a forward
-SLICED = ProjectionSpec(("hidden",))  # bases of hidden states alone, one for every sub-layer
+SLICED = ("hidden",)  # bases of hidden states alone, one for every sub-layer
 
 
 @dataclass(frozen=True)
@@ -102,35 +102,26 @@ class SliceGPT(OneShot):
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
             residual path count as remaining.
-        slicing: fraction of the dimensions of hidden states that goes, in [0, 1), in place of ``density``; the paper's
-            are 0.2, 0.25 and 0.3.
         prune: calibration, and training afterwards.
     """
 
     dense_states = False  # they have other axes, and fewer
     by_block = False  # the directions of a site depend on the slices of all sites before it
     usual_density = 0.75
-    slicing: float | None = None
     prune: Slicing = Slicing()
     distillation = Distillation(alpha=0.0)
 
     def __post_init__(self) -> None:
-        require(self, "model.slicing", low=0, below=1, hint="usual: 0.25")
-        self.decides_alone("slicing")
         if self.distillation.alpha_layers > 0:
             raise UserError(
                 f"distillation.alpha_layers: {self.distillation.alpha_layers} compares hidden states, which SliceGPT "
                 "makes narrower than the teacher's; valid: 0"
             )
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is sliced."""
-        return self.density >= 1 if self.slicing is None else self.slicing == 0
-
     def check(self, net: Model) -> None:
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
-        if why := residual_stream(net).fixed:
+        if "hidden" not in possible_gates(net):
+            why = residual_stream(net).fixed
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
         self.widths(net)
 
@@ -138,14 +129,6 @@ class SliceGPT(OneShot):
         """Return how many directions every site keeps; a UserError if less than a step of the width is left."""
         size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.round_to or 1
         sites = size.shapes["hidden"][0]
-        if self.slicing is not None:
-            width = floor((1 - self.slicing) * d + 1e-9) // step * step
-            if not width:
-                raise UserError(
-                    f"model.slicing: {self.slicing} leaves less than {step} of {d} dimensions; the largest valid value "
-                    f"is {1 - step / d:.4g}"
-                )
-            return [width] * sites
 
         def left(steps: Tensor) -> int:
             return size.count({"hidden": (steps * step).clamp_max(d)})
@@ -254,7 +237,7 @@ class Axes(OfModel):
                     for name in site.norms:
                         hook = lambda _, args, part=part: (part(args[0]),)  # noqa: E731
                         undo.callback(modules[name].register_forward_pre_hook(hook).remove)
-                    for sublayer in (sublayer for sublayer in stream.group_ends if sublayer.reads == i):
+                    for sublayer in (sublayer for sublayer in stream.turns if sublayer.reads == i):
                         turn = sublayer.junction.removeprefix(f"{sublayer.block}.")
                         setattr(blocks[sublayer.block], turn, part)
                         undo.callback(delattr, blocks[sublayer.block], turn)

@@ -9,7 +9,7 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
     Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  stages/gated.py
     Eq. 30      s, the expected density, with W_R                                     models/projected/gates.py
     Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  models/projected/
-    section 3.5 pre-norm: groups of sub-layers share a basis of the residual stream   models/residual_stream.py
+    section 3.5 pre-norm: every sub-layer has a basis of the residual stream          models/residual_stream.py
     phases      teacher only; then gates of dimensions, target falls; then of heads and layers  :class:`ProjectedStage`
 
 The loss is from the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
@@ -26,6 +26,8 @@ Deviations, and where the paper is silent:
     - Original matrices and embeddings are frozen, as in the program: projections, norms and the head are trained.
     - The density is exact: the gates decide on heads and layers, then one threshold over all dimensions meets the
       budget in every validation; the program accepts any epoch within 0.02.
+    - Every model gets all gates that it can have. In pre-norm models no sub-layers share a basis, as they may in the
+      paper.
     - Calibration draws 4,096 tokens among all real ones (the paper), not 8 of every example; a ridge replaces the
       program's bare inverse. The density at the start is computed, not 1.16.
     - Regression has the MSE of the logits in place of the program's KL of one logit, which is 0.
@@ -33,23 +35,19 @@ Deviations, and where the paper is silent:
     - OPT, Llama and Qwen3 have no public program. There the bases are in the matrices, which are trained; hidden states
       are compared before the last norm, without their mean where norms take it away. A density counts the blocks'
       matrices and those between bases, not the embeddings.
-    - DeBERTa is not in the paper. Its relative positions go through queries and keys: every attention stores its own
-      projection of them, which counts.
     - ALBERT is not in the paper. Its blocks read the embeddings first, then their own output: hidden states keep their
       basis, without gates; heads are calibrated over all uses of a block, whose gates and weights are one and count
-      once. So it is where embeddings have another width (ELECTRA-small, OPT-350m), a convolution reads the stream, or
-      the first attention has no norm (ModernBERT).
+      once. So it is where embeddings have another width (ELECTRA-small, OPT-350m), or the first attention has no
+      norm (ModernBERT).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lit_compress.calibration.second_moments import bases_of, collect_grams
@@ -57,11 +55,10 @@ from lit_compress.methods.base import Method
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.gates import (
     DIMENSIONS,
-    GATES,
     GateSlots,
-    ProjectionSpec,
     even_units,
     gated_size,
+    possible_gates,
 )
 from lit_compress.models.projected.projections import (
     Bases,
@@ -70,16 +67,15 @@ from lit_compress.models.projected.projections import (
     insert_projections,
     narrowed,
 )
-from lit_compress.models.residual_stream import ResidualStream
+from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import Model
-from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.losses import LossKind, States, matched_layers_loss
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Limits, Stage
 from lit_compress.stages.compression import CALIBRATION_SEED
 from lit_compress.stages.distillation import MappedDistillation
-from lit_compress.stages.gated import GatedStage, GatedTraining, check_gates
+from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
@@ -116,15 +112,10 @@ class ProjectedPruning(GatedTraining):
         start: when the gates of dimensions begin to be trained; before, only distillation trains the model.
         target_warmup: how long the target density falls, from ``start`` on.
         structure_start: when the gates of heads and layers begin to be trained.
-        gates: the gates to train; ``hidden``, ``qk``, ``vo``, ``neurons`` close dimensions, ``heads``,
-            ``attention_layer``, ``ffn_layer`` whole heads and sub-layers.
         log_alpha: initial value of every gate's parameter. At 10 gates are open and need some hundred steps at learning
             rate 0.1 until they differ; use 5 where a run has only a few hundred steps.
-        projections: ``pca`` from calibration, or ``identity`` (the paper's Table 3 without PCA).
         examples: number of training examples for calibration.
         tokens: number of tokens of these examples that are used.
-        group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
-        train_originals: also train the weights between the projections, and the embeddings.
     """
 
     epochs: int = 20
@@ -134,14 +125,9 @@ class ProjectedPruning(GatedTraining):
     start: float = 0.1
     target_warmup: float = 0.1
     structure_start: float = 0.4
-    gates: tuple[str, ...] = GATES
     log_alpha: float = 10.0
-    projections: Literal["pca", "identity"] = "pca"
     examples: int = 512
     tokens: int = 4096
-    group: int = 1
-    train_originals: bool = False
-    matters: ClassVar[dict[str, Any]] = {key: {"projections": ("pca",)} for key in ("examples", "tokens")}
     limits: ClassVar[Limits] = {
         **{f"prune.{name}": {"low": 0, "below": 1} for name in ("start", "structure_start")},
         **{f"prune.{name}": {"low": 1} for name in ("examples", "tokens")},
@@ -150,9 +136,6 @@ class ProjectedPruning(GatedTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_gates(self.gates, GATES)
-        if not self.gates or len(set(self.gates)) < len(self.gates):
-            raise UserError(f"prune.gates: {list(self.gates)} must name at least one gate, each once")
         if self.start + self.target_warmup >= 1:
             raise UserError(
                 f"prune.start + prune.target_warmup: {self.start} + {self.target_warmup} leave no step at the target; "
@@ -167,52 +150,42 @@ class ProjectedStage(GatedStage):
         density: final fraction of the sites' weights, in (0, 1]; at 1 nothing is inserted.
 
     Attributes:
-        shares: [sites, d], share of every direction in the energy of its site; 0 for the identity.
         axes: U [sites, d, d] of a pre-norm model's sites, if hidden states are distilled; else none.
     """
 
     settings: ProjectedPruning
-    shares: Tensor
     axes: Tensor
     map: nn.Parameter
     matches = True
     fine = DIMENSIONS
-
-    def __init__(self, settings: ProjectedPruning, density: float, round_to: int | None = None) -> None:
-        super().__init__(settings, density, round_to)
-        self.form = ProjectionSpec(settings.gates, settings.group)
-        # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
-        self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
+    finest = "neurons"  # groups of others share matrices, so the last units of the budget cannot be given one by one
 
     # ---------------------------------------------------------------- set-up
 
     def check(self, net: Model) -> None:
-        """Refuse architectures without these gates, too few tokens, and a density that the gates cannot reach."""
-        self.form.residual_stream(net)
-        settings, d = self.settings, net.config.hidden_size
-        if settings.projections == "pca" and settings.tokens < d:
-            raise UserError(
-                f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
-            )
-        size = gated_size(net, self.form)
+        """Refuse architectures without gates, too few tokens, and a density that the gates cannot reach."""
+        gates, tokens, d = possible_gates(net), self.settings.tokens, net.config.hidden_size
+        if tokens < d:
+            raise UserError(f"prune.tokens: {tokens} tokens are fewer than the {d} dimensions; give at least {d}")
+        size = gated_size(net, gates)
         least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
         smallest = size.count(least)
         if smallest > self.density * size.total:
             raise UserError(
-                f"model.density: {self.density:.4g} cannot be reached with the gates {', '.join(settings.gates)}; "
+                f"model.density: {self.density:.4g} cannot be reached with the gates {', '.join(gates)}; "
                 f"reachable: {smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
             )
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        kept = even_units(gated_size(net, self.form), self.density)
-        return narrowed(net, self.form, kept, identity_bases(net, self.settings.group))
+        gates = possible_gates(net)
+        return narrowed(net, gates, even_units(gated_size(net, gates), self.density), identity_bases(net))
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Insert projections, after a calibration of the dense model (Eqs. 6-12) or of a checkpoint; gate them."""
-        stream, settings, d = self.form.residual_stream(net), self.settings, net.config.hidden_size
-        listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
-        self.register_buffer("shares", torch.zeros(len(stream.rotatable), d))
+        stream, gates, d = residual_stream(net), possible_gates(net), net.config.hidden_size
+        listens = stream.pre_norm and "hidden" in gates and method.distillation.alpha_layers > 0
+        self.register_buffer("shares", torch.zeros(len(stream.rotatable), d))  # checkpoints of 0.2 have it
         self.register_buffer("axes", torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1))
         if structure is not None:
             rebuild(net, structure)
@@ -220,40 +193,33 @@ class ProjectedStage(GatedStage):
             bases = self._bases(method, net)
             for i in range(len(self.axes)):
                 self.axes[i] = bases.sites[i]
-            insert_projections(net, bases, self.form)
-        if not settings.train_originals:
-            _freeze(net, self.form.residual_stream(net))
+            insert_projections(net, bases, gates)
+        _freeze(net)
         copies = dict.fromkeys(("qk", "vo"), net.config.num_attention_heads)
-        self.make_gates(gated_size(net, self.form), settings.log_alpha, DIMENSIONS, copies=copies)
+        self.make_gates(gated_size(net, gates), self.settings.log_alpha, DIMENSIONS, copies=copies)
         self.map = nn.Parameter(torch.eye(d))
         return net
 
     def _bases(self, method: MicroBatches, net: Model) -> Bases:
-        """Return the projections; write every direction's share of its site's energy into :attr:`shares`."""
-        settings = self.settings
-        if settings.projections == "identity":
-            return identity_bases(net, settings.group)
-        trainer = method.trainer
+        """Return the projections by a calibration of the dense model."""
+        settings, trainer = self.settings, method.trainer
         data, shared = trainer.datamodule, trainer.world_size > 1  # type: ignore[attr-defined]
         batches = data.calibration_dataloader(min(settings.examples, data.train_size()), CALIBRATION_SEED)
         move(net, trainer.strategy.root_device)
         grams = collect_grams(
-            net, batches, settings.tokens, CALIBRATION_SEED, settings.group,
-            method.kind.run, method.kind.masks,
+            net, batches, settings.tokens, CALIBRATION_SEED, method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
         )  # fmt: skip
         move(net, "cpu")
         # eigenvectors of equal eigenvalues would differ between machines
-        bases, shares = from_first(lambda: bases_of(grams, centred=not get_architecture(net).rms))
-        self.shares.copy_(shares)
-        return bases
+        return from_first(lambda: bases_of(grams, centred=not get_architecture(net).rms))
 
     def attach(self, net: Model) -> None:
         """Find the modules that the gates multiply, and the norms whose inputs are distilled."""
         super().attach(net)
-        self._slots = GateSlots(net, self.form)
+        self._slots = GateSlots(net, possible_gates(net))
         self._rms = get_architecture(net).rms
-        sublayers = reversed(self.form.residual_stream(net).sublayers)
+        sublayers = reversed(residual_stream(net).sublayers)
         firsts = reversed({sublayer.block: sublayer for sublayer in sublayers}.values())
         self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(str(part.norm))) for part in firsts]
 
@@ -345,14 +311,10 @@ class ProjectedStage(GatedStage):
         """Multiply projections and gates into smaller matrices."""
         fold_projections(net)
 
-    def finish(self, net: Model, folder: Path) -> None:
-        """Write the principal components' shares of energy, which are plotted (the paper's Figure 1)."""
-        if self.shares.any():
-            save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
 
-
-def _freeze(net: Model, stream: ResidualStream) -> None:
+def _freeze(net: Model) -> None:
     """Freeze the embeddings and, in post-norm models, the original matrices (pre-norm ones hold projections)."""
+    stream = residual_stream(net)
     for sublayer in () if stream.pre_norm else stream.sublayers:
         for name in sublayer.sites.values():
             for kind, parameter in net.get_submodule(name).named_parameters():

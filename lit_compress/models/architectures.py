@@ -141,10 +141,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # its attention has the number of heads as an attribute, and is silently wrong if that is wrong
     "deberta-v2": Architecture(
-        stacks={"encoder": Stack("encoder.layer.*", _WORDS, norm=_NORM)},
+        stacks={"encoder": Stack("encoder.layer.*", _WORDS)},
         sublayers=_bert("_proj", also=("pos_key_proj", "pos_query_proj")),
         embeddings=("embeddings", "encoder.rel_embeddings"),
-        parts_returned=2,
+        parts_returned=2, keeps_basis="its positions go through the same queries and keys",
         head_attributes=lambda width, heads: {"num_attention_heads": heads, "all_head_size": heads * width},
     ),
     # q, k, v are one Linear, and so are gate and up; it begins with a norm of the embeddings

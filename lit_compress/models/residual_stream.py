@@ -1,9 +1,9 @@
 """The residual stream of a model as a graph: which norms read it, which sub-layers read and write it, in which bases.
 
 SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm models a site is a
-LayerNorm: every sub-layer reads one and writes the next. In pre-norm models sites are bases of the stream: ``group``
-sub-layers share one, and the stream changes its basis where a group ends (section 3.5). These sites are places of the
-residual stream, not the matrices of models/sites.py.
+LayerNorm: every sub-layer reads one and writes the next. In pre-norm models sites are bases of the stream, which
+changes its basis behind every sub-layer but the last (section 3.5). These sites are places of the residual stream, not
+the matrices of models/sites.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lit_compress.utils.errors import UserError
 class StreamSite:
     """A site of the residual stream of a stack, with its own directions.
 
-    ``norms`` are names of the norms that read it, one in a post-norm model, a group's in a pre-norm model; ``tables``
-    of the embeddings that write to it.
+    ``norms`` are names of the norms that read it: one, and of a pre-norm model's last site also the norm behind the
+    blocks; ``tables`` of the embeddings that write to it.
     """
 
     norms: list[str]
@@ -50,7 +50,7 @@ class StreamSubLayer(SubLayer):
 
     @property
     def junction(self) -> str:
-        """Name of the module that changes the basis of the stream, if this sub-layer ends a group."""
+        """Name of the module that changes the basis of the stream, if it changes behind this sub-layer."""
         return f"{self.block}.{'end' if self.kind == 'ffn' else 'middle'}"
 
 
@@ -81,8 +81,8 @@ class ResidualStream:
         return of_kind(self.sublayers, "attention")
 
     @property
-    def group_ends(self) -> list[StreamSubLayer]:
-        """The last sub-layers of groups that share a basis, after which the basis changes."""
+    def turns(self) -> list[StreamSubLayer]:
+        """The sub-layers of a pre-norm model behind which the basis changes: all but the last."""
         return [sublayer for sublayer in self.sublayers if self.pre_norm and sublayer.reads != sublayer.writes]
 
     @property
@@ -98,22 +98,13 @@ def has_head_projections(net: Model) -> bool:
     return not (architecture.rotary or architecture.head_norms) and {"q", "k", "v"} <= roles
 
 
-def group_of(net: Model) -> int:
-    """Return how many sub-layers share a basis in a model with SP3's layers: those up to the first change of basis."""
-    stream = residual_stream(net)
-    ends = (number for number, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction))
-    return next(ends, len(stream.sublayers)) if stream.pre_norm else 1
-
-
-def residual_stream(net: Model, group: int = 1) -> ResidualStream:
+def residual_stream(net: Model) -> ResidualStream:
     """Return sites and sub-layers of ``net``, which may be dense or have replaced Linears and norms.
-
-    In pre-norm models ``group`` sub-layers share a basis.
 
     Raises:
         UserError: the residual stream cannot be projected.
     """
-    _check(net, group)
+    _check(net)
     architecture, prefix, parts = get_architecture(net), base_prefix(net), find_sublayers(net, removable=False)
     norms = {spec.kind: spec.norm for spec in architecture.sublayers}
     sites: list[StreamSite] = []
@@ -124,14 +115,14 @@ def residual_stream(net: Model, group: int = 1) -> ResidualStream:
         own = [part for part in parts if part.stack == stack]
         memory, first = len(sites) - 1, len(sites)  # memory: the encoder's last site
         if architecture.pre_norm:
-            count = max(1, -(-len(own) // group))
+            count = max(1, len(own))
             sites += [StreamSite([], list(tables if i == 0 else ()), stack) for i in range(count)]
         else:
             sites += [StreamSite([f"{prefix}{end}"], tables, stack)]
         for i, part in enumerate(own):
             norm = f"{part.block}.{norms[part.type]}"
             if architecture.pre_norm:
-                reads, writes = (first + min(j // group, count - 1) for j in (i, i + 1))
+                reads, writes = (first + min(j, count - 1) for j in (i, i + 1))
                 sites[reads].norms.append(norm)
             else:
                 reads, writes = first + i, first + i + 1
@@ -152,24 +143,20 @@ def _fixed(net: Model) -> str:
         "its blocks run more than once, first on the embeddings": record.repeated,
         "its first attention reads the embeddings without a norm": record.bare_start,
         f"its embeddings have {width} dimensions, its hidden states {d}": width != d,
-        "a convolution reads its hidden states": getattr(config, "conv_kernel_size", 0),
         record.keeps_basis: record.keeps_basis,
         "do_layer_norm_before is False": not getattr(config, "do_layer_norm_before", True),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _check(net: Model, group: int) -> None:
-    """Refuse architectures and groups that cannot be projected."""
+def _check(net: Model) -> None:
+    """Refuse architectures that cannot be projected."""
     config, kind, architecture = net.config, net.config.model_type, get_architecture(net)
     if not architecture.has_residual_stream:
         able = families_with(lambda other: other.has_residual_stream)
         why = f" ({architecture.keeps_basis})" if architecture.keeps_basis else ""
-        raise UserError(f"model.backbone: the hidden states of '{kind}' cannot be projected{why}; nearest: {able}")
-    if not getattr(config, "share_att_key", True):
         raise UserError(
-            "model.backbone: a DeBERTa whose positions have projections of their own cannot be projected; valid: "
-            "share_att_key true (v3)"
+            f"model.backbone: the hidden states of '{kind}' cannot be projected{why}; nearest: SecondOrder, or {able}"
         )
     if config.is_encoder_decoder:
         for what in ("attention_heads", "ffn_dim"):
@@ -178,10 +165,6 @@ def _check(net: Model, group: int) -> None:
                 raise UserError(
                     f"model.backbone: projections need encoder_{what} and decoder_{what} alike, not {sizes}"
                 )
-    if group < 1:
-        raise UserError(f"prune.group: {group} is below 1, the smallest valid value")
-    if group > 1 and not architecture.pre_norm:
-        raise UserError(f"prune.group: {group}; the norms of {kind} are after the sub-layers, valid is 1")
 
 
 def _reader(net: Model) -> str:

@@ -112,6 +112,3 @@ def config_of(folder: Path) -> Config:
             if hasattr(config, name) and name[:1] != "_" and not isinstance(value, dict | list):
                 setattr(config, name, value)
     return config
-
-
-COMPONENTS = "components.safetensors"  # next to a model: "shares", each direction's share of energy (SP3)

@@ -29,7 +29,7 @@ from lit_compress.numerics.masks import keep_count
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
-from lit_compress.utils.errors import UserError, nearest, require
+from lit_compress.utils.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,6 @@ class GatedTraining(Training):
             raise UserError(
                 "prune.optimizer: its class has no `maximize`, which the multipliers need; nearest: torch.optim.AdamW"
             )
-
-
-def check_gates(names: Sequence[str], valid: Sequence[str]) -> None:
-    """Refuse by a UserError the gate that a user asks for and that is not one of the ``valid`` ones of the method."""
-    for name in names:
-        if name not in valid:
-            raise UserError(f"prune.gates: there is no '{name}'; {nearest(name, valid)}")
 
 
 class GatedStage(Stage):

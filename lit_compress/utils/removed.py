@@ -11,10 +11,15 @@ _CONSTANTS: dict[str, Any] = {
     "centred": True, "gradient_damping": 0.01, "input_damping": 0.001, "estimator": "per_example", "stacked": True,
     "max_skipped": 20, "fidelity": "paper", "prune.norm": "rms", "head_projections": "dense", "skip_sites": 0,
     "match_last": True, "exact_target": True, "ridge": 1e-6, "prune.reduction": "sum", "prune.scope": "global",
-    "prune.calibration_seed": 42, "score_point": "after", "sigma_side": "out", "prune.importance": "element1",
-    "prune.score": "absolute", "power": 0.5, "prune.ratio": "exact",
+    "prune.calibration_seed": 42, "prune.group": 1, "prune.projections": "pca", "train_originals": False,
+    "score_point": "after", "sigma_side": "out", "prune.importance": "element1", "prune.score": "absolute",
+    "power": 0.5, "prune.ratio": "exact",
 }  # fmt: skip
-# the same -> this value, and what to do in place of another
+_GATES = (  # of SP3, and of CoFiLoSparse
+    ["hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer"],
+    ["attention_layer", "ffn_layer", "heads"],
+)
+# the same -> this value, or these, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     **{name: (value, f"leave it out: it is always {value}") for name, value in _CONSTANTS.items()},
     "refit": (False, "factorize --refine STEPS fits the blocks to the dense model's outputs"),
@@ -41,6 +46,10 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "private": (None, "`hf upload USER/NAME OUT . --private` uploads the export"),
     "json": (None, "`report FOLDER` writes report/results.csv, with the same columns"),
     "texts": (None, "`python -m benchmarks.device.gpu` in a clone times texts of mixed lengths, padded and packed"),
+    "model.blocks": (None, "--model.density 0.5 keeps half of the blocks"),
+    "model.slicing": (None, "--model.density 0.84 keeps as much of a block as a slice of 25 %"),
+    "prune.parts": ("blocks", "--model SecondOrder --model.retrain.removes structures removes sub-layers"),
+    "prune.gates": (_GATES, "leave it out: a model has all gates that it can have"),
     "export.round_to": (None, "--model.round_to makes widths multiples of a number when the model is compressed"),
 }
 # kind of a layer in exports of earlier versions -> what to do
@@ -112,7 +121,8 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
             continue
         if gone := REMOVED.get(f"{'model' if of_model else group}.{name}") or REMOVED.get(name):
             usual, advice = gone
-            line = None if value in (usual, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
+            known = usual if isinstance(usual, tuple) else (usual,)
+            line = None if value in (*known, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
             kept[name] = without_removed(value, strict, name) if isinstance(value, dict) else value
             continue

@@ -31,7 +31,7 @@ def report_of(folder):
     [
         ("SVD", "size=32kB", ("--export.dtype", "bfloat16")),
         ("SecondOrder", "params=11k", ("--export.vocabulary", "data")),
-        ("SP3", "flops=0.5", ("--model.prune.tokens", "200", "--model.prune.gates", "[neurons,qk,vo]")),
+        ("SP3", "flops=0.5", ("--model.prune.tokens", "200")),
     ],
 )
 def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, capsys):

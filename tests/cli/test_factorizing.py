@@ -46,16 +46,14 @@ def test_factorize_refines_and_distils_without_labels(words, tmp_path):
     assert [path.name for path in (tmp_path / "out.distil").iterdir()] == ["tensorboard"]  # checkpoints are gone
 
 
-@pytest.mark.parametrize(("parts", "left"), [("blocks", 1), ("sublayers", 2)])
-def test_kept_parts_are_refined(parts, left, words, tmp_path):
-    """The one block that is left learns what both gave; without sub-layers each block learns what it gave."""
+def test_kept_blocks_are_refined(words, tmp_path):
+    """The one block that is left learns what both gave."""
     model, data = words
     more = ["--model.prune.choice", "measured", "--model.prune.examples", "20", "--refine", "20"]
-    more += ["--model.prune.parts", parts]
     main(["factorize", *model, str(tmp_path / "out"), *data, "--method", "Layers", "--density", "0.5", *more])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     refined = report["refined"]
-    assert len(refined["before"]) == left and refined["after"][-1] < refined["before"][-1] and refined["texts"] == 100
+    assert len(refined["before"]) == 1 and refined["after"][-1] < refined["before"][-1] and refined["texts"] == 100
     assert report["compressed"]["density"] == 0.5 and report["calibration"]["measured_loss"] > 0
 
 

@@ -22,7 +22,7 @@ ONE_SHOT = ("SVD", "FWSVD", "SecondOrder", "LLMPruner", "SliceGPT", "Layers")
 COMMANDS = ("factorize", "evaluate", "predict", "bench", "export")
 OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
-    "teacher": "other", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
+    "teacher": "other", "sites": "x", "recompute": True,
     "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
     "weighting": "none",
     "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,

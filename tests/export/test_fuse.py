@@ -124,7 +124,7 @@ def factors(net):
 @pytest.mark.parametrize(
     ("family", "make"),
     [
-        ("bert", factors), ("bert", narrow), ("bert", gated), ("deberta-v2", narrow), ("llama", narrow),
+        ("bert", factors), ("bert", narrow), ("bert", gated), ("llama", narrow),
         ("opt", narrow), ("bart", narrow), ("t5", lambda net: net), ("modernbert", lambda net: net),
     ],
 )  # fmt: skip

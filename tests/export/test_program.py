@@ -49,7 +49,7 @@ CASES = {
     "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
     "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
     "narrow": ("albert", {}, narrow, (NarrowLinear,)),
-    "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Removed)),
+    "narrow_bert": ("bert", {}, narrow, (NarrowNorm,)),
 }
 
 

@@ -32,7 +32,7 @@ def fits() -> dict[str, tuple[str, list[str]]]:
     runs = {}
     for method in ("FWSVD", "FLOP", "LLMPruner", "SecondOrder", "SliceGPT"):
         runs[f"{method} llama"] = ("llama2", options(method, RUN))
-    runs["SP3 llama"] = ("llama2", [*options("SP3", RUN), "--model.prune.gates", "[hidden, neurons]"])
+    runs["SP3 llama"] = ("llama2", options("SP3", RUN))
     return runs
 
 
@@ -84,8 +84,6 @@ IN_MEMORY = {
     "qwen3 sliced": [*SLICED, "--budget", "params=30K"],
     "modernbert fewer": [*FEWER, *HALF],
     "llama fewer": [*FEWER, "--budget", "params=25K"],
-    "llama sublayers": [*FEWER, *HALF, "--model.prune.parts", "sublayers"],
-    "bert sublayers": [*FEWER, "--budget", "params=25K", "--model.prune.parts", "sublayers"],
 }
 
 

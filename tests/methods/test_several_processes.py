@@ -25,7 +25,7 @@ SP3 = [*PRUNE, "--model.prune.start", "0.2", "--model.prune.target_warmup", "0.3
        "--model.prune.structure_start", "0.5", "--model.prune.tokens", "200"]  # fmt: skip
 CASES = {
     "SP3": SP3,
-    "SP3-opt": [*SP3, "--model.prune.train_originals", "true"],  # the stream turns: its bases are in the loss, too
+    "SP3-opt": SP3,  # the stream turns: its bases are in the loss, too
     "CoFi": [*FINETUNED, "--model.retrain.epochs", "1"],
     # the first rows go by the first gradients: without labels these are rounding noise, as the net equals its teacher
     "CoFiLoSparse": [*FINETUNED, "--model.prune.interval", "2", "--model.distillation.alpha_labels", "0.5",

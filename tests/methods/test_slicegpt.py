@@ -36,7 +36,7 @@ def hookable(net):
 def slice_by_hooks(net, site, kept):
     """Let all readers of a site have only some directions: its norms, and a change of basis after it."""
     stream, projector = residual_stream(net), (kept @ kept.mT).to(net.dtype)
-    ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == site]
+    ends = [sublayer.junction for sublayer in stream.turns if sublayer.reads == site]
     for name in (*stream.sites[site].norms, *ends):
         net.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] @ projector,))
 
@@ -102,7 +102,7 @@ def test_axes_are_of_what_the_sliced_net_computes(family):
         assert torch.allclose((first * axes[i][:, :WIDTH]).sum(0).abs(), torch.ones(WIDTH).double(), atol=1e-5)
 
 
-def test_widths_meet_the_density_or_are_the_slice():
+def test_widths_meet_the_density():
     net = make_net("opt")
     stage = stage_of(density=0.6)
     widths = stage.compression.widths(net)
@@ -111,20 +111,16 @@ def test_widths_meet_the_density_or_are_the_slice():
     small = slice_stream(net, [torch.eye(32).double()] * 4, widths)
     assert 0.58 < stored_density(small) <= 0.6
     assert count_params(outlined) == count_params(small)
-    assert stage_of(slicing=0.25).compression.widths(make_net("opt")) == [24] * 4
-    assert stage_of(slicing=0.3, round_to=8).compression.widths(make_net("opt")) == [16] * 4
     assert {width % 8 for width in stage_of(density=0.6, round_to=8).compression.widths(make_net("opt"))} == {0}
-    outlined = stage_of(slicing=0.25).outline(make_net("bert").to("meta"))
-    # here a W_R is a quarter of what stands beside it
-    assert stored_density(outlined) == pytest.approx(0.75 + 0.75**2 / 4)
+    # in BERT a W_R is a quarter of what stands beside it
+    stage, net = stage_of(density=0.75 + 0.75**2 / 4), make_net("bert").to("meta")
+    assert stage.compression.widths(net) == [24] * 5
+    assert stored_density(stage.outline(net)) == pytest.approx(0.75 + 0.75**2 / 4)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"slicing": 0.25, "density": 0.5}, r"model\.slicing 0\.25, model\.density 0\.5: only one of them can decide"),
-        ({"slicing": 0.25, "budget": "size=2MB"}, r"model\.slicing 0\.25, model\.budget size=2MB: only one"),
-        ({"slicing": 1.0}, r"model\.slicing: 1\.0 is not in \[0, 1\); usual: 0\.25"),
         ({"distillation": Distillation(alpha_layers=1.0)}, r"distillation\.alpha_layers: 1\.0 compares hidden states"),
     ],
 )
@@ -136,15 +132,14 @@ def test_settings_that_cannot_be(settings, message):
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("t5", {}, r"model\.backbone: the hidden states of 't5' cannot be projected \(.*\); nearest: bert"),
+        (
+            "t5",
+            {},
+            r"model\.backbone: the hidden states of 't5' cannot be projected \(.*\); nearest: SecondOrder, or bert",
+        ),
         ("albert", {}, r"model\.backbone: hidden states of 'albert' cannot be sliced: its blocks run more than once"),
         ("modernbert", {}, r"model\.backbone: hidden states of 'modernbert' cannot be sliced: its first attention"),
         ("bert", {"density": 0.01}, r"model\.density: 0\.01 cannot be reached .*; the smallest is 0\.03"),
-        (
-            "bert",
-            {"slicing": 0.99},
-            r"model\.slicing: 0\.99 leaves less than 1 of 32 .* value is 0\.9688",
-        ),
     ],
 )
 def test_what_cannot_be_sliced(family, settings, message):

@@ -1,12 +1,13 @@
 """Gates in real nets: the value they have where they act, and the smaller net that computes the same."""
 
+import copy
 import json
 
 import helpers
 import pytest
 import torch
 from helpers import cached_logits, logits, random_z
-from tiny import DECODERS, VARIANTS, make_inputs, make_net
+from tiny import ALL, DECODERS, VARIANTS, make_batch, make_inputs, make_net
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -16,7 +17,7 @@ from lit_compress.layers import GatedNorm, LowRankSparseLinear
 from lit_compress.methods.cofi.gates import gate_net, gate_shapes, gated_size, possible_gates, set_gates
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
-from lit_compress.models.cut import close_empty_sublayers, cut_closed, remove_constant_units
+from lit_compress.models.cut import close_empty_sublayers, cut_closed, cut_units, remove_constant_units
 from lit_compress.models.residual_stream import stream_width
 from lit_compress.models.sites import cuttable, find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
@@ -219,3 +220,41 @@ def test_a_net_without_an_attention_loses_neurons():
     fused = fuse(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     assert fused.get_submodule(parts[1].last).in_features == 54
+
+
+def without_sublayers(net, flags):
+    """Copies of the model without the sub-layers of some flags: removed, and with their last bias alone."""
+    small, constant = copy.deepcopy(net), copy.deepcopy(net)
+    gone = [part for part, flag in zip(sublayers(net, gated=False), flags, strict=True) if not flag]
+    for part in gone:
+        constant.get_submodule(part.last).register_forward_pre_hook(lambda _, args: (args[0] * 0,))
+    cut_units(small, {part.last: torch.zeros(part.count(net), dtype=torch.bool) for part in gone}, whole=True)
+    return small, constant
+
+
+FREE = [name for name in ALL if not name.startswith(("albert", "gemma", "opt-350m", "qwen3-s"))]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_removed_sublayer_of_every_family_gives_its_bias_alone(name, tmp_path):
+    family, settings = ALL[name]
+    net = make_net(family, dropout=0.0, **settings | {"initializer_range": 0.1}).eval()
+    count = len(sublayers(net, gated=False))
+    for kept in (range(0, count, 2), range(count - 1)):
+        small, constant = without_sublayers(net, [i in kept for i in range(count)])
+        assert torch.allclose(logits(small), logits(constant), atol=1e-5)
+        save_net(small, tmp_path)
+        assert torch.equal(logits(load_net(tmp_path)), logits(small))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", *(name for name in DECODERS if not name.startswith("gemma"))])
+def test_a_decoder_with_one_self_attention_writes_the_same_with_a_cache(family):
+    net = make_net(family, "xsum" if family in ("bart", "t5") else "plain_text", initializer_range=0.2).eval()
+    parts = sublayers(net, gated=False)
+    last = max(i for i, part in enumerate(parts) if part.cached)
+    small, constant = without_sublayers(net, [not part.cached or i == last for i, part in enumerate(parts)])
+    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    ids = make_batch()["input_ids"][:1]
+    written = small.generate(ids, **asked)
+    assert torch.equal(written, small.generate(ids, use_cache=False, **asked))
+    assert torch.equal(written, constant.generate(ids, use_cache=False, **asked))

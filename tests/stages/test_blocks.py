@@ -1,4 +1,4 @@
-"""Removal of blocks and sub-layers: the choice by naive loops, divergences, every family, what is refused."""
+"""Removal of blocks: the choice by naive loops, divergences, every family, what is refused."""
 
 import copy
 import itertools
@@ -9,27 +9,20 @@ from threading import Barrier
 import pytest
 import torch
 from helpers import logits
-from tiny import ALL, DECODERS, make_batch, make_net
+from tiny import ALL, make_batch, make_net
 from transformers import AutoConfig
 
 from lit_compress.export.modelling import ordinary_net
-from lit_compress.models.accounting import stored_density
 from lit_compress.models.shorten import holds_first, stack_lengths
-from lit_compress.models.sites import sublayers
-from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import describe
 from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.stages.blocks import (
     GROUP,
     BlockLosses,
     BlockRemoval,
     KeptBlocks,
-    SubLayerLosses,
+    all_blocks,
     divergences,
     evenly_spaced,
-    flags_of,
-    kept_sublayers,
-    remove_others,
 )
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.tasks import task_type
@@ -51,8 +44,8 @@ def least_missed(net, counts, batches, kind):
     return BlockLosses(counts).answer(net, batches, kind, None)
 
 
-def removal(density=0.5, blocks=None, exact=False, **settings):
-    return BlockRemoval(KeptBlocks(**settings), density, blocks, exact)
+def removal(density=0.5, exact=False, **settings):
+    return BlockRemoval(KeptBlocks(**settings), density, exact)
 
 
 def stage(method):
@@ -94,48 +87,41 @@ def test_the_greedy_choice_removes_the_block_that_is_missed_the_least(monkeypatc
 
 
 def exhaustive(search, net, loss):
-    """What is left if every remaining part is tried again after every removal, and how many were."""
-    kept, before, tried = search.begin(net), 0.0, 0
+    """What is left if every remaining block is tried again after every removal, and how many were."""
+    kept, tried = all_blocks(net), 0
     while choices := search.choices(net, kept):
-        losses = {part: loss(without) for part, (without, _) in choices.items()}
-        best = min(choices, key=lambda part: (losses[part] - before) / choices[part][1])
-        kept, before, tried = choices[best][0], losses[best], tried + len(choices)
+        losses = {block: loss(without) for block, without in choices.items()}
+        best = min(choices, key=lambda block: losses[block])
+        kept, tried = choices[best], tried + len(choices)
     return kept, tried
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_lazy_choice_is_the_exhaustive_one_if_no_rise_falls(seed, monkeypatch):
-    """Parts of two weights, and pairs that are missed more together."""
+    """Pairs of blocks are missed more together."""
     draw, tried = random.Random(seed), []
     own = [draw.random() for _ in range(16)]
     pairs = [[draw.random() ** 4 for _ in range(16)] for _ in range(16)]
-
-    class Parts(BlockLosses):
-        def begin(self, net):
-            return {"a": list(range(16))}
-
-        def choices(self, net, kept):
-            return {i: ({"a": [j for j in kept["a"] if j != i]}, 1 + i % 2) for i in kept["a"] if len(kept["a"]) > 6}
 
     def loss(kept):
         gone = [i for i in range(16) if i not in kept["a"]]
         return sum(own[i] for i in gone) + sum(pairs[i][j] for i, j in itertools.combinations(gone, 2))
 
+    monkeypatch.setattr("lit_compress.stages.blocks.stack_lengths", lambda _: {"a": (None, 16)})
+    monkeypatch.setattr("lit_compress.stages.blocks.holds_first", lambda _: False)
     monkeypatch.setattr(
         "lit_compress.stages.blocks.divergences",
         lambda _, choices, *__: tried.append(len(choices)) or [loss(kept) for kept in choices],
     )
-    kept, all_tried = exhaustive(Parts({}), None, loss)
-    assert Parts({}).answer(None, None, None, None) == kept
+    search = BlockLosses({"a": 6})
+    kept, all_tried = exhaustive(search, None, loss)
+    assert search.answer(None, None, None, None) == kept
     assert tried[0] == 16 and max(tried[1:]) == GROUP and sum(tried) < 0.8 * all_tried
 
 
-@pytest.mark.parametrize(
-    ("family", "search"), [("llama", BlockLosses({"model.layers": 3})), ("bart", SubLayerLosses(0.6))]
-)
-def test_a_tiny_model_loses_the_same_parts_with_fewer_trials_and_in_several_processes(family, search, monkeypatch):
-    depth = {"encoder_layers": 3, "decoder_layers": 3} if family == "bart" else {"num_hidden_layers": 8}
-    net = four_blocks(family, **depth | {"initializer_range": 0.3}).double()
+def test_a_tiny_model_loses_the_same_blocks_with_fewer_trials_and_in_several_processes(monkeypatch):
+    search = BlockLosses({"model.layers": 3})
+    net = four_blocks("llama", num_hidden_layers=8, initializer_range=0.3).double()
     kind, batches, tried = task_type("classification"), [make_batch(seed=seed) for seed in (1, 2)], []
 
     def counted(*given):
@@ -234,7 +220,8 @@ def test_the_divergence_without_a_block_is_that_of_the_model_without_it(name):
                     p, q = (kind.run(n, inputs).logits.log_softmax(-1) for n in (net, small))
                 total, rows = total + float((p.exp() * (p - q)).sum()), rows + 1
         assert value == pytest.approx(total / rows, rel=1e-5)
-    assert all(map(len, least_missed(net, dict.fromkeys(whole, 3), batches, kind).values()))
+    kept = least_missed(net, dict.fromkeys(whole, 3), batches, kind)
+    assert all(map(len, kept.values()))
     assert not net.training and all(len(net.get_submodule(path)) == 4 for path in whole)
 
 
@@ -248,12 +235,6 @@ def test_a_candidate_runs_only_the_blocks_behind_it(monkeypatch):
     assert len(runs) == (4 + 3 + 2 + 1 + 0) + (4 + 3 + 2 + 1 + 0)
 
 
-def test_sizes_beforehand_are_those_of_the_dearest_choice():
-    """The networks go first: attentions have more FLOPs for a weight."""
-    net = four_blocks("bert")
-    assert flags_of(SubLayerLosses(0.6).first(net)) == [True, True] + [True, False] * 3
-
-
 def test_an_answer_that_is_not_finite_is_refused():
     net = four_blocks("bert")
     net.classifier.weight.data[0, 0] = torch.nan
@@ -261,53 +242,9 @@ def test_an_answer_that_is_not_finite_is_refused():
         least_missed(net, {"bert.encoder.layer": 3}, [make_batch()], task_type("classification"))
 
 
-def constant(net, kept):
-    """A copy of the model, in which sub-layers give their last bias alone."""
-    small = copy.deepcopy(net)
-    for part, flag in zip(sublayers(net, gated=False), flags_of(kept), strict=True):
-        if not flag:
-            small.get_submodule(part.last).register_forward_pre_hook(lambda _, args: (args[0] * 0,))
-    return small
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith(("gemma", "opt-350m", "qwen3-s"))])
-def test_sublayers_of_every_family_are_removed(name, tmp_path):
-    net = four_blocks(name, initializer_range=0.1)
-    method = removal(0.6, choice="measured", parts="sublayers")
-    method.check(net)
-    dense, batches, kind = copy.deepcopy(net), [make_batch()], task_type("classification")
-    kept = SubLayerLosses(0.6).answer(net, batches, kind, None)
-    assert torch.equal(logits(net), logits(dense)) and not all(flags_of(kept))
-    values = [divergences(dense, [kept], batches, kind, None, base) for base in (None, SubLayerLosses(0.6).begin(net))]
-    assert values[0] == pytest.approx(values[1], abs=1e-6)
-    method.fill(net, method.plan(net, {path: torch.tensor(flags) for path, flags in kept.items()}))
-    assert torch.allclose(logits(net), logits(constant(dense, kept)), atol=1e-5)
-    assert method.kept == kept and method.behind is None and 0.4 < method.density_left(net) <= 0.6
-    save_net(net, tmp_path)
-    assert torch.equal(logits(load_net(tmp_path)), logits(net))
-    resumed = method.rebuilt(copy.deepcopy(dense), {}, {"calibration": {"kept": kept}})
-    assert describe(resumed) == describe(net)
-    assert 0.6 <= stored_density(stage(removal(0.6, choice="measured", parts="sublayers")).outline(dense)) < 0.7
-
-
-@pytest.mark.parametrize("family", ["bart", "t5", *(name for name in DECODERS if not name.startswith("gemma"))])
-def test_a_decoder_with_one_self_attention_writes_the_same_with_a_cache(family):
-    net = make_net(family, "xsum" if family in ("bart", "t5") else "plain_text", initializer_range=0.2).eval()
-    parts = sublayers(net, gated=False)
-    last = max(i for i, part in enumerate(parts) if part.cached)
-    kept = kept_sublayers(net, [not part.cached or i == last for i, part in enumerate(parts)])
-    assert last not in SubLayerLosses(0.1).choices(net, kept)
-    dense, ids = copy.deepcopy(net), make_batch()["input_ids"][:1]
-    remove_others(net, kept)
-    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    written = net.generate(ids, **asked)
-    assert torch.equal(written, net.generate(ids, use_cache=False, **asked))
-    assert torch.equal(written, constant(dense, kept).generate(ids, use_cache=False, **asked))
-
-
 def test_hidden_states_learn_from_evenly_spaced_ones():
     """State j of the k + 1 from state round(j n / k), halves to even."""
-    method, teacher = removal(blocks=4), [torch.randn(2, 3, 4) for _ in range(7)]
+    method, teacher = removal(0.67), [torch.randn(2, 3, 4) for _ in range(7)]
     method.fill(net := make_net(num_hidden_layers=6), method.plan(net))
     student = [torch.randn(2, 3, 4) for _ in range(5)]
     found = stage(method).layer_loss(student, teacher, None, False)
@@ -320,18 +257,13 @@ def test_the_density_is_the_largest_number_of_blocks_that_fits():
         method = removal(density)
         assert method.counts(net) == {"bert.encoder.layer": count}
     assert removal(0.33, exact=True).counts(net) == {"bert.encoder.layer": 1}  # of a budget, which is a limit
-    assert removal(blocks=2).counts(net) == {"bert.encoder.layer": 2}
 
 
 @pytest.mark.parametrize(
     ("method", "family", "text"),
     [
-        (removal(blocks=7), "bert", "model.blocks: 7 is more than the 2 blocks .* nearest valid value 2"),
         (removal(0.1), "bert", "model.density: 0.1 keeps none of 2 blocks; nearest valid value 0.5"),
         (removal(0.5), "albert", "model.backbone: blocks of 'albert' cannot be removed .one block runs"),
-        (removal(0.1, parts="sublayers"), "bert", "model.density: 0.1 keeps none of 4 sub-layers; .* valid value 0.25"),
-        (removal(0.5, parts="sublayers"), "gemma2", "model.backbone: sub-layers of 'gemma2' cannot be removed; those"),
-        (removal(0.5, parts="sublayers"), "qwen3-sliding", "of this 'qwen3' cannot be removed: its blocks attend d"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(method, family, text):

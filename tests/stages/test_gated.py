@@ -9,8 +9,6 @@ import warnings
 import pytest
 import torch
 
-from lit_compress.methods.cofi.cofi import CoFiPruning
-from lit_compress.methods.sp3 import ProjectedPruning
 from lit_compress.numerics.hard_concrete import Size, kept_units
 from lit_compress.stages.base import Stage
 from lit_compress.stages.gated import GatedStage, GatedTraining
@@ -148,9 +146,3 @@ def test_own_groups_keep_rate_and_gradient(fit, dense):
         look=lambda trainer, _: rates.append([g["lr"] for g in trainer.optimizers[0].param_groups]))  # fmt: skip
     assert all(gradient == [100.0] * 3 and norm == pytest.approx(1e-3, rel=1e-2) for gradient, norm in seen)
     assert {rate[2] for rate in rates} == {0.5} and len({rate[0] for rate in rates}) > 5
-
-
-@pytest.mark.parametrize("settings", [ProjectedPruning, CoFiPruning])
-def test_an_unknown_gate_is_refused(settings):
-    with pytest.raises(UserError, match=r"^prune.gates: there is no 'hiden'; did you mean 'hidden'"):
-        settings(gates=["hiden"])

@@ -11,8 +11,10 @@ from torch import nn
 
 from lit_compress.calibration.walk import Walk, calibration_parts
 from lit_compress.models.block_net import one_by_one
+from lit_compress.models.cut import cut_units
 from lit_compress.models.shorten import stack_lengths
-from lit_compress.stages.blocks import BlockRemoval, KeptBlocks, kept_sublayers, remove_others
+from lit_compress.models.sites import sublayers
+from lit_compress.stages.blocks import BlockRemoval, KeptBlocks
 from lit_compress.stages.refinement import FIRST, Refinement, check_refinement, rates, refine_net, token_errors
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
@@ -105,7 +107,9 @@ def test_a_block_that_gains_nothing_stays_as_it_was(tmp_path):
 def test_a_block_without_sublayers_has_nothing_to_learn(tmp_path):
     net = make_net("llama", "sst2", initializer_range=0.2).eval()
     small, parts = copy.deepcopy(net), calibration_parts(KIND, batches(2), None)
-    remove_others(small, kept_sublayers(net, [False, False, True, True]))
+    cut_units(
+        small, {part.last: torch.zeros(part.count(net)) > 0 for part in sublayers(net, gated=False)[:2]}, whole=True
+    )
     told = refine_net(net, small, KIND, parts, 3, tmp_path, torch.device("cpu"))
     assert told["after"][0] == told["before"][0] > 0 and told["after"][1] < told["before"][1]
 

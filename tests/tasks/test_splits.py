@@ -159,7 +159,7 @@ METHODS = {
     "replaced blocks": ("replace", lambda base: Theseus(**base, replace=Replacing(**STILL))),
     "matched layers": ("prune", lambda base: CoFi(**base, prune=CoFiPruning(**GATES, init="finetuned"))),
     "later layers": ("prune", lambda base: SP3(
-        **base, prune=ProjectedPruning(**GATES, projections="identity", tokens=100, start=0.0)
+        **base, prune=ProjectedPruning(**GATES, tokens=100, start=0.0)
     )),
 }  # fmt: skip
 

@@ -62,8 +62,8 @@ def test_a_constructor_of_its_own_is_refused():
         (SecondOrder, {"allocation": "uniform", "retrain": KroneckerWeighted(removes="structures")},
          "model.allocation: uniform has no effect with model.retrain.removes structures; leave it out, or give "
          "model.retrain.removes components"),
-        (Layers, {"prune": KeptBlocks(parts="sublayers")},
-         "model.prune.parts: sublayers has no effect with model.prune.choice even; leave it out, or give "
+        (Layers, {"prune": KeptBlocks(examples=20)},
+         "model.prune.examples: 20 has no effect with model.prune.choice even; leave it out, or give "
          "model.prune.choice measured"),
     ],
 )  # fmt: skip

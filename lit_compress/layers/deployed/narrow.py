@@ -94,8 +94,8 @@ class NarrowLinear(nn.Module):
     Attributes:
         weight: [out_features, in_features]; either may be 0.
         bias: [out_features] or None.
-        table: outputs for DeBERTa's relative positions, weight [positions, out_features], returned for an input
-            [1, positions, 0]; None elsewhere.
+        table: outputs for DeBERTa's relative positions in exports of earlier versions, weight [positions,
+            out_features], returned for an input [1, positions, 0]; None elsewhere.
     """
 
     kind = "narrow"
@@ -128,10 +128,6 @@ class NarrowLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.table = nn.Embedding(positions, out_features, _freeze=True) if positions else None
-
-    def add_positions(self, table: torch.Tensor) -> None:
-        """Set the table [positions, out_features]."""
-        self.table, self.positions = nn.Embedding.from_pretrained(table), len(table)
 
     def counted_weights(self) -> list[torch.Tensor]:
         """Return the weights that count beside those of the sites: the table of positions."""

@@ -37,13 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.methods.base import Method
-from lit_compress.methods.cofi.gates import (
-    GATES,
-    gate_net,
-    gated_size,
-    possible_gates,
-    set_gates,
-)
+from lit_compress.methods.cofi.gates import gate_net, gated_size, possible_gates, set_gates
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.residual_stream import stream_width
@@ -53,7 +47,7 @@ from lit_compress.numerics.foreach import constant
 from lit_compress.numerics.losses import States
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distillation import MappedDistillation
-from lit_compress.stages.gated import GatedStage, GatedTraining, check_gates
+from lit_compress.stages.gated import GatedStage, GatedTraining
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
@@ -65,23 +59,14 @@ _START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0
 
 @dataclass(frozen=True)
 class CoFiPruning(GatedTraining):
-    """Which gates there are, and how they are trained.
+    """What is pruned, and how gates are trained.
 
     Args:
-        gates: some of ``attention_layer``, ``ffn_layer``, ``heads``, ``neurons``, ``hidden``; None for all that the
-            architecture can have.
         init: ``pretrained`` prunes the backbone after the stage ``distil``, as the paper does; ``finetuned`` prunes the
             dense model.
     """
 
-    gates: list[str] | None = None
     init: Literal["pretrained", "finetuned"] = "pretrained"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_gates(self.gates or (), GATES)
-        if self.gates is not None and not self.gates:
-            raise UserError(f"prune.gates: [] leaves nothing to prune; some of {', '.join(GATES)}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +126,6 @@ class MatchedLayers(nn.Module):
             distances *= len(states[0]) if mask is None else mask.sum()  # sums, which the tokens of others are added to
             over_step(distances)
             chosen, valid = match_layers(distances, self.exists)
-        self.chosen = chosen.where(valid, -1)
         projected = self.projection(states[chosen])
         errors = torch.stack([_error(state, target, mask) for state, target in zip(projected, targets, strict=True)])
         return (errors * valid).sum()
@@ -239,18 +223,13 @@ class MatchedStage(Stage):
         assert self.matching is not None
         return self.matching(student, teacher, mask, self.over_step)
 
-    def status(self, net: Model, step: int) -> dict[str, float]:
-        """Also log which student layer each teacher layer was compared with, -1 for none."""
-        values = super().status(net, step)
-        chosen = getattr(self.matching, "chosen", None)
-        return values | {f"matched_{i}": float(layer) for i, layer in enumerate([] if chosen is None else chosen)}
-
 
 class GatedPruning(MatchedStage, GatedStage):
     """The stage ``prune``: train weights and gates together, then remove the closed parts."""
 
     settings: CoFiPruning
     clamp = _CLAMP
+    finest = "neurons"
 
     def __init__(
         self, settings: CoFiPruning, density: float, distillation: CoFiDistillation, round_to: int | None = None
@@ -262,18 +241,12 @@ class GatedPruning(MatchedStage, GatedStage):
         """Return the stage that only compares layers."""
         return MatchedStage(self.name, self.settings, self.distillation)
 
-    def names(self, net: Model) -> list[str]:
-        """Return the names of the gates that ``net`` gets; a UserError if it cannot have one that was asked for."""
-        possible = possible_gates(net)
-        for gate in self.settings.gates or ():
-            if gate not in possible:
-                raise UserError(
-                    f"prune.gates: '{gate}' cannot be gated in {net.config.model_type}; valid: {', '.join(possible)}"
-                )
-        return [gate for gate in possible if self.settings.gates is None or gate in self.settings.gates]
+    def names(self, net: Model) -> tuple[str, ...]:
+        """Return the names of the gates that ``net`` gets: all that it can have."""
+        return possible_gates(net)
 
     def check(self, net: Model) -> None:
-        """Refuse gates that the architecture cannot have, and a density that the gates cannot reach."""
+        """Refuse architectures without gates, and a density that the gates cannot reach."""
         super().check(net)
         names = self.names(net)
         size = gated_size(net, names)
@@ -289,16 +262,13 @@ class GatedPruning(MatchedStage, GatedStage):
 
     def outline(self, net: Model) -> Model:
         """Return ``net`` with fewer heads and neurons; training decides which ones, and layers, are removed instead."""
-        units = [name for name in ("heads", "neurons") if name in self.names(net)]
-        return cut_evenly(net, self.density, units) if units else net
+        return cut_evenly(net, self.density, [name for name in ("heads", "neurons") if name in self.names(net)])
 
     def begin(self, net: Model, method: MicroBatches, structure: Structure | None) -> Model:
         """Put gates into the model of the stage before."""
         net = super().begin(net, method, structure)
         names = self.names(net)
-        kept = {unit for layer, unit in SUBLAYER_GATES.values() if layer not in names} | {"hidden"}
-        self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
-        self.make_gates(gated_size(net, names), _START, kept, means={"neurons": 0.0})
+        self.make_gates(gated_size(net, names), _START, ("hidden",), means={"neurons": 0.0})
         self.initial = 1.0  # the target starts at the dense model, the expectation a little below
         gate_net(net, names)
         return net

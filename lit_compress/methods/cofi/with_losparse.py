@@ -19,7 +19,7 @@ Choices where the paper is silent:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -49,21 +49,16 @@ class RowsInGates(CoFiPruning, RowPruning):
     """How gates are trained and rows are pruned.
 
     Args:
-        gates: some of ``attention_layer``, ``ffn_layer``, ``heads``.
         share: density of LoSparse within the parts with open gates; the gates keep model.density / share. None: 0.5, as
             in the paper, or the square root of a model.density above 0.25.
         low_rank: share of the matrices' parameters that the factors get.
     """
 
-    gates: list[str] = field(default_factory=lambda: [*COARSE])
     share: float | None = None
     low_rank: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for gate in self.gates or ["neurons"]:
-            if gate not in COARSE:
-                raise UserError(f"prune.gates: '{gate}' is not a gate of this method; valid: {', '.join(COARSE)}")
         require(self, "prune.share", above=0, below=1, hint="usual: 0.5")
         if not 0 < self.low_rank < (self.share or 0.5):
             raise UserError(
@@ -196,6 +191,7 @@ class RowsAndGates(GatedPruning):
     """
 
     settings: RowsInGates
+    finest = "heads"
 
     def __init__(
         self, settings: RowsInGates, density: float, distillation: CoFiDistillation, round_to: int | None = None
@@ -208,6 +204,10 @@ class RowsAndGates(GatedPruning):
             )
         super().__init__(settings, density / share, distillation, round_to)
         self.rows = OpenRows(settings, share, density, self)
+
+    def names(self, net: Model) -> tuple[str, ...]:
+        """Return the names of the gates: rows are pruned in place of neurons."""
+        return COARSE
 
     @property
     def together(self) -> tuple[Stage, ...]:

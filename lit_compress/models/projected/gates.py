@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,47 +21,26 @@ GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer
 DIMENSIONS = GATES[:4]  # the others are whole heads and layers
 
 
-@dataclass(frozen=True)
-class ProjectionSpec:
-    """Which projections and gates a model gets.
+def possible_gates(net: Model) -> tuple[str, ...]:
+    """Return the gates that ``net`` can have, which is dense or in training form.
 
-    Attributes:
-        gates: names of the gates.
-        group: number of sub-layers that share a basis of the residual stream, in pre-norm models.
+    Raises:
+        UserError: its architecture cannot have projections.
     """
-
-    gates: Sequence[str] = GATES
-    group: int = 1
-
-    def residual_stream(self, net: Model) -> ResidualStream:
-        """Return the sites and sub-layers of the residual stream of ``net``.
-
-        Raises:
-            UserError: its architecture cannot have these gates or projections.
-        """
-        stream = residual_stream(net, self.group)
-        if stream.pre_norm and not stream.reader:
-            raise UserError(
-                f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
-                "which this task asks; nearest: a model whose norms are after the sub-layers, or LPAF"
-            )
-        valid: tuple[str, ...] = GATES if has_head_projections(net) else ("hidden", "neurons")
-        if stream.fixed:
-            valid = tuple(name for name in valid if name != "hidden")
-        if wrong := [name for name in self.gates if name not in valid]:
-            why = f" ({stream.fixed})" if stream.fixed else ""
-            raise UserError(
-                f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}{why}; it has {', '.join(valid)}"
-            )
-        if "hidden" not in self.gates and self.group > 1:
-            raise UserError(f"prune.group: {self.group} share bases of hidden states, which have no gate; valid: 1")
-        return stream
+    stream = residual_stream(net)
+    if stream.pre_norm and not stream.reader:
+        raise UserError(
+            f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
+            "which this task asks; nearest: a model whose norms are after the sub-layers, or LPAF"
+        )
+    names = GATES if has_head_projections(net) else ("hidden", "neurons")
+    return tuple(name for name in names if name != "hidden" or not stream.fixed)
 
 
-def gate_shapes(net: Model, form: ProjectionSpec = ProjectionSpec()) -> dict[str, tuple[int, int]]:
+def gate_shapes(net: Model, gates: Collection[str]) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, units); groups are sites, attentions or networks."""
-    shapes = _shapes(net, form.residual_stream(net))
-    return {name: shapes[name] for name in form.gates}
+    shapes = _shapes(net, residual_stream(net))
+    return {name: shapes[name] for name in gates}
 
 
 def _shapes(net: Model, stream: ResidualStream) -> dict[str, tuple[int, int]]:
@@ -76,23 +54,20 @@ def _shapes(net: Model, stream: ResidualStream) -> dict[str, tuple[int, int]]:
     }  # fmt: skip
 
 
-def gated_size(net: Model, form: ProjectionSpec = ProjectionSpec()) -> Size:
+def gated_size(net: Model, gates: Collection[str]) -> Size:
     """Return the sizes of the matrices between the sites, W_R included, as products of kept units (Appendix C, Eq. 30).
 
     The printed sum of W_R runs over one index; a matrix has the product of both sides. A density is a fraction of the
-    dense model's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention. All
-    units without a gate stay. ``net`` is dense or in training form.
+    dense model's matrices, which have no W_R. All units without a gate stay. ``net`` is dense or in training form.
     """
-    stream = form.residual_stream(net)
+    stream = residual_stream(net)
     every = _shapes(net, stream)
 
     def weights(number: int, *units: tuple[str, int]) -> Weights:
-        number *= math.prod(every[name][1] for name, _ in units if name not in form.gates)
-        return number, *(unit for unit in units if unit[0] in form.gates)
+        number *= math.prod(every[name][1] for name, _ in units if name not in gates)
+        return number, *(unit for unit in units if unit[0] in gates)
 
-    products, positions = list[Weights](), 0
-    if getattr(net.config, "relative_attention", False):  # DeBERTa: every attention stores its queries and keys of them
-        _, positions = size_at(net.base_model, "encoder.rel_embeddings")
+    products = list[Weights]()
     for i, sublayer in enumerate(stream.attentions):
         whole = (("attention_layer", i), ("heads", i))
         for role, read in (*sublayer.roles.items(), ("o", sublayer.writes)):
@@ -101,15 +76,13 @@ def gated_size(net: Model, form: ProjectionSpec = ProjectionSpec()) -> Size:
                 products.append(weights(1, ("hidden", read), inner, *whole))
             else:
                 products.append(weights(size_at(net, sublayer.sites[role])[role == "o"], ("hidden", read)))
-        if positions:
-            products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
         for role, read in (*sublayer.roles.items(), ("down", sublayer.writes)):
             products.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
-    if "hidden" in form.gates:
+    if "hidden" in gates:
         changes = [sublayer for sublayer in stream.sublayers if sublayer.reads != sublayer.writes]
         products += [weights(1, ("hidden", each.reads), ("hidden", each.writes)) for each in changes]
-    return Size(products, gate_shapes(net, form), dense_site_params(net))
+    return Size(products, gate_shapes(net, gates), dense_site_params(net))
 
 
 def even_units(size: Size, density: float) -> dict[str, Tensor]:
@@ -133,11 +106,11 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
 class GateSlots:
     """The modules of a model in training form that the gates multiply."""
 
-    def __init__(self, net: Model, form: ProjectionSpec = ProjectionSpec()) -> None:
-        stream = form.residual_stream(net)
+    def __init__(self, net: Model, gates: Collection[str]) -> None:
+        stream = residual_stream(net)
         self.sites: list[list[nn.Module]] = []
-        for i, place in enumerate(stream.sites if "hidden" in form.gates else ()):
-            ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == i]
+        for i, place in enumerate(stream.sites if "hidden" in gates else ()):
+            ends = [sublayer.junction for sublayer in stream.turns if sublayer.reads == i]
             self.sites.append([net.get_submodule(name) for name in (*place.norms, *ends)])
         self.attentions, self.networks = (
             [{role: net.get_submodule(name) for role, name in sublayer.sites.items()} for sublayer in blocks]

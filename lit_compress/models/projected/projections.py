@@ -31,7 +31,7 @@ the weights already, and there is a W_R only where the basis changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,19 +45,17 @@ from lit_compress.layers import (
     NarrowNorm,
     ProjectedLinear,
     ProjectedNorm,
-    Removed,
     SizedEmbedding,
     SizedLinear,
     StreamBlock,
     StreamNorm,
 )
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gate_shapes
+from lit_compress.models.projected.gates import GateSlots, gate_shapes
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import (
     ResidualStream,
     StreamSubLayer,
-    group_of,
     has_head_projections,
     residual_stream,
 )
@@ -83,9 +81,9 @@ class Bases:
     value: Sequence[Tensor]
 
 
-def identity_bases(net: Model, group: int = 1) -> Bases:
-    """Return identity matrices as projections (the paper's Table 3 without PCA)."""
-    stream, heads = residual_stream(net, group), net.config.num_attention_heads
+def identity_bases(net: Model) -> Bases:
+    """Return identity matrices as projections."""
+    stream, heads = residual_stream(net), net.config.num_attention_heads
     sizes = (net.config.hidden_size, head_width(net, "encoder"))
     one, small = (torch.eye(size, device=net.device).double() for size in sizes)
     count = len(stream.attentions) * has_head_projections(net)
@@ -93,16 +91,13 @@ def identity_bases(net: Model, group: int = 1) -> Bases:
 
 
 @torch.no_grad()
-def insert_projections(net: Model, bases: Bases, form: ProjectionSpec = ProjectionSpec()) -> Model:
+def insert_projections(net: Model, bases: Bases, named: Collection[str]) -> Model:
     """Put projections and open gates into the dense ``net``, in place; its outputs stay the same. Return ``net``.
 
-    Without a gate on the hidden states, the norms are not changed.
-
-    Raises:
-        UserError: the architecture of ``net`` cannot have them.
+    The gates have the names ``named``. Without one on the hidden states, the norms are not changed.
     """
-    stream, heads, dtype, named = form.residual_stream(net), net.config.num_attention_heads, net.dtype, form.gates
-    if "hidden" in form.gates:
+    stream, heads, dtype = residual_stream(net), net.config.num_attention_heads, net.dtype
+    if "hidden" in named:
         (_turn if stream.pre_norm else _project_norms)(net, stream, bases.sites)
     if has_head_projections(net):
         for sublayer, query, key, value in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
@@ -116,8 +111,8 @@ def insert_projections(net: Model, bases: Bases, form: ProjectionSpec = Projecti
             ):
                 _put(net, sublayer.sites[role], torch.block_diag(*projection), side, heads, 0, gates)
     for sublayer in stream.networks:
-        neurons = size_at(net, sublayer.sites["down"])[1] * ("neurons" in form.gates)
-        _put(net, sublayer.sites["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
+        neurons = size_at(net, sublayer.sites["down"])[1] * ("neurons" in named)
+        _put(net, sublayer.sites["down"], None, None, 1, neurons, int("ffn_layer" in named))
     return move(net, dtype).train(net.training)
 
 
@@ -156,7 +151,7 @@ def _turn(net: Model, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
         fill(last, weight=write @ weight, bias=None if bias is None else write @ bias)
         if sublayer.kind == "attention":
             StreamBlock.adopt(net.get_submodule(sublayer.block))
-    for sublayer in stream.group_ends:
+    for sublayer in stream.turns:
         junction = BasisChange(net.config.hidden_size)
         fill(junction, weight=axes[sublayer.writes].mT @ axes[sublayer.reads])
         replace(net, sublayer.junction, junction)
@@ -214,7 +209,7 @@ def fold_projections(net: Model) -> Model:
 
     The outputs in evaluation mode stay the same.
     """
-    dtype, stream = net.dtype, residual_stream(net, group_of(net))
+    dtype, stream = net.dtype, residual_stream(net)
     norms = [net.get_submodule(place.norms[0]) for place in stream.sites]
     if sites := [_site(norm) for norm in norms if isinstance(norm, StreamNorm)]:
         _fuse_stream(net, stream, sites)
@@ -222,13 +217,12 @@ def fold_projections(net: Model) -> Model:
         d = net.config.hidden_size
         one, zero = torch.eye(d).double(), torch.zeros(d).double()
         sites = [_Site(one, zero, one, None, zero, 0.0)] * len(stream.sites)
-    relative = _take_positions(net)
     for sublayer in stream.sublayers:
         lead = len(sites[sublayer.reads].write) if isinstance(norms[0], ProjectedNorm) else 0
         if sublayer.kind == "ffn":
             _fuse_ffn(net, sublayer, sites, lead)
         elif has_head_projections(net):
-            _fuse_attention(net, sublayer, sites, lead, relative)
+            _fuse_attention(net, sublayer, sites, lead)
         else:
             for role, read in sublayer.roles.items():
                 name = sublayer.sites[role]
@@ -237,18 +231,18 @@ def fold_projections(net: Model) -> Model:
     return move(net, dtype)
 
 
-def narrowed(net: Model, form: ProjectionSpec, kept: Mapping[str, Tensor], bases: Bases) -> Model:
+def narrowed(net: Model, gates: Collection[str], kept: Mapping[str, Tensor], bases: Bases) -> Model:
     """Give the dense ``net``, in place, the projections ``bases`` and the first of their directions, and fold them.
 
-    ``kept`` is how many units every gate of ``form`` keeps, [groups]. The model may be without values.
+    ``kept`` is how many units every gate keeps, [groups]. The model may be without values.
     """
     heads, z = net.config.num_attention_heads, dict[str, Tensor]()
-    for name, (_, units) in gate_shapes(net, form).items():
+    for name, (_, units) in gate_shapes(net, gates).items():
         values = (torch.arange(units) < kept[name][:, None]).to(net.dtype)
         z[name] = values.repeat(1, heads) if name in ("qk", "vo") else values
     with net.device:
-        insert_projections(net, bases, form)
-        GateSlots(net, form).set(z)
+        insert_projections(net, bases, gates)
+        GateSlots(net, gates).set(z)
         return link(fold_projections(net))  # as a checkpoint rebuilds it
 
 
@@ -273,7 +267,7 @@ def _fuse_stream(net: Model, stream: ResidualStream, sites: list[_Site]) -> None
             else:  # keeps a forward of its own
                 NarrowEmbedding.adopt(table, len(site.write))
             fill(net.get_submodule(name), weight=weight)
-    for sublayer in stream.group_ends:
+    for sublayer in stream.turns:
         weight = module_at(net, sublayer.junction, BasisChange).weight.double()
         turned = (sites[sublayer.writes].write @ weight)[:, sites[sublayer.reads].kept]
         replace(net, sublayer.junction, SizedLinear.from_tensors(turned, None))
@@ -309,10 +303,7 @@ def _gate(values: Tensor | None, size: int) -> Tensor:
     return torch.ones(size, device="cpu").double() if values is None else values.double()
 
 
-def _fuse_attention(
-    net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: int, positions: Tensor | None
-) -> None:
-    """Fold an attention; q and k store their products with the relative ``positions`` [rows, d]."""
+def _fuse_attention(net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
     q, v, o = (module_at(net, sublayer.sites[role], ProjectedLinear) for role in "qvo")
     heads, d, alive = q.heads, q.out_features, _gate(o.z_out, 1)
     z_q = _gate(q.z_out, d).view(heads, -1)
@@ -322,15 +313,10 @@ def _fuse_attention(
     of_heads = {"heads": int(used.sum()), "head_width": d // heads}
 
     def rows(role: str, directions: Tensor, z: Tensor) -> None:
-        layer = module_at(net, sublayer.sites[role], ProjectedLinear)
         read, bias = _read(net, sublayer.sites[role], sites[sublayer.roles[role]])
         picked, z = (used[:, None] & directions).flatten(), z.flatten().to(read.device)
-        new = _narrow((z[:, None] * read)[picked], None if bias is None else (z * bias)[picked], side="out", **of_heads)
-        if positions is not None and role != "v":
-            weight, own_bias = plain(layer)
-            products = positions @ weight.mT + (0 if own_bias is None else own_bias)
-            new.add_positions((_gate(layer.z_out, products.shape[1]).to(products) * products)[:, picked])
-        replace(net, sublayer.sites[role], new)
+        bias = None if bias is None else (z * bias)[picked]
+        replace(net, sublayer.sites[role], _narrow((z[:, None] * read)[picked], bias, side="out", **of_heads))
 
     rows("q", in_scores, z_q)
     rows("k", in_scores, torch.ones_like(z_q))
@@ -343,22 +329,6 @@ def _fuse_attention(
     _write(net, sublayer, weight, bias, sites, lead=lead, side="in", **of_heads)
     left = used.nonzero().flatten().tolist() or [0]
     tell_heads(net, sublayer.sites["q"].rpartition(".")[0], d // heads, left)
-
-
-@torch.no_grad()
-def _take_positions(net: Model) -> Tensor | None:
-    """Return DeBERTa's relative positions [rows, d], float64, and replace their table by one of width 0.
-
-    Every attention multiplies them by its query and key matrices, whose inputs have another basis now. So each stores
-    these products (_fuse_attention), and returns them for an input of width 0.
-    """
-    if not getattr(net.config, "relative_attention", False):
-        return None
-    encoder: Any = net.base_model.encoder
-    positions = encoder.get_rel_embedding().double()
-    encoder.rel_embeddings = SizedEmbedding(len(positions), 0)
-    encoder.LayerNorm = Removed("input")
-    return positions
 
 
 def _fuse_ffn(net: Model, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:

@@ -74,11 +74,11 @@ def test_matched_layers_are_the_formula(masked):
     distances = [[(s - teacher[1 + t])[real].square().mean().item() for t in (2, 5, 8, 11)] for s in student[1:]]
     chosen = naive_match(distances, layers.exists.tolist())
     expected = sum(distances[s][t] for t, s in enumerate(chosen) if s >= 0)
-    assert layers.chosen.tolist() == chosen and loss.item() == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
     assert layers.projection.weight.grad.abs().sum() > 0
     layers.exists = torch.zeros(6, dtype=torch.bool)
-    assert layers(student, teacher, None).item() == 0 and layers.chosen.tolist() == [-1] * 4
+    assert layers(student, teacher, None).item() == 0
     assert "exists" not in layers.state_dict()
 
 
@@ -126,7 +126,6 @@ def test_gated_training_cut_and_retraining(fit, dense, tmp_path):
     assert scores.index(True) == warmup - 1 and all(scores[warmup:])  # no epoch before may be the best
     assert seen[0][1]["target"] > 0.9 and seen[-1][1]["target"] == 0.5
     assert all(value.abs().max() <= 4.6052 for value in stage.log_alphas.values())
-    assert {0.0, 1.0} >= {seen[-1][1]["matched_0"], seen[-1][1]["matched_1"]} - {-1.0}
     before = load_net(dense)
     assert all(torch.equal(a, b) for a, b in zip(embedding_params(before), embedding_params(net), strict=True))
     assert not torch.equal(before.classifier.weight, net.classifier.weight)
@@ -154,23 +153,17 @@ def test_open_layers_and_existing_ones():
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "density", "words"),
-    [
-        ("opt", {"gates": ["heads", "hidden"]}, 0.5, ["hidden", "opt"]),
-        ("bert", {"gates": ["heads", "neurons"]}, 0.03, ["model.density", "0.0471 to 0.9980"]),
-        ("bert", {"gates": ["heads"]}, 0.5, ["model.density", "0.5236 to 0.9990"]),
-        ("albert", {}, 0.5, ["albert"]),
-    ],
+    ("family", "density", "words"),
+    [("bert", 1e-6, ["model.density", " to 0.99", "heads, neurons, hidden"]), ("albert", 0.5, ["albert"])],
 )
-def test_what_cannot_be_gated_is_refused(family, settings, density, words):
-    stage = method(density=density, **settings).stages()[1]
+def test_what_cannot_be_gated_is_refused(family, density, words):
+    stage = method(density=density).stages()[1]
     with pytest.raises(UserError) as error:
         stage.check(make_net(family))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
 def test_settings_are_checked():
-    for wrong, word in (({"gates": []}, "gates"), ({"gates": ["head"]}, "heads"), ({"target_warmup": 1.5}, "warmup")):
-        with pytest.raises(UserError, match=word):
-            CoFiPruning(**wrong)
+    with pytest.raises(UserError, match="warmup"):
+        CoFiPruning(target_warmup=1.5)
     assert isinstance(CoFi().retrain, Training)
