@@ -15,9 +15,9 @@ from benchmarks.scaling.run import write_inputs
 
 RATES = ["--model.dense.learning_rate", "3e-3", "--model.retrain.learning_rate", "1e-3"]
 PRUNE = ["--model.prune.learning_rate", "1e-3"]
-CASES = {  # the dense stage, masks and low rank; updates of factors that several matrices share
+CASES = {  # the dense stage, masks and low rank; factors that several matrices share
     "LPAF": [*RATES, *PRUNE],
-    "SecondOrder": [*RATES, "--model.retrain.parameters", "lora", "--model.retrain.lora.rank", "2"],
+    "SecondOrder": RATES,
 }
 
 

@@ -28,9 +28,10 @@ FROZEN = json.loads((Path(__file__).parent / "golden" / "options.json").read_tex
 POSITIONS = {"export": ("run", "out"), "factorize": ("model", "out"), "bench": ("out",)}
 FOREIGN = ("trainer.", "config", "help", "print_config")  # Lightning's own
 # option -> its default in version 0.2.0 and the one of today, which the changelog names
-CHANGED = {"export.dtype": ("float32", "auto")}
+CHANGED = {"export.dtype": ("float32", "auto"), "model.recompute": (None, False)}
 OF_RECIPES = {  # of one recipe; what is not there is the default
-    "quickstart.yaml": {"model.dense.epochs": (4, "not there"), "model.prune.epochs": (2, 1)}
+    "quickstart.yaml": {"model.dense.epochs": (4, "not there"), "model.prune.epochs": (2, 1)},
+    "llm_pruner_wikitext2.yaml": {"model.prune.learning_rate": (1e-4, "not there")},  # that of all weights
 }
 
 

@@ -32,13 +32,6 @@ multiples of 16, too.
 """
 
 
-LORA = """## LoRA compared with full retraining
-
-A step of retraining with LoRA (rank 16) / the same with all parameters: batches of {batch} x {length} tokens, no distillation; median over
-rounds that take turns (smallest - largest). Memory: the peak of a process of its own above that of one that only loads the model.
-"""
-
-
 ONE_SHOT = """## The whole command `factorize`
 
 Calibration by K-FAC on {examples} texts of 4 to 64 tokens, factors at density 0.16, the metric of 872 texts before and after, export and
@@ -50,7 +43,7 @@ cores; never more memory than the model and 1,024 MiB, next to what a tiny model
 VOCABULARY = """## Peak memory with a large vocabulary
 
 Whole commands on texts of {length} tokens, {batch} texts in a training batch, {threads} thread: SmolLM2-135M (vocabulary
-49,152) and a random Gemma 3 of two blocks (262,144). `fit` is SVD at density 0.5 with distillation. `loaded` is the dense and the compressed
+49,152) and a random Gemma 3 of two blocks (262,144). `fit` is SVD at density 0.5 with distillation, that of SmolLM2 with `--model.recompute true`. `loaded` is the dense and the compressed
 model, `moments` AdamW's. Goal: both and 2.5 GB.
 """
 
@@ -59,7 +52,7 @@ def vocabulary() -> list[str]:
     """Return the table of peaks with a large vocabulary."""
     found = load("speed/vocabulary")
     rows = [
-        [*r["name"].split("-"), *(f"{r[part] / 1e9:.2f}" for part in ("loaded", "moments", "peak", "goal")),
+        [*r["name"].replace("lora", "LoRA (removed)").split("-"), *(f"{r[part] / 1e9:.2f}" for part in ("loaded", "moments", "peak", "goal")),
          held(r["peak"] <= r["goal"])]
         for r in found
     ]  # fmt: skip
@@ -86,25 +79,6 @@ def one_shot() -> list[str]:
         if found
         else []
     )
-
-
-def lora() -> list[str]:
-    """Return the table of LoRA compared with full retraining."""
-    results, rows = load("speed/lora"), []
-    for result in results:
-        for density in result["ratio"]:
-            pair = [f"{part} {density}" for part in ("lora", "all")]
-            rows.append([
-                f"{result['name']}, density {density}",
-                " / ".join(f"{result['parameters'][name]['trained'] / 1e6:.1f} M" for name in pair),
-                spread(result["ratio"][density]), " / ".join(f"{result['mib'][name]:,.0f}" for name in pair),
-                f"{result['memory'][density]:.2f}",
-            ])  # fmt: skip
-    if not rows:
-        return []
-    head = ["model", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"]
-    setting = results[0]["setting"]
-    return [LORA.format(**setting), table(head, rows), origin(results[0], "speed/lora", setting["threads"])]
 
 
 def low_rank() -> list[str]:
@@ -198,5 +172,4 @@ def sections() -> list[str]:
         *low_rank(),
         *one_shot(),
         *vocabulary(),
-        *lora(),
     ]

@@ -251,8 +251,8 @@ def watched(
         of_positions = (twice and name in used) or (sums.by_token and x.shape[:-1].numel() != masks[stack].numel())
         if len(x) % examples or (of_positions and not (twice and examples == 1)):
             raise UserError(
-                f"calibration: '{name}' reads {tuple(x.shape)}, not the tokens of {examples} texts; leave it out of "
-                "model.sites, or choose a weighting without a calibration"
+                f"calibration: '{name}' reads {tuple(x.shape)}, not the tokens of {examples} texts; choose a "
+                "method without a calibration"
             )
         sums.use(name, x, output, None if of_positions else places[stack], examples)
         used.add(name)

@@ -150,7 +150,7 @@ def with_usual_losses(cli: CommandLine, job: Job) -> Job:
 
 def load_model(name: str, method: Method) -> Model:
     """Load a model that was fine-tuned on the method's task; refuse a run, and a compressed model."""
-    return load_finetuned(name, method.task, "model", method.sites)
+    return load_finetuned(name, method.task, "model")
 
 
 def one_shot_stage(method: Method) -> CompressedStage:

@@ -30,17 +30,15 @@ from lit_compress.models.surgery import describe
 from lit_compress.stages.base import Load, Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.stages.distillation import Distillation
-from lit_compress.stages.lora import Retraining, add_updates
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import Allocation, RankRule
-from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
+from lit_compress.stages.recompute import recompute, recomputes
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import Fields
 from lit_compress.utils.memory import freed_memory_returned, trim
-from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
 from lit_compress.version import __version__
 
@@ -55,8 +53,6 @@ class Method(MicroBatches, Fields):
         task: name of the task; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here;
             NAME@REVISION is a branch, a tag or a commit of it, without it main. A run keeps the commit.
-        sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
-            expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x (or
             speedup=3x@openvino-int8,32x128: in this runtime, for 32 texts of 128 tokens) or density=0.25.
@@ -67,8 +63,8 @@ class Method(MicroBatches, Fields):
             the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the model with its teacher in the later stages.
-        recompute: blocks compute their activations again in the backward, for less memory and a third more time. By
-            default they do if a batch has more than 4 GiB of them (language models: 1; GPUs: half of what is free).
+        recompute: blocks compute their activations again in the backward, for less memory and a third more time.
+            Stages whose forwards draw random numbers of their own keep them.
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros, which only the density counts.
@@ -87,7 +83,6 @@ class Method(MicroBatches, Fields):
         *,
         task: str = "sst2",
         backbone: str = DEFAULT,
-        sites: str | None = None,
         density: float | None = None,
         budget: str | None = None,
         round_to: int | None = None,
@@ -95,7 +90,7 @@ class Method(MicroBatches, Fields):
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
-        recompute: bool | None = None,
+        recompute: bool = False,
         **own: Any,
     ) -> None:
         super().__init__()
@@ -106,7 +101,7 @@ class Method(MicroBatches, Fields):
             near = min(max(density, 0.01), 1.0)
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
-        self.backbone, self.sites, self.density = backbone, sites, density
+        self.backbone, self.density = backbone, density
         self.teacher, self.recompute = teacher, recompute
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
@@ -172,7 +167,6 @@ class Method(MicroBatches, Fields):
             torch.manual_seed(self._seed)  # its new head is the same on any number of processes and after a resume
         with torch.device("cpu"), freed_memory_returned():
             net = self.stage.build(self, self._previous, self._structure, self._load)
-            net = add_updates(net, self.stage.settings, self._seed)
             if self._load_teacher and self.stage.distil and self.distillation.on:
                 self._teacher = (self._load_teacher().requires_grad_(False).eval(),)
         trim()  # what a calibration has left free is not used by the training
@@ -197,19 +191,11 @@ class Method(MicroBatches, Fields):
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_fit_start(self) -> None:
-        """Move the teacher to the device; let blocks recompute activations that are too many to be kept."""
+        """Move the teacher to the device; let blocks recompute their activations, if the user asks for it."""
         for teacher in self._teacher:
             move(teacher, self.device)
-        shape = self.trainer.datamodule.train_dataloader().largest  # type: ignore
-        most = most_kept(self.device, self.kind.over_vocabulary)
-        few = self.recompute is None and surely_few(self.net, shape, most)
-        if few or self.recompute is False or self.device_mesh is not None:
-            return
-        half = "16" in str(self.trainer.precision)
-        _, again = activations(self.stage, self.net, shape, half, self.recompute, most)
-        if again:
+        if self.device_mesh is None and recomputes(self.stage, self.net, self.recompute):
             recompute(self.net)
-            note(f"{self.stage.name}: blocks recompute activations to save memory; --model.recompute false keeps them")
 
     def release(self) -> None:
         """Release the model, its teacher and the stage after a fit."""
@@ -367,7 +353,7 @@ class OneShot(Method, Compression):
         prune: the training afterwards.
     """
 
-    prune: Retraining = Retraining()
+    prune: Training = Training()
 
     def own_stages(self) -> list[Stage]:
         """Return prune."""

@@ -28,9 +28,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from lit_compress.methods.base import Method, Ranked
-from lit_compress.stages.base import Stage
+from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.unstructured import FirstOrderScore, Score, Unstructured, UnstructuredPruning
 from lit_compress.utils.sharding import local
@@ -39,7 +38,7 @@ from lit_compress.utils.sharding import local
 class SVD(Ranked):
     """Factorize a fine-tuned model by truncated SVD, then retrain it."""
 
-    retrain: Retraining = Retraining()
+    retrain: Training = Training()
 
     def __post_init__(self) -> None:
         self.rule = self.rank_rule(self.allocation)

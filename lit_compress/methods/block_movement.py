@@ -51,8 +51,7 @@ from lit_compress.models.sites import Model, SubLayer, held_part, module_at, of_
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Limits, Stage
-from lit_compress.stages.lora import Retraining
+from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 from lit_compress.utils.errors import UserError
@@ -214,7 +213,7 @@ class Filling(Stage):
 
     density: float
 
-    def __init__(self, settings: Retraining, density: float, exact: bool) -> None:
+    def __init__(self, settings: Training, density: float, exact: bool) -> None:
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
 
@@ -278,7 +277,7 @@ class BlockMovement(Method):
     """
 
     prune: BlockMovementSettings = BlockMovementSettings()
-    retrain: Retraining = Retraining()
+    retrain: Training = Training()
     distillation = Distillation(alpha=0.9)
 
     @property

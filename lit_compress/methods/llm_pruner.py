@@ -14,7 +14,7 @@ The stages are dense -> prune. Gradients are of the task's loss, on 10 examples 
 
 Deviations, and where paper and program differ:
     - The paper also scores by element^2, with second derivatives, and by vector, |sum_j w_j dL/dw_j| of a row.
-    - Recovery trains all weights by default; ``prune.parameters lora`` is the paper's, at a learning rate of 1e-4.
+    - Recovery trains all weights; the paper's trains low-rank updates (LoRA), at a learning rate of 1e-4.
     - The paper calibrates on BookCorpus and recovers on instructions; here both use the task's training examples.
     - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
       that a density is met up to one neuron. The paper's ratio counts the pruned blocks, 25 % for 20 % of LLaMA-7B.
@@ -44,15 +44,14 @@ from lit_compress.models.outline import even_counts
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import Model, SubLayer, cuttable
 from lit_compress.numerics.importance import unit_importance
-from lit_compress.stages.base import Limits
+from lit_compress.stages.base import Limits, Training
 from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.distillation import Distillation
-from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class CoupledPruning(Retraining):
+class CoupledPruning(Training):
     """How heads and neurons are chosen, and how the pruned model is trained.
 
     Args:

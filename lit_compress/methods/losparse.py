@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lit_compress.methods.base import Untaught
-from lit_compress.stages.base import Limits, Stage
+from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Factors
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
@@ -76,7 +75,7 @@ class LoSparse(Untaught):
 
 
 @dataclass(frozen=True)
-class FromLowRank(Retraining):
+class FromLowRank(Training):
     """How the factors are fine-tuned.
 
     Args:

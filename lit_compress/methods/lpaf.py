@@ -38,9 +38,8 @@ from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.decompose import weighted_svd
 from lit_compress.numerics.schedules import linear_to
-from lit_compress.stages.base import Limits, Stage
+from lit_compress.stages.base import Limits, Stage, Training
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, Factors
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.stages.rank_rule import RankRule
@@ -48,7 +47,7 @@ from lit_compress.stages.unstructured import FirstOrderScore, Unstructured, Unst
 
 
 @dataclass(frozen=True)
-class MixedRank(Retraining):
+class MixedRank(Training):
     """How the sparse model is factorized and retrained.
 
     Args:

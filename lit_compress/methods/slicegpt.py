@@ -24,7 +24,7 @@ Deviations, and where paper and program differ:
       first sites keep one direction more, as far as it allows.
     - BERT, RoBERTa, ELECTRA, DistilBERT and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
-    - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
+    - Recovery fine-tuning trains all weights; the paper's trains low-rank updates (LoRA).
     - The hidden states before a block are on disk. Forwards are of that block.
       With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d). That is 0.84 at a
@@ -69,10 +69,9 @@ from lit_compress.models.residual_stream import ResidualStream, residual_stream
 from lit_compress.models.sites import Model
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.numerics.search import largest
-from lit_compress.stages.base import Limits
+from lit_compress.stages.base import Limits, Training
 from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Items, Measured
 from lit_compress.stages.distillation import Distillation
-from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
@@ -84,7 +83,7 @@ SLICED = ("hidden",)  # bases of hidden states alone, one for every sub-layer
 
 
 @dataclass(frozen=True)
-class Slicing(Retraining):
+class Slicing(Training):
     """How hidden states are calibrated, and how the sliced model is trained.
 
     Args:

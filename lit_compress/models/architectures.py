@@ -8,7 +8,6 @@ layers in the transformer blocks", and only with these sites do their published 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -230,26 +229,19 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-PATTERN = "compressed_sites"  # in the configuration of a model without a record: the names of its sites
-_UNKNOWN = Architecture(stacks={}, sublayers=(), neurons_field=None)
-
-
 def get_architecture(net: PreTrainedModel) -> Architecture:
-    """Return the record of the architecture of ``net``; an empty one where a pattern names its sites.
+    """Return the record of the architecture of ``net``.
 
     Raises:
         UserError: the architecture has no record; the message names the nearest one.
     """
     name = net.config.model_type
-    if name not in ARCHITECTURES and getattr(net.config, PATTERN, None) is None:
-        inside = (part for part, module in net.named_modules() if hasattr(module, "in_features"))
-        names = sorted({part.rpartition(".")[2] for part in inside if re.search(r"[.]\d+[.]", part)})
+    if name not in ARCHITECTURES:
         raise UserError(
             f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)} Else add a record "
-            "(docs/how_to/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
-            f"--model.sites '({'|'.join(names)})'"
+            "(docs/how_to/add_an_architecture.md)"
         )
-    return ARCHITECTURES.get(name, _UNKNOWN)
+    return ARCHITECTURES[name]
 
 
 def families_with(capability: Callable[[Architecture], object]) -> str:

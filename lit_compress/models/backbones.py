@@ -23,7 +23,7 @@ from lit_compress.models.checks import (
 from lit_compress.models.files import check_form
 from lit_compress.models.own_code import check_code, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
-from lit_compress.models.sites import Model, set_pattern
+from lit_compress.models.sites import Model
 from lit_compress.models.surgery import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
@@ -121,16 +121,13 @@ def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str
         config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
 
 
-def load_config(
-    name: str, task: Task, option: str = "model.backbone", sites: str | None = None, trained: bool = False
-) -> PreTrainedConfig:
+def load_config(name: str, task: Task, option: str = "model.backbone", trained: bool = False) -> PreTrainedConfig:
     """Load the configuration of a model with the head of ``task``: label names, problem type, class of the model.
 
     Args:
         name: folder or hub name; no weights are read.
         task: whose head it has.
         option: that named the model.
-        sites: a pattern that names the sites of a model without a record.
         trained: it was fine-tuned on ``task``, and keeps its own head.
 
     Raises:
@@ -154,7 +151,6 @@ def load_config(
     config.architectures = [own or classes[type(config)].__name__]
     if kind.problem and config.problem_type is not None:
         config.problem_type = kind.problem
-    set_pattern(config, sites)
     set_padding(config, name, task, option)
     return config
 
@@ -166,9 +162,7 @@ def _auto_class(kind: TaskType) -> Any:
     return getattr(transformers, kind.auto_class)
 
 
-def load_net(
-    name: str, task: Task, sites: str | None = None, option: str = "model.backbone", trained: bool = False
-) -> Model:
+def load_net(name: str, task: Task, option: str = "model.backbone", trained: bool = False) -> Model:
     """Load a model with the head of ``task`` in float32, whatever dtype it is stored in; arguments as above.
 
     A head that the checkpoint lacks, or that has another size, is initialised randomly, and named. Unused tensors that
@@ -181,7 +175,7 @@ def load_net(
 
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
-    config, library = load_config(name, task, option, sites, trained), logging.getLogger("transformers.modeling_utils")
+    config, library = load_config(name, task, option, trained), logging.getLogger("transformers.modeling_utils")
     library.addFilter(_is_no_report)
     try:
         with _one_line("model", folder, option):
@@ -201,9 +195,9 @@ def load_net(
     return as_linears(net)
 
 
-def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> Model:
+def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> Model:
     """Load the model that ``option`` names with its head, which was trained on ``task``; see :func:`load_net`."""
-    return load_net(name, task, sites, option, trained=True)
+    return load_net(name, task, option, trained=True)
 
 
 def _is_no_report(record: logging.LogRecord) -> bool:

@@ -62,7 +62,6 @@ def check_by_block(net: Model, option: str = "--by_block") -> None:
     """Refuse a model whose blocks cannot run one by one on the previous block's output; only its record is read."""
     record, name = get_architecture(net), net.config.model_type
     reasons = {
-        "its record names no blocks": not record.stacks,
         "it has an encoder and a decoder": net.config.is_encoder_decoder,
         "one block runs several times": record.repeated,
         "its blocks hand on more than hidden states": record.passes_on,

@@ -164,9 +164,9 @@ class Architecture:
     @property
     def removes_sublayers(self) -> bool:
         """Whether sub-layers can be removed."""
-        return bool(self.sublayers) and all(spec.when_removed is not None for spec in self.sublayers)
+        return all(spec.when_removed is not None for spec in self.sublayers)
 
     @property
     def has_residual_stream(self) -> bool:
         """Whether the directions of the residual stream, of heads or of neurons can be projected."""
-        return bool(self.stacks) and all(stack.norm is not None for stack in self.stacks.values())
+        return all(stack.norm is not None for stack in self.stacks.values())

@@ -20,11 +20,10 @@ def check_blocks(net: Model, alike: bool = True) -> None:
     architecture, name = get_architecture(net), net.config.model_type
     reasons = {
         "one block runs several times": architecture.repeated,
-        "its record names no blocks": not architecture.stacks,
         "blocks hand their positions on": alike and architecture.passes_on,
     }
     if why := next((why for why, holds in reasons.items() if holds), None):
-        able = families_with(lambda other: other.stacks and not (other.repeated or (alike and other.passes_on)))
+        able = families_with(lambda other: not (other.repeated or (alike and other.passes_on)))
         raise UserError(f"model.backbone: blocks of '{name}' cannot be removed ({why}); those of {able} can")
     if alike and len(types := set(getattr(net.config, "layer_types", None) or ())) > 1:
         raise UserError(

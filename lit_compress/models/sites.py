@@ -2,14 +2,10 @@
 
 A site is a Linear that a method may compress. A sub-layer is an attention or a feed-forward network that can be removed
 as a whole. Their paths are in architectures.py.
-
-A model whose architecture has no record has sites by a pattern over the names of its modules. The pattern is in its
-configuration, and so wherever the model is. Only methods that fit every Linear work with such sites.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -19,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from torch import nn
 
 from lit_compress.layers.deployed.removed import Removed, Returns
-from lit_compress.models.architectures import ARCHITECTURES, PATTERN, families_with, get_architecture
+from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.record import Architecture, Role, SubLayerType, parts_of
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,9 +26,6 @@ Model: TypeAlias = "PreTrainedModel"  # whose module is imported late, as it tak
 Config: TypeAlias = "PreTrainedConfig"
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part", bound="SubLayer")
-# keys and values of a decoder's attention over the encoder's states
-_OF_ENCODER = re.compile(r"(?:encoder|cross|encdec)_?att(?:n|ention)\.(?:.*\.)?([kv])[^.]*$", re.IGNORECASE)
-_NUMBER = re.compile(r"\.(\d+)\.")
 SITES = "found_sites"  # attribute of a model that was searched
 
 
@@ -43,14 +36,14 @@ class Site:
     Attributes:
         name: full name in the model.
         role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices); qkv and
-            gate_up where one Linear is several of them; its path in the block where a pattern names the sites.
+            gate_up where one Linear is several of them.
         layer: index of the block in its stack.
         stack: ``encoder`` or ``decoder``.
         cross: True in a decoder's attention over the encoder's states, which k and v read.
     """
 
     name: str
-    role: Role | str
+    role: Role
     layer: int
     stack: str
     cross: bool = False
@@ -179,7 +172,7 @@ def find_sites(net: Model) -> list[Site]:
     They are searched once and kept with the model and its copies: a site may be removed, and none is ever added.
 
     Raises:
-        UserError: the architecture has no record, and no pattern names the sites.
+        UserError: the architecture has no record.
     """
     if SITES not in vars(net):
         vars(net)[SITES] = search_sites(net)
@@ -188,8 +181,7 @@ def find_sites(net: Model) -> list[Site]:
 
 def search_sites(net: PreTrainedModel) -> list[Site]:
     """Search the blocks for :func:`find_sites`."""
-    if not (specs := get_architecture(net).sublayers):
-        return _named_linears(net)
+    specs = get_architecture(net).sublayers
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
     sites = []
     for stack, layer, name, block in blocks(net):
@@ -212,8 +204,6 @@ def shared_inputs(net: Model) -> list[tuple[str, ...]]:
     These are q, k and v of an attention, k and v of one over the encoder's states, gate and up; other sites are groups
     of one. DeBERTa's q and k also read the relative positions, v does not.
     """
-    if not get_architecture(net).sublayers:  # names do not say it
-        return [(site.name,) for site in find_sites(net)]
     relative = getattr(net.config, "relative_attention", False)
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in find_sites(net):
@@ -245,8 +235,6 @@ def _heads(net: Model, stack: str) -> int:
 def embedding_params(net: Model) -> list[nn.Parameter]:
     """Return the parameters of the embeddings of ``net``."""
     architecture = get_architecture(net)
-    if not architecture.stacks:
-        return list(net.get_input_embeddings().parameters())
     paths = (*architecture.embeddings, *(path for stack in architecture.stacks.values() for path in stack.embeddings))
     starts = tuple(f"{path}." for path in paths)
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
@@ -336,46 +324,3 @@ def held_part(parts: list[SubLayer]) -> SubLayer | None:
 def of_kind(parts: list[Part], kind: str) -> list[Part]:
     """Return the attentions or the feed-forward networks, in order; a gate has a group for each."""
     return [part for part in parts if part.kind == kind]
-
-
-def set_pattern(config: Config, pattern: str | None) -> None:
-    """Write ``pattern`` into a configuration, if it is not None; refuse one for an architecture with a record."""
-    if pattern is None:
-        return
-    if config.model_type in ARCHITECTURES:
-        raise UserError(f"model.sites: '{pattern}', but {config.model_type} has a record of its sites; leave it out")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"model.sites: '{pattern}' is no regular expression ({error}); e.g. 'encoder.*.(fc1|fc2)'"
-        ) from error
-    setattr(config, PATTERN, pattern)
-
-
-def _named_linears(net: Model) -> list[Site]:
-    """Return the Linears inside blocks whose names end as the pattern says, also where they were replaced.
-
-    Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
-    """
-    pattern, prefix, names, inside = getattr(net.config, PATTERN), base_prefix(net), list[str](), "."
-    for name, module in net.named_modules():
-        in_block = name.startswith(prefix) and _NUMBER.search(name) and not name.startswith(inside)
-        if in_block and isinstance(getattr(module, "in_features", None), int) and hasattr(module, "out_features"):
-            names.append(name)
-            inside = f"{name}."
-    if not (sites := [_named(name) for name in names if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name)]):
-        raise UserError(
-            f"model.sites: no Linear of {net.config.model_type} is called '{pattern}'; "
-            f"{nearest(pattern, names, limit=3)}"
-        )
-    return sites
-
-
-def _named(name: str) -> Site:
-    """Return the site of a Linear by the number, the stack and the path in its name."""
-    match = _NUMBER.search(name)
-    assert match is not None
-    stack, path = "decoder" if "decoder" in name[: match.start()] else "encoder", name[match.end() :]
-    over = _OF_ENCODER.search(name) if stack == "decoder" else None
-    return Site(name, over[1].lower() if over else path, int(match[1]), stack, bool(over))

@@ -53,17 +53,8 @@ class Factorization:
     mean: Tensor | None = None
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in] of the best approximation of that rank, contiguous.
-
-        Raises:
-            UserError: the rank is not in 1 .. min(out, in).
-        """
-        shape = len(self.left), self.right.shape[1]
-        if not 1 <= rank <= min(shape):
-            raise UserError(
-                f"{self.name}: rank {rank} does not fit a {shape[0]} x {shape[1]} matrix; valid: 1 to {min(shape)}"
-            )
-        assert rank <= len(self.right), (rank, len(self.right))
+        """Return left [out, rank] and right [rank, in] of the best approximation of that rank, contiguous."""
+        assert 1 <= rank <= len(self.right), (self.name, rank, len(self.right))
         left, right = self.left[:, :rank], self.right[:rank]
         return tuple(factor.to(self.device, self.dtype).contiguous() for factor in (left, right))  # type: ignore
 

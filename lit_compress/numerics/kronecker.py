@@ -35,15 +35,13 @@ def damped_root(moment: Tensor, name: str = "weight", what: str = "inputs") -> T
     """Return the Cholesky factor L of ``moment + DAMPING[what] * mean(diagonal) I``, lower triangular float64 [n, n].
 
     Args:
-        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric. A float64 one on the CPU becomes its
-            factor, which takes no memory of its own.
+        moment: second moment of ``what``, inputs or gradients: [n, n] symmetric, finite. A float64 one on the CPU
+            becomes its factor, which takes no memory of its own.
 
     Raises:
-        UserError: it is not finite, all zero, or not positive definite after the damping.
+        UserError: it is all zero, or not positive definite after the damping.
     """
     wide = moment.detach().to("cpu", torch.float64)
-    if not all_finite(wide):
-        raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a model with finite {what}")
     mean = float(wide.diagonal().mean())
     if mean <= 0:
         raise UserError(f"{name}: all its {what} are zero, no approximation of it is better than another; leave it out")

@@ -19,8 +19,7 @@ from lit_compress.models.sites import Model
 from lit_compress.run.job import Job
 from lit_compress.run.trainer import bare_trainer
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.lora import updates_of
-from lit_compress.stages.recompute import activations, most_kept
+from lit_compress.stages.recompute import activations, recomputes
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory
@@ -30,8 +29,9 @@ CPU = torch.device("cpu")
 WARN, REFUSE = 0.85, 1.1  # shares of the free memory
 LESS = (
     "half of --data.batch_size with twice --trainer.accumulate_grad_batches makes the same steps; "
-    "--model.STAGE.parameters lora and a smaller model need less as well"
+    "a smaller model needs less as well"
 )
+AGAIN = "--model.recompute true computes activations again and keeps few; "
 TRAINED, UNTRAINED = 4, 2  # times the model: with its gradient and AdamW's moments; beside the model it is made of
 
 
@@ -58,24 +58,25 @@ def check_fit(job: Job) -> None:
     made = bare_trainer(job.trainer)
     device = made.strategy.root_device
     copies = made.num_devices if device.type == "cpu" else 1
-    size, name = max((copies * size, name) for name, size in _stages(job, device))
-    check_memory(name, size, LESS, device)
+    size, name, can_less = max((copies * size, name, can_less) for name, size, can_less in _stages(job))
+    check_memory(name, size, f"{AGAIN if can_less else ''}{LESS}", device)
 
 
-def _stages(job: Job, device: torch.device) -> Iterator[tuple[str, float]]:
-    """Yield the name of every stage, and the bytes that it needs."""
+def _stages(job: Job) -> Iterator[tuple[str, float, bool]]:
+    """Yield the name of every stage, the bytes that it needs, and whether recomputation is off and would need less."""
     method, net = job.method, copy.deepcopy(job.dense)
     rows, length = job.data.train_dataloader().largest
-    shape, most = (min(job.data.batch_size, rows), length), most_kept(device, method.kind.over_vocabulary)
+    shape = (min(job.data.batch_size, rows), length)
     half = "16" in str(job.trainer.get("precision") or "")
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))
         own = after if stage.shrinks_first else net
         trains = stage.settings.epochs > 0
-        forward = activations(stage, own, shape, half, method.recompute, most)[0] if trains else None
+        forward = activations(stage, own, shape, half, method.recompute) if trains else None
         taught = trains and stage.distil and method.distillation.on and stage.name != "dense"
-        times = TRAINED if trains and updates_of(stage.settings) is None else UNTRAINED
-        yield stage.name, stage.forwards * (forward or 0) + times * bytes_of(own) + taught * bytes_of(job.dense)
+        times = TRAINED if trains else UNTRAINED
+        size = stage.forwards * (forward or 0) + times * bytes_of(own) + taught * bytes_of(job.dense)
+        yield stage.name, size, trains and not method.recompute and recomputes(stage, own, True)
         net = after
 
 

@@ -57,7 +57,7 @@ class Job:
         method, what = self.method, f"model.backbone: '{self.method.backbone}'"
         refuse_compressed(what, Path(method.backbone).expanduser())
         check_form(what, Path(resolve(method.backbone, method.task)), whole=True)
-        config = load_config(method.backbone, method.task, sites=method.sites)
+        config = load_config(method.backbone, method.task)
         net = without_values(lambda: empty_net(config))
         dense_sites(net, net)  # all models of its sizes are counted by it
         return net

@@ -35,7 +35,6 @@ from lit_compress.run.job import Job
 from lit_compress.run.loggers import Curves, log_stage
 from lit_compress.run.trainer import forget, make_trainer, processes, read_checkpoint
 from lit_compress.stages.base import Stage
-from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.rounded import RoundedStage
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, peak_bytes
@@ -195,7 +194,7 @@ def _finish_stage(
     stage.notes, net = mark.get("notes", {}), method.net
     method.load_state_dict(checkpoint["state_dict"])
     with atomic_folder(run.net(name)) as temporary:
-        stage.deploy(merge_updates(net))
+        stage.deploy(net)
         stage.finish(net, temporary)
         write_net(small := fuse(net), data, temporary)
     run.hand_on(name, small, job.dense)
@@ -227,7 +226,7 @@ def _adopt_teacher(job: Job, run: Run) -> None:
     if "dense" in run.finished():
         return
     method, data = job.method, job.data
-    net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
+    net = load_finetuned(str(method.teacher), method.task)
     with atomic_folder(run.net("dense")) as temporary:
         write_net(net, data, temporary)
     record = {"name": "dense", "metric": (metric := evaluate(net, data)), "initial": metric, "steps": 0}

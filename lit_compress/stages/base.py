@@ -177,7 +177,7 @@ class Stage(nn.Module):
 
         ``structure`` is of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
-        net = load(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
+        net = load(previous) if previous else backbones.load_net(method.backbone, method.task)
         self.previous = previous
         return self.begin(net, method, structure)
 

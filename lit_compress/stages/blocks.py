@@ -18,9 +18,8 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.models.shorten import check_blocks, holds_first, shorten, stack_lengths
 from lit_compress.models.sites import Model, module_at
 from lit_compress.models.surgery import Structure, with_same_parameters
-from lit_compress.stages.base import Limits
+from lit_compress.stages.base import Limits, Training
 from lit_compress.stages.compression import CALIBRATION_SEED, Calibration, Compression, Items, Measured
-from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
@@ -43,7 +42,7 @@ def evenly_spaced(total: int, count: int, first: bool = False) -> list[int]:
 
 
 @dataclass(frozen=True)
-class KeptBlocks(Retraining):
+class KeptBlocks(Training):
     """Which blocks are kept, and how the smaller model is trained.
 
     Args:

@@ -21,7 +21,7 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import note, track
+from lit_compress.utils.progress import track
 
 PLAIN = Weighted(weighting="none")
 # of name and weight [out, in] of a site, or of several stacked by rows, and the number of components; without it of all
@@ -148,7 +148,7 @@ class Factors(ByRule):
 
 
 def biased_sites(net: Model, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
-    """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none.
+    """Return the sites with a bias, which can carry the mean of their inputs.
 
     Of a stack all have one, or none counts.
     """
@@ -156,8 +156,6 @@ def biased_sites(net: Model, stacks: Mapping[str, tuple[str, ...]] | None = None
     biased = frozenset(name for name, module in modules.items() if module.bias is not None)
     for names in (stacks or {}).values():
         biased = biased if biased.issuperset(names) else biased.difference(names)
-    if len(biased) < len(modules):
-        note(f"centred: {len(modules) - len(biased)} of {len(modules)} matrices have no bias and are not centred")
     return biased
 
 

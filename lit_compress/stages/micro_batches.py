@@ -90,7 +90,6 @@ class MicroBatches(pl.LightningModule):
     net: Model
     stage: Any  # a Stage, which knows this class
     backbone: str
-    sites: str | None
     task: Task
     kind: TaskType
     distillation: Distillation

@@ -15,8 +15,8 @@ from lit_compress.calibration.moments import Moments
 from lit_compress.data.datamodule import DataModule
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.stages.base import Training
 from lit_compress.stages.compression import EXAMPLES, Calibration
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.base import TaskType
@@ -29,7 +29,7 @@ KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 
 
 @dataclass(frozen=True)
-class Weighted(Retraining):
+class Weighted(Training):
     """How the factorization is weighted, and how the factorized model is fine-tuned.
 
     Args:

@@ -84,8 +84,6 @@ def check_effects(method: Fields) -> None:
             value = values[name]
             if name not in defaults or value == defaults[name] or (actual > 0 if read is True else actual in read):
                 continue
-            if is_dataclass(value):
-                name, value = next((f"{name}.{k}", v) for k, v in vars(value).items() if v != vars(defaults[name])[k])
             nearest = "above 0" if read is True else next(one for one in read if one is not None)
             raise UserError(
                 f"{group}{name}: {value} has no effect with {group}{other} {actual}; leave it out, or give "

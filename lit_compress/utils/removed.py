@@ -19,6 +19,7 @@ _GATES = (  # of SP3, and of CoFiLoSparse
     ["hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer"],
     ["attention_layer", "ffn_layer", "heads"],
 )
+_LESS = "peft trains low-rank updates of an export; with --model.recompute true training takes less memory"
 # the same -> this value, or these, and what to do in place of another
 REMOVED: dict[str, tuple[Any, str]] = {
     **{name: (value, f"leave it out: it is always {value}") for name, value in _CONSTANTS.items()},
@@ -29,9 +30,14 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "prune.weighting": ("none", "the plain SVD gives the factors; --model SecondOrder takes them by K-FAC"),
     "prune.rows": ("sensitivity", "rows are ranked by their sensitivity; --model SecondOrder removes parts by K-FAC"),
     "model.params": (None, "--model.density 0.0589 is 5M of BERT-base's 85M, the number in SP3's tables"),
+    "model.sites": (None, "add a record of the architecture, docs/how_to/add_an_architecture.md says how"),
     "prune.tolerance": (0.005, "the density is always met exactly"),
     "squared_temperature": (False, "distillation.alpha is the weight of the logits' term"),
-    "lora.targets": (None, "all matrices get updates"),
+    "retrain.parameters": ("all", f"all are trained; {_LESS}"),
+    "prune.parameters": ("all", f"all are trained; {_LESS}"),
+    "lora.rank": (16, f"there are no updates; {_LESS}"),
+    "lora.alpha": (32.0, f"there are no updates; {_LESS}"),
+    "lora.targets": (None, f"there are no updates; {_LESS}"),
     "consistency_after_decay": (True, "two forwards go on after it; --model.retrain.consistency 0 turns them off"),
     "scope": (
         "blocks",
@@ -63,6 +69,7 @@ VALUES = {
     ("axis", "element"): "both is as good, and one SVD",
     ("by_block", "bfloat16"): "states on disk are float32: --by_block",
     ("format", "torch"): "--format onnx writes a program, torch.export.export one of the loaded folder",
+    ("recompute", "null"): "true computes activations again, false keeps them",
     ("weighting", "importance"): "--model LPAF prunes and factorizes by these scores",
     **{
         ("weighting", old): "scores sums the positive ones of kept weights"
@@ -72,6 +79,9 @@ VALUES = {
     ("removes", "blocks"): "use --model Layers, in factorize --method Layers",
     ("removes", "both"): "give structures or components, which are as good",
 }
+# options that could be null, and have their default now
+NULL = ("recompute",)
+GROUPS = ("lora",)  # of which no option is left
 # command -> what to do in its place
 COMMANDS = {
     "verify": "`export RUN OUT` makes the export of a run again, to be compared with RUN/export",
@@ -119,12 +129,16 @@ def without_removed(values: dict[str, Any], strict: bool, group: str = "") -> di
         if of_user and name == "init_args":  # whose options may have these names
             kept[name] = value
             continue
+        if name in NULL and value is None:
+            continue
         if gone := REMOVED.get(f"{'model' if of_model else group}.{name}") or REMOVED.get(name):
             usual, advice = gone
             known = usual if isinstance(usual, tuple) else (usual,)
             line = None if value in (*known, None) else f"{name}: {value!r} was removed in version 0.3; {advice}"
         elif not isinstance(value, str) or (line := removed_value(name, value)) is None:
-            kept[name] = without_removed(value, strict, name) if isinstance(value, dict) else value
+            left = without_removed(value, strict, name) if isinstance(value, dict) else value
+            if name not in GROUPS:
+                kept[name] = left
             continue
         if line and strict:
             raise UserError(line)

@@ -23,7 +23,7 @@ from lit_compress.__main__ import main
 from lit_compress.api import functions
 from lit_compress.api.functions import _of_method, undisturbed
 from lit_compress.methods.lpaf import LPAFSettings
-from lit_compress.stages.lora import Retraining
+from lit_compress.stages.base import Training
 
 untyped: Any = lc  # takes the mistakes that the hints forbid
 
@@ -145,7 +145,7 @@ def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path
         return None, small.report
 
     monkeypatch.setattr(functions, "run_fit", run_fit)
-    method = lc.methods.SVD(density=0.5, retrain=Retraining(epochs=1))
+    method = lc.methods.SVD(density=0.5, retrain=Training(epochs=1))
     more = {"label": "label", "run_dir": tmp_path / "run", "data.batch_size": 16}
     made = lc.compress(net, tokenizer, data, method=method, fine_tuned=True, **more)
     assert made.folder == tmp_path / "run" / "export" and torch.equal(made.classifier.weight, small.classifier.weight)

@@ -103,7 +103,7 @@ OPTIMIZER = {"retrain": {"optimizer": calls("torch.optim.SGD", lr=1e-3), "lr_sch
 REST = {
     "method": {"class_path": "runs.stolen.payload.SVD"},
     "settings": {"dense": calls("runs.stolen.payload.SVD")},
-    "settings in settings": {"retrain": {"lora": calls("runs.stolen.payload.SVD")}},
+    "settings in settings": {"retrain": {"epochs": calls("runs.stolen.payload.SVD")}},
     "file": {"dense": "runs/stolen/payload.yaml"},
     "dots": {"dense.class_path": "runs.stolen.payload.SVD"},
 }

@@ -15,14 +15,14 @@ from lit_compress.cli.catalogue import names
 from lit_compress.cli.factorizing import one_shot_stage, only_with_distil
 from lit_compress.cli.words import SHORT, check_names, is_read, take_apart
 from lit_compress.run.settle import check_sizes
-from lit_compress.stages.lora import Retraining
+from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError
 
 ONE_SHOT = ("SVD", "FWSVD", "SecondOrder", "LLMPruner", "SliceGPT", "Layers")
 COMMANDS = ("factorize", "evaluate", "predict", "bench", "export")
 OTHER = {  # values that are valid, and are not the default
     "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
-    "teacher": "other", "sites": "x", "recompute": True,
+    "teacher": "other", "recompute": True,
     "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
     "weighting": "none",
     "optimizer": torch.optim.SGD, "lr_scheduler": torch.optim.lr_scheduler.LinearLR,
@@ -44,13 +44,13 @@ def other(option, default, hint):
 def compression(method):
     """Return all that `factorize` may read of a method, besides the training of its last stage."""
     stage = one_shot_stage(method)
-    training = {f.name for f in fields(Retraining)}
+    training = {f.name for f in fields(Training)}
     kept = {f.name: getattr(stage.settings, f.name) for f in fields(stage.settings) if f.name not in training}
     step, sizes = stage.compression, ("density", "round_to", "shape")
     common = signature(methods.Method).parameters.keys() - set(sizes)
     own = {n: getattr(step, n, None) for n in step.given} if isinstance(step, methods.Method) else vars(step)
     state = {name: value for name, value in own.items() if name not in {"settings", "prune", *common}}
-    return str((state, kept, method.backbone, method.sites, method.budget, method.rule))
+    return str((state, kept, method.backbone, method.budget, method.rule))
 
 
 @pytest.mark.parametrize("name", ONE_SHOT)

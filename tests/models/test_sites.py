@@ -1,4 +1,4 @@
-"""Every Linear of the blocks is a site, nothing else is; without a record a pattern names the sites."""
+"""Every Linear of the blocks is a site, nothing else is."""
 
 import copy
 from types import SimpleNamespace
@@ -6,20 +6,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import logits
-from in_memory import collect_kronecker
-from tiny import ALL, SIZES, TINY, VARIANTS, make_batch, make_inputs, make_net
+from tiny import ALL, SIZES, VARIANTS, make_inputs, make_net
 from torch import nn
 
 from lit_compress.calibration.statistics import watched
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.layers import MaskedLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
+from lit_compress.models.architectures import ARCHITECTURES
+from lit_compress.models.record import Architecture, Stack, SubLayerSpec
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import _OF_ENCODER, blocks, find_sites, set_pattern, shared_inputs, sublayers
+from lit_compress.models.sites import blocks, find_sites, shared_inputs, sublayers
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -82,70 +82,38 @@ def test_sites_that_read_one_input(variant):
         assert len({tuple(map(id, read[name])) for name in leaders}) == len(leaders)
 
 
-PEGASUS = {"encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1, "decoder_start_token_id": 1}
-
-
 @pytest.fixture(scope="module")
 def unknown():
     return make_net("megatron-bert", **SIZES).eval()
 
 
-def named(net, pattern="encoder.*.(intermediate|output).dense"):
-    """A copy of ``net`` with a pattern."""
-    net = copy.deepcopy(net)
-    set_pattern(net.config, pattern)
-    return net
+@pytest.fixture
+def own(monkeypatch):
+    """A record of a module of the user's: where the blocks and the embeddings are, and the role of each Linear."""
+    attention = {f"attention.self.{name}": name[0] for name in ("query", "key", "value")}
+    record = Architecture(
+        stacks={"encoder": Stack("encoder.layer.*", ("embeddings",))},
+        sublayers=(
+            SubLayerSpec("attention", {**attention, "attention.output.dense": "o"}),
+            SubLayerSpec("ffn", {"intermediate.dense": "up", "output.dense": "down"}),
+        ),
+    )
+    monkeypatch.setitem(ARCHITECTURES, "megatron-bert", record)
 
 
-def test_the_pattern_finds_linears_of_the_base_model(unknown):
-    """In order; pooler and head never."""
-    net = named(unknown)
-    ends = ["attention.output.dense", "intermediate.dense", "output.dense"]
-    expected = [(f"bert.encoder.layer.{i}.{end}", end, i, "encoder") for i in (0, 1) for end in ends]
-    assert [(site.name, site.role, site.layer, site.stack) for site in find_sites(net)] == expected
-    assert len(find_sites(named(unknown, "attention.self.(query|key)"))) == 4
-    everything = {site.name for site in find_sites(named(unknown, ".*"))}
-    assert len(everything) == 12 and not {"bert.pooler.dense", "classifier"} & everything
-    assert shared_inputs(net) == [(site.name,) for site in find_sites(net)] and unplaced(net) == []
+def test_a_record_of_a_module_of_its_own_is_enough_for_low_rank(unknown, own, tmp_path):
+    net = copy.deepcopy(unknown)
+    assert len(find_sites(net)) == 12 and unplaced(net) == []
     params = budget.count_params(net)
-    assert params.total - params.non_embedding == net.get_input_embeddings().weight.numel()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", [MixedRankLinear, MaskedLinear])
-def test_training_form_is_fused_is_exported_is_reloaded(unknown, layer, tmp_path):
-    """At full rank the dense net; below, the file has what is counted."""
-    net = named(unknown)
+    inputs = net.base_model.embeddings.parameters()
+    assert params.total - params.non_embedding == sum(value.numel() for value in inputs)
     full = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
     whole = factorize(copy.deepcopy(net), full, lambda _, w, r: decompose(w, r))
     torch.testing.assert_close(logits(whole), logits(unknown), atol=1e-5, rtol=0)
-    if layer is MaskedLinear:  # rows
-        for site in find_sites(net):
-            masked = MaskedLinear(net.get_submodule(site.name))
-            masked.mask[::2] = False
-            replace(net, site.name, masked.zeroed())
-    else:
-        factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), layer)
-    assert [site.name for site in find_sites(net)] == [site.name for site in find_sites(named(unknown))]
-    fused = fuse(net)
-    torch.testing.assert_close(logits(fused), logits(net), atol=1e-5, rtol=0)
-    write_model(fused, tmp_path)
-    assert check_export(fused, tmp_path) <= 1e-5
-    again = load_net(tmp_path)
-    assert torch.equal(logits(again), logits(fused))
-    assert budget.stored_density(again) == budget.stored_density(fused) <= 0.5
-    assert budget.dense_site_params(again) == 2 * (32 * 32 + 2 * 32 * 64)
-
-
-def test_statistics_of_an_encoder_decoder():
-    """Keys and values of the attention over the encoder's states are counted by the encoder's tokens."""
-    net = named(make_net("pegasus", "xsum", dropout=0.0, **TINY["bart"] | PEGASUS), ".*(attn.*|fc.)").eval()
-    cross = [site for site in find_sites(net) if site.cross]
-    assert [site.name.rpartition(".")[2] for site in cross] == ["k_proj", "v_proj"]
-    batch = make_batch(size=2)
-    batch["labels"] = batch["input_ids"][:, :4].clone()
-    found = collect_kronecker(net, [batch], "summarization")
-    assert set(found) == {site.name for site in find_sites(net)} and len(found) == 16
+    small = fuse(factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r)))
+    write_model(small, tmp_path)
+    assert check_export(small, tmp_path) <= 1e-5
+    assert budget.stored_density(load_net(tmp_path)) == budget.stored_density(small) <= 0.5
 
 
 def test_matrices_that_read_no_tokens_of_the_texts_are_one_line():
@@ -153,31 +121,17 @@ def test_matrices_that_read_no_tokens_of_the_texts_are_one_line():
     fc, sums = nn.ModuleDict({"fc": nn.Linear(4, 2)}), SimpleNamespace(by_token=True, use=lambda *_: None)
     with watched(fc, sums, {}, [torch.ones(2, 5)], 2, ["fc"]):
         fc["fc"](torch.ones(2, 5, 4))
-        with pytest.raises(UserError, match=r"calibration: 'fc' reads \(2, 7, 4\), not the tokens of 2 texts; leave"):
+        with pytest.raises(UserError, match=r"calibration: 'fc' reads \(2, 7, 4\), not the tokens of 2 texts; choose"):
             fc["fc"](torch.ones(2, 7, 4))
-    names = ["decoder.block.0.layer.1.EncDecAttention.k", "decoder.layers.0.encoder_attn.v_proj"]
-    assert all(map(_OF_ENCODER.search, names)) and not _OF_ENCODER.search("decoder.block.0.layer.0.SelfAttention.k")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "says"),
-    [("fc9", "no Linear of megatron-bert is called 'fc9'; valid: bert.encoder.layer.0.attention.self.query, "),
-     ("(fc", r"'\(fc' is no regular expression \(.*\); e.g. ")],
-)  # fmt: skip
-def test_a_wrong_pattern_is_one_line(unknown, pattern, says):
-    with pytest.raises(UserError, match=f"model.sites: {says}"):
-        find_sites(named(unknown, pattern))
-
-
-def test_what_needs_a_record_is_one_line(unknown):
+def test_what_a_record_does_not_name_is_one_line(unknown, own):
     with pytest.raises(UserError, match="sub-layers of 'megatron-bert' cannot be gated; those of bert, "):
-        sublayers(named(unknown))
+        sublayers(unknown)
     with pytest.raises(UserError, match="hidden states of 'megatron-bert' cannot be projected; nearest: bert, "):
-        residual_stream(named(unknown))
-    with pytest.raises(UserError, match="'fc1', but bert has a record of its sites; leave it out"):
-        named(make_net("bert"), "fc1")
-    with pytest.raises(
-        UserError,
-        match=r"'megatron-bert' is not supported; .*add_an_architecture.*--model.sites '\(dense\|key\|query\|value\)'",
-    ):
+        residual_stream(unknown)
+
+
+def test_an_architecture_without_a_record_is_one_line(unknown):
+    with pytest.raises(UserError, match=r"'megatron-bert' is not supported; .* Else add a record .*add_an_arch"):
         find_sites(unknown)

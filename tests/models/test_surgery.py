@@ -15,7 +15,6 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize, replace, without_values
 from lit_compress.numerics.decompose import decompose
-from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
@@ -86,21 +85,6 @@ def test_a_state_has_the_form_of_the_file():
     assert state[f"{SITE}.weight"].shape == (32, 64)
     other.load_state_dict(state)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
-
-
-def test_low_rank_updates_are_merged(tmp_path):
-    """While it has updates, a net has a state of its own; merged, it is an ordinary one again."""
-    net = add_updates(make_net("gpt2", dropout=0.0), Retraining(parameters="lora", lora=LoRA(rank=2)), 0).eval()
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            p.add_(0.1) if p.requires_grad and "parametrizations" in name else None
-    expected = logits(net)
-    net.load_state_dict(net.state_dict())
-    assert torch.equal(logits(net), expected)
-    expected = logits(net.double())  # a product with the update rounds otherwise than one with the sum
-    torch.testing.assert_close(logits(merge_updates(net)), expected, atol=1e-10, rtol=0)
-    save_net(net.float(), tmp_path)
-    assert torch.equal(logits(load_net(tmp_path)), logits(net))
 
 
 def test_the_random_numbers_stay():

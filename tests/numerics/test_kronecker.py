@@ -176,7 +176,6 @@ def test_fewer_components() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"inputs": torch.full((6, 6), torch.nan)}, "key: the second moments of its inputs are inf or NaN"),
         ({"gradients": torch.zeros(5, 5)}, "key: all its gradients are zero"),
         ({"inputs": torch.ones(6, 6)}, "key: .* inputs are singular with damping 0.0; give more examples"),
         ({"inputs": torch.diag(torch.tensor([1.0, 1, 1, 1, 1, 0]))}, "inputs are singular with damping 0.0"),
@@ -186,5 +185,3 @@ def test_fewer_components() -> None:
 def test_errors(changes: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         svd_of(**{"weight": draw(5, 6), "name": "key", **changes})
-    with pytest.raises(UserError, match="key: rank 6 does not fit"):
-        svd_of(draw(5, 6), name="key").factors(6)

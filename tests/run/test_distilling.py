@@ -18,8 +18,7 @@ from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.distilling import LOSSES, Distilling, Recovery
 from lit_compress.run.folder import Run
 from lit_compress.run.job import Job
-from lit_compress.stages.base import build_optimizer, build_schedule
-from lit_compress.stages.lora import Retraining
+from lit_compress.stages.base import Training, build_optimizer, build_schedule
 from lit_compress.utils.errors import UserError
 
 TRAINER = {
@@ -44,7 +43,7 @@ class Study:
 
     def stage(self, name, recovery=None, losses=None, size=16, retrain=None, **trainer):
         data = DataModule("sst2", self.backbone, self.data, batch_size=size)
-        retrain = Retraining(**retrain or {})
+        retrain = Training(**retrain or {})
         made = SVD(backbone=self.backbone, distillation=replace(LOSSES, **losses or {}), retrain=retrain)
         job, recovery = Job(made, data, TRAINER | trainer, 42, every=1), recovery or Recovery(distil=STEPS)
         return Distilling(job, recovery, Run(self.folder / name))

@@ -48,7 +48,7 @@ def parts_of(short_run, *words):
 
 
 def sizes(parts):
-    return dict(guard._stages(parts, parts.method.device)), parts.dense
+    return {name: size for name, size, _ in guard._stages(parts)}, parts.dense
 
 
 def test_a_stage_needs_a_forward_four_times_the_model_and_the_teacher(short_run):
@@ -60,8 +60,6 @@ def test_a_stage_needs_a_forward_four_times_the_model_and_the_teacher(short_run)
     assert sizes(parts_of(short_run, "--data.batch_size", "1"))[0]["dense"] < found["dense"]
     untrained = sizes(parts_of(short_run, "--model.retrain.epochs", "0"))[0]
     assert untrained["dense"] == found["dense"] and untrained["retrain"] < 2 * size
-    lora = sizes(parts_of(short_run, "--model.retrain.parameters", "lora"))[0]
-    assert lora["retrain"] < found["retrain"]
 
 
 def test_fit_and_plan_refuse_before_the_work(short_run, tmp_path, capsys, free):
@@ -72,6 +70,16 @@ def test_fit_and_plan_refuse_before_the_work(short_run, tmp_path, capsys, free):
             capsys, *args
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_recomputation_is_named_where_it_helps(short_run, capsys, free):
+    free(1000)
+    plan = ["plan", "--model.density", 0.5, *short_run, "--model"]
+    assert "; --model.recompute true computes activations again and keeps few; half of" in fails(capsys, *plan, "SVD")
+    assert "recompute" not in fails(capsys, *plan, "SVD", "--model.recompute", "true")
+    lpaf = CommandLine(read_line("plan", ["--model", "LPAF", "--model.density", "0.5", *short_run])).ready()
+    less = {name: can_less for name, _, can_less in guard._stages(lpaf)}
+    assert less == {"dense": True, "prune": True, "retrain": False}
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from lit_compress.methods import SVD
 from lit_compress.run.folder import Run
 from lit_compress.stages.base import Stage, Training, build_optimizer, build_schedule, count_steps
 from lit_compress.stages.gated import GatedTraining
-from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 
 ExponentialHalf = partial(ExponentialLR, gamma=0.5)
@@ -100,7 +99,7 @@ def test_a_class_that_cannot_train_a_stage_is_refused_at_once(kind, options, lin
 
 
 def test_a_stage_is_trained_by_its_optimizer(fit, dense):
-    settings = Retraining(epochs=1, optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=ExponentialHalf)
+    settings = Training(epochs=1, optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=ExponentialHalf)
     rates = []
     method = fit(
         SVD(backbone="unused", density=0.5, retrain=settings), "retrain", dense, max_steps=3, teacher=dense,
@@ -122,7 +121,7 @@ def test_a_run_goes_on_with_its_optimizer_only(short_run, tmp_path):
 
 
 def test_an_optimizer_from_python():
-    settings = Retraining(optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=LinearLR)
+    settings = Training(optimizer=partial(torch.optim.SGD, lr=0.5), lr_scheduler=LinearLR)
     given = _of_method(SVD(task="sst2", retrain=settings)) | {"data.task": "sst2"}
     made = CommandLine(from_python("fit", given)).build().method.retrain
     optimizer = made.optimizer([torch.nn.Parameter(torch.zeros(1))])

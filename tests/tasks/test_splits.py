@@ -26,8 +26,8 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net as load_folder
 from lit_compress.models.storage import save_net
 from lit_compress.numerics import chunked_logits
+from lit_compress.stages.base import Training
 from lit_compress.stages.distillation import Distillation
-from lit_compress.stages.lora import Retraining
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.sharding import whole
 
@@ -74,7 +74,7 @@ def row(kind, rng):
     return {"text": text}
 
 
-RETRAIN = Retraining(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
+RETRAIN = Training(epochs=1, learning_rate=1e-20)  # every step begins with the same weights
 ROWS = 17  # steps of 8 rows: the last one has a row, which is of one rank, and of one micro-batch
 
 

@@ -13,7 +13,6 @@ from lit_compress.methods import FWSVD, SVD, Layers, SecondOrder
 from lit_compress.methods.base import Distillation
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.stages.blocks import KeptBlocks
-from lit_compress.stages.lora import LoRA, Retraining
 from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.fields import check_effects
@@ -56,9 +55,6 @@ def test_a_constructor_of_its_own_is_refused():
         (SVD, {"distillation": Distillation(alpha=0.0, temperature=3.0)},
          "model.distillation.temperature: 3.0 has no effect with model.distillation.alpha 0.0; leave it out, or give "
          "model.distillation.alpha above 0"),
-        (SVD, {"retrain": Retraining(lora=LoRA(rank=3))},
-         "model.retrain.lora.rank: 3 has no effect with model.retrain.parameters all; leave it out, or give "
-         "model.retrain.parameters lora"),
         (SecondOrder, {"allocation": "uniform", "retrain": KroneckerWeighted(removes="structures")},
          "model.allocation: uniform has no effect with model.retrain.removes structures; leave it out, or give "
          "model.retrain.removes components"),

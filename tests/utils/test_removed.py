@@ -28,6 +28,12 @@ def test_a_stored_value_that_is_always_used_now_is_left_out():
     with pytest.raises(UserError, match=r"refit: True was removed in version 0\.3; factorize --refine"):
         without_removed({"retrain": {"refit": True}}, strict=True)
     assert without_removed({"retrain": {"refit": True}}, strict=False) == {"retrain": {}}
+    lora = {"recompute": None, "retrain": {"parameters": "all", "lora": {"rank": 16, "alpha": 32.0, "targets": None}}}
+    assert without_removed(lora, strict=True) == {"retrain": {}}
+    with pytest.raises(
+        UserError, match=r"parameters: 'lora' was removed in version 0\.3; all are trained; peft trains"
+    ):
+        without_removed({"retrain": {"parameters": "lora"}}, strict=True)
 
 
 def test_a_method_of_the_users_own_may_have_an_option_of_this_name():

@@ -48,7 +48,6 @@ from lit_compress.numerics.losses import States
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distillation import MappedDistillation
 from lit_compress.stages.gated import GatedStage, GatedTraining
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.micro_batches import MicroBatches
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import sum_over_ranks
@@ -319,7 +318,7 @@ class CoFi(Method):
     usual_density = 0.2
     distil: Training = Training(epochs=1, warmup=0.0)
     prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1)
-    retrain: Retraining = Retraining(epochs=20)
+    retrain: Training = Training(epochs=20)
     distillation: CoFiDistillation = CoFiDistillation()
 
     def own_stages(self) -> list[Stage]:
