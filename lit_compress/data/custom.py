@@ -88,14 +88,13 @@ def _find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
         raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}{columns}")
     if table.classes:
         return tuple(table.classes), True
-    sign = meant.sign_in(row.get(task.label) for row in source.read().rows)
     values: dict[str, int] = {}
     first: type | None = None
     for number, row in enumerate(table.rows, start=1):
         where = f"{source.where} row {number}"
         if task.label not in row:
             raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}{columns}")
-        for value in meant.classes_in(f"{where}: '{task.label}'", row[task.label], sign):
+        for value in meant.classes_in(f"{where}: '{task.label}'", row[task.label]):
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int
             first = first or kind

@@ -10,7 +10,6 @@ Data (``label_of``, ``encode``), methods (``logits``, ``counted``, ``observe``) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -117,14 +116,10 @@ class TaskType:
             return label
         return [task.labels[number] for number in label] if isinstance(label, list) else task.labels[label]
 
-    def sign_in(self, labels: Iterable[Any]) -> str | None:
-        """Return the sign between the classes in the texts of a column of labels; None if they have none."""
-        return None
-
-    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+    def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the classes in a row's label, as they are written: one, or one per word, or any number.
 
-        ``sign`` is the one that :meth:`sign_in` found in the whole column. Errors begin with ``where``.
+        Errors begin with ``where``.
         """
         return [label]
 

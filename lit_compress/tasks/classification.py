@@ -84,7 +84,7 @@ class Classification(TaskType):
         """Return the class number."""
         return class_number(task, where, row[task.label])
 
-    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+    def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the label; the text of a list is none, as ``['joy']``."""
         if isinstance(label, str) and list_in(where, label) is not None:
             raise UserError(f"{where} is {label!r:.60}, a list; kind multi_label reads lists")

@@ -8,7 +8,7 @@ transformers uses for ``problem_type: multi_label_classification``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ from lit_compress.tasks.classification import Classification, class_number, whol
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
-
-SEPARATORS = "|;,"  # between the labels of a text
 
 
 class MultiLabel(Classification):
@@ -44,17 +42,11 @@ class MultiLabel(Classification):
             return [number for number, on in enumerate(flags) if on]
         return sorted({class_number(task, where, label) for label in labels})
 
-    def sign_in(self, labels: Iterable[Any]) -> str | None:
-        """Return the sign between the labels of a column's texts: the first of :data:`SEPARATORS` in any of them."""
-        texts = (label for label in labels if isinstance(label, str) and label.lstrip()[:1] not in tuple("[({"))
-        seen = {sign for text in texts for sign in SEPARATORS if sign in text}
-        return next((sign for sign in SEPARATORS if sign in seen), None)
-
-    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+    def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the labels of a row, whose names become classes; 0 and 1 for every label have no names."""
         if isinstance(label, dict):
             return list(label)
-        labels = _listed(where, label, sign)
+        labels = _listed(where, label)
         if len(labels) > 1 and _are_flags(labels):
             raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
         return labels
@@ -110,18 +102,17 @@ def _is_missing(value: Any) -> bool:
     return value is None or value != value
 
 
-def _listed(where: str, label: Any, sign: str | None = None, known: Sequence[str] = ()) -> list[Any]:
-    """Return the labels of a list; of a text written like a list, or with a sign between its labels."""
+def _listed(where: str, label: Any, known: Sequence[str] = ()) -> list[Any]:
+    """Return the labels of a list, or of a text written like one."""
     if _is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
-    if not isinstance(label, str):
-        return _with_flags(list(label), known) if isinstance(label, list | tuple) else [label]
-    if (items := list_in(where, label, bare=True)) is not None:
-        return _with_flags(items, known)
-    ways = [_parts(label, way) for way in ([sign or "\n"] if not known else ["\n", *SEPARATORS])]
-    fitting = (names for names in ways if set(names) <= {*known})
-    names = next(fitting, None) or next((names for names in ways if len(names) > 1), ways[0])
-    return [int(name) for name in names] if len(names) > 1 and set(names) <= {"0", "1"} else names
+    labels = list_in(where, label, bare=True) if isinstance(label, str) else label
+    if not isinstance(labels, list | tuple):
+        raise UserError(
+            f"{where}: {label!r:.60} is no list; write ['toxic', 'insult'], [] for none, or give a column of 0 and 1 "
+            "for each label"
+        )
+    return _with_flags(list(labels), known)
 
 
 def _with_flags(labels: list[Any], known: Sequence[str]) -> list[Any]:
@@ -131,10 +122,6 @@ def _with_flags(labels: list[Any], known: Sequence[str]) -> list[Any]:
     whole = [whole_number(label.strip()) for label in labels]
     can_be_names = len({*whole}) == len(whole) and (not known or {*whole} <= {*known})
     return labels if can_be_names or len(whole) < 2 or not {*whole} <= {"0", "1"} else [int(label) for label in whole]
-
-
-def _parts(text: str, sign: str) -> list[str]:
-    return [name for part in text.split(sign) if (name := part.strip())]
 
 
 def _are_flags(labels: list[Any]) -> bool:

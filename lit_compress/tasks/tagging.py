@@ -87,7 +87,7 @@ class Tagging(TaskType):
             "trained on lists (is_split_into_words=True, as run_ner.py does) add --data.custom.split_words true"
         )
 
-    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+    def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the labels of a list, or of a text of one or with spaces between labels."""
         labels = label
         if isinstance(label, str) and (labels := list_in(where, label, bare=True)) is None:

@@ -15,7 +15,7 @@ from lit_compress.tasks.records import Custom
     [
         ("classification", None, ["yes", "no", "yes"], ["yes", "no", "yes"]),
         ("classification", ["5", "1", "0"], [0, 1, 5], ["0", "1", "5"]),  # a class number is also a class's name
-        ("multi_label", None, ["yes", "no|yes", ""], [["yes"], ["no", "yes"], []]),
+        ("multi_label", None, [["yes"], ["no", "yes"], []], [["yes"], ["no", "yes"], []]),
         ("tagging", None, ["B O", "O", "B"], [["B", "O"], ["O"], ["B"]]),
         ("regression", None, [1.5, 0, 2], [1.5, 0.0, 2.0]),
     ],

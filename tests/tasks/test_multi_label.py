@@ -31,10 +31,10 @@ def _row(label, task=TASK):
 
 READ: dict[tuple[int, ...], list[object]] = {
     (0, 2): [["threat", "toxic"], ("threat", "toxic"), [2, 0], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True],
-             "toxic|threat", "threat; toxic", "toxic, threat", "['toxic', 'threat']", '["toxic", "threat"]',
-             "[1, 0, 1]", "1 | 0 | 1", ["1", "0", "1"], "['1.0', '0.0', '1.0']"],
-    (1,): ["insult", ["insult"], 1, [1], [0, 1, 0]],
-    (): [[], "", "[]", [0, 0, 0], [0.0, 0.0, 0.0]],
+             "['toxic', 'threat']", '["toxic", "threat"]', "('toxic', 'threat')", "[1, 0, 1]", ["1", "0", "1"],
+             "['1.0', '0.0', '1.0']"],
+    (1,): [["insult"], "['insult']", [1], [0, 1, 0]],
+    (): [[], "[]", [0, 0, 0], [0.0, 0.0, 0.0]],
 }  # fmt: skip
 
 
@@ -42,17 +42,6 @@ READ: dict[tuple[int, ...], list[object]] = {
 def test_labels_are_read_as_they_are_written(numbers, label):
     assert _row(label) == [*numbers]
     assert KIND.shown(TASK, _row(label)) == [NAMES[number] for number in numbers]
-
-
-def test_a_column_has_one_separator(tmp_path):
-    """A name may hold the signs that separate the names of other columns."""
-    labels = ["Music|Arts, Crafts", "Arts, Crafts", "Music", "Film; TV|Music"]
-    rows = [f'text {i},"{labels[i % 4]}"\n' for i in range(12)]
-    (tmp_path / "train.csv").write_text("text,labels\n" + "".join(rows))
-    task = custom_task(Custom("multi_label"), Place(str(tmp_path)))
-    assert task.labels == ("Arts, Crafts", "Film; TV", "Music")
-    assert [_row(label, task) for label in labels] == [[0, 2], [0], [2], [1, 2]]
-    assert KIND.sign_in(["a, b", "c", None, ["d|e"], "['f|g']"]) == "," and KIND.sign_in(["a", "b"]) is None
 
 
 @pytest.mark.parametrize(
@@ -63,6 +52,19 @@ def test_a_column_has_one_separator(tmp_path):
 def test_what_is_no_label_is_one_line(label, line):
     with pytest.raises(UserError, match=line):
         _row(label)
+
+
+@pytest.mark.parametrize(
+    "label", ["toxic", "toxic|threat", "threat; toxic", "toxic, threat", "toxic\nthreat", "1 | 0 | 1", "1", "", 1]
+)
+def test_a_label_that_is_no_list_is_refused(label, tmp_path):
+    """With or without names that are known; it is never taken as one label."""
+    line = r"is no list; write \['toxic', 'insult'\], \[\] for none, or give a column of 0 and 1 for each label"
+    with pytest.raises(UserError, match=line):
+        _row(label)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "a", "labels": label}) + "\n")
+    with pytest.raises(UserError, match=f"train.jsonl' row 1: 'labels': .*{line}"):
+        custom_task(Custom("multi_label"), Place(str(tmp_path)))
 
 
 def test_flags_alone_have_no_names():
@@ -132,7 +134,7 @@ def place(tmp_path_factory):
     for split, count in (("train", 48), ("validation", 24)):
         texts = [rng.choices(WORDS, k=rng.randint(2, 9)) for _ in range(count)]
         on = [[name for i, name in enumerate(NAMES) if {WORDS[i], WORDS[i + 3]} & {*words}] for words in texts]
-        lines = [f"{' '.join(words)},{'|'.join(names) or '[]'}\n" for words, names in zip(texts, on, strict=True)]
+        lines = [f'{" ".join(words)},"{names}"\n' for words, names in zip(texts, on, strict=True)]
         (folder / "data" / f"{split}.csv").write_text("text,labels\n" + "".join(lines))
     return folder
 
@@ -153,8 +155,8 @@ def test_factorize_in_a_command_and_in_python(place, tmp_path):
         assert list(line["probabilities"].values()) == pytest.approx(chances, abs=1e-5)
         assert line["labels"] == [name for name, chance in zip(NAMES, chances, strict=True) if chance > 0.5]
     assert "One logit per label; its probability is sigmoid(logit)" in (tmp_path / "small" / "README.md").read_text()
-    rows = [line.split(",") for line in dev.read_text().splitlines()[1:]]
-    on = [[float(name in labels.split("|")) for name in NAMES] for _, labels in rows]
+    rows = [line.split(",", 1) for line in dev.read_text().splitlines()[1:]]
+    on = [[float(name in labels) for name in NAMES] for _, labels in rows]
     scores = lc.evaluate(str(place / "model"), data=Dataset.from_dict({"text": [row[0] for row in rows], "labels": on}))
     assert scores.keys() >= {"micro_f1", "macro_f1", "subset_accuracy"}
     assert scores["micro_f1"] == pytest.approx(report["dense"]["metric"], abs=1e-6)
