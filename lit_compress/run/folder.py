@@ -334,6 +334,6 @@ def checked_groups(what: str, stored: Any, strict: bool = False) -> dict[str, An
         raise UserError(f"{what} has no options in {broken}; it is broken")
     if "seed_everything" in stored and "data" in stored:
         stored["data"].setdefault("split_seed", stored["seed_everything"])  # 0.2 split a single file by this seed
-    model["init_args"] = without_removed(model["init_args"], strict)
+    stored["model"] = without_removed(model, strict, "model")  # of a method of the user's own all options are left
     stored["export"] = without_removed(stored["export"], strict, "export")
     return stored  # type: ignore[no-any-return]
