@@ -38,8 +38,6 @@ VARIANTS = {
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
     "SecondOrder": {
         "": [],
-        "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
-        "true": ["--model.retrain.labels", "true"],
         "structures": ["--model.retrain.removes", "structures"],
     },
     "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},

@@ -8,7 +8,7 @@ al. 2023, arXiv 2311.00636):
 
 with d the gradient of one example's loss at a token's output and T the tokens (times uses) of an example, so that
 tr(G (W - X) A (W - X)^T) is 2 dL of an example, on one scale for all sites, encoder's and decoder's. The loss is the
-negative log-likelihood under labels that are drawn from the model, exact or true (numerics/sampled_labels.py).
+negative log-likelihood under labels that are drawn from the model, or exact (numerics/sampled_labels.py).
 
 Both moments are summed batch by batch: A in the forward, G in one backward that computes no gradient of any weight.
 Only the lower triangle, in blocks, is computed and kept. A batch goes through the model in parts of at most 512 tokens:
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lit_compress.calibration.statistics import Batch, Collector, Statistic, tokens_at
 from lit_compress.models.sites import Model, shared_inputs, size_at
-from lit_compress.numerics.sampled_labels import fisher_losses
+from lit_compress.numerics.sampled_labels import fisher_loss
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
@@ -110,9 +110,8 @@ class Moments(Statistic):
     A site with fewer tokens than inputs has a singular A, which a note says; a decomposition damps it.
 
     Attributes:
-        labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, in
-            classes - 1 backward passes; ``true``, the data's. None: no gradients, only the second moments of the
-            inputs.
+        labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over two classes.
+            None: no gradients, only the second moments of the inputs.
     """
 
     title = "Kronecker factors"
@@ -121,13 +120,11 @@ class Moments(Statistic):
         """Return empty sums."""
         return MomentSums(net, names, net.dtype, device, self.labels is not None)
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return the losses whose gradients give the Fisher information."""
-        assert self.labels is not None
-        return fisher_losses(
-            logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows), index=rows["index"],
-            seed=self.seed,
-        )  # fmt: skip
+    def loss(self, task: TaskType, logits: Any, rows: Batch) -> Tensor:
+        """Return the loss whose gradients give the Fisher information."""
+        assert self.labels == "drawn" or self.labels == "exact", self.labels
+        counted, index = task.counted(rows), rows["index"]
+        return fisher_loss(logits, task.loss, self.labels, counted=counted, index=index, seed=self.seed)
 
 
 class MomentSums(Collector):

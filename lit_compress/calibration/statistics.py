@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.models.sites import Model, Site, find_sites
 from lit_compress.numerics.losses import example_losses
-from lit_compress.numerics.sampled_labels import Labels, fisher_losses
+from lit_compress.numerics.sampled_labels import Labels, fisher_loss
 from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
 
@@ -63,14 +63,14 @@ def hooked(modules: Mapping[str, nn.Module], on_forward: Callable[[str, Tensor, 
             handle.remove()
 
 
-def real_rows(task: TaskType, batch: Batch, device: torch.device, labels: Labels | None) -> Batch:
+def real_rows(task: TaskType, batch: Batch, device: torch.device, labels: Labels | Literal["true"] | None) -> Batch:
     """Return the columns of ``batch`` on ``device``, without the rows whose ``index`` is -1, which only fill it up.
 
     A UserError if ``labels`` are the true ones, and the batch has none.
     """
     needed = labels == "true" and task.loss != "vectors"  # vectors have no labels
     if "labels" not in batch and (needed or task.reads_labels):
-        hint = "this task's models read them" if task.reads_labels else "drawn labels need none"
+        hint = "this task's models read them" if task.reads_labels else "--method SecondOrder needs none"
         raise UserError(f"labels: the data has none, only {', '.join(batch)}; {hint}")
     real = batch["index"] >= 0
     return {name: column[real].to(device) for name, column in batch.items()}
@@ -136,12 +136,12 @@ class Statistic(ABC):
     """Sums over the examples at the sites of a model.
 
     Attributes:
-        labels: of the losses whose gradients are taken; None for no gradients, in forwards only.
+        labels: of the loss whose gradients are taken, ``true`` for the data's; None for no gradients, in forwards only.
         seed: of drawn labels, which depend on it and on an example's index.
         sites: names of those that are asked; None for all.
     """
 
-    labels: Labels | None = "true"
+    labels: Labels | Literal["true"] | None = "true"
     seed: int = 0
     sites: Sequence[str] | None = None
     title: ClassVar[str]  # in progress bars
@@ -150,11 +150,11 @@ class Statistic(ABC):
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
         """Return a collector for some sites of ``net``; only shapes are read, its sums are on ``device``."""
 
-    def losses(self, task: TaskType, logits: Any, rows: Batch) -> list[Tensor]:
-        """Return the losses whose gradients are wanted: the examples' under true labels, vectors' under drawn ones."""
+    def loss(self, task: TaskType, logits: Any, rows: Batch) -> Tensor:
+        """Return the loss whose gradients are wanted: the examples' under true labels, vectors' under drawn ones."""
         if task.loss == "vectors":
-            return fisher_losses(logits, task.loss, "drawn", index=rows["index"])
-        return [example_losses(logits, rows["labels"], task.loss).sum()]
+            return fisher_loss(logits, task.loss, "drawn", index=rows["index"])
+        return example_losses(logits, rows["labels"], task.loss).sum()
 
     def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the rows of a batch in the parts in which they go through the model in memory."""
@@ -215,10 +215,8 @@ def whole(
                 sums.examples += len(part["index"])
                 with watched(net, sums, sites, task.masks(part), len(part["index"]), names):
                     output = task.run(net, part)
-                    losses = statistic.losses(task, task.logits(output, part), part) if gradients else []
-                    for i, loss in enumerate(losses):
-                        if loss.requires_grad:
-                            loss.backward(retain_graph=i + 1 < len(losses))
+                    if gradients and (loss := statistic.loss(task, task.logits(output, part), part)).requires_grad:
+                        loss.backward()
                 sums.end()
     if reduce is not None:
         sums.reduce(reduce, net.device)

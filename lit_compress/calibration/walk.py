@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,9 +162,11 @@ class BlockStatistics:
             for (rows, hidden), gradients in zip(walk.pairs(number), after, strict=True):
                 hidden = None if hidden is None else hidden.to(walk.net.device, torch.float32).requires_grad_()
                 with self._watched(number, block, rows, sums):
-                    before = _back(walk.step(number, rows, hidden), hidden, gradients)
-                if before is not None:
-                    yield before
+                    output = walk.step(number, rows, hidden)
+                    output.backward(gradients.to(output))
+                if hidden is not None:
+                    assert hidden.grad is not None
+                    yield hidden.grad
             if finish is not None and sums is not None:
                 finish(number, block, sums.result())
 
@@ -187,9 +189,7 @@ class BlockStatistics:
                 hidden = states.to(walk.net.device, torch.float32).requires_grad_()
                 ending: Any = Ending(walk.net, iter([hidden]))
                 logits = walk.task.logits(walk.task.run(ending, rows), rows)
-                losses = self.statistic.losses(walk.task, logits, rows)
-                more = len(losses) > 1
-                yield torch.stack([torch.autograd.grad(loss, hidden, retain_graph=more)[0] for loss in losses])
+                yield torch.autograd.grad(self.statistic.loss(walk.task, logits, rows), hidden)[0]
 
         with torch.enable_grad():
             walk.write("gradients", count, gradients())
@@ -214,20 +214,9 @@ class BlockStatistics:
         sums.end()
 
 
-def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | None:
-    """Go back from ``output`` with every one of ``gradients`` [copies, ...]; return those by ``hidden``, stacked."""
-    before = []
-    for i, gradient in enumerate(gradients.to(output)):
-        if hidden is not None:
-            hidden.grad = None
-        output.backward(gradient, retain_graph=i + 1 < len(gradients))
-        if hidden is not None:
-            assert hidden.grad is not None
-            before.append(hidden.grad)
-    return torch.stack(before) if before else None
-
-
-def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels | None) -> list[Batch]:
+def calibration_parts(
+    task: TaskType, batches: Iterable[Batch], labels: Labels | Literal["true"] | None
+) -> list[Batch]:  # fmt: skip
     """Return the examples in the parts in which they go through a model in memory, on the CPU.
 
     Raises:

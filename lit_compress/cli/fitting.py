@@ -166,9 +166,8 @@ def _as_stored(cli: CommandLine, config: dict[str, Any]) -> None:
     """Take the teacher of a run, and its values where an earlier version had other defaults."""
     init, stored = cli.config.model.init_args, config["model"]["init_args"]
     for name, settings in stored.items():
-        for option in ("labels", "removes") if isinstance(settings, dict) and init.get(name) else ():
-            if option in init[name] and settings.get(option):
-                init[name][option] = init[name][option] or settings[option]
+        if isinstance(settings, dict) and settings.get("removes") and "removes" in (init.get(name) or {}):
+            init[name].removes = init[name].removes or settings["removes"]
     init.teacher = init.get("teacher") or stored.get("teacher")
     cli.ready(config)
 

@@ -25,8 +25,8 @@ _SYNONYMS = {"lr": "learning_rate", "method": "model"}  # a word of other tools 
 SHORT = {
     **{name: f"model.{name}" for name in ("density", "rank", "rank_ratio", "budget", "round_to", "shape",
                                           "allocation")},
-    **{name: f"model.retrain.{name}" for name in ("weighting", "labels", "calibration_examples", "calibration_seed",
-                                                  "removes", "axis", "fisher_examples")},
+    **{name: f"model.retrain.{name}" for name in ("weighting", "calibration_examples", "calibration_seed", "removes",
+                                                  "axis", "fisher_examples")},
     **{name: f"export.{name}" for name in ("format", "vocabulary", "embeddings", "dtype", "max_drop")},
 }  # fmt: skip
 # last part of an option that names a class, of the Trainer or of a stage -> module with these, and what they are called
@@ -240,7 +240,7 @@ def is_read(command: str, option: str) -> bool:
 
 def unknown(command: str, key: str, method: str | None = None) -> str:
     """Return the message on an unknown option: the nearest one of the command, the method, the data and the Trainer."""
-    if line := removed(key):
+    if line := removed(key) or (command == "factorize" and removed(f"model.retrain.{key}")):
         return line
     known, said = [*own_options(command), *catalogue.names(method)], f"unknown option '{key}'"
     full = next((name for name in (key, f"model.{key}") if name in catalogue.names()), "")

@@ -49,7 +49,6 @@ class FWSVD(Ranked):
     distillation = Distillation(alpha=0.0)
 
     def __post_init__(self) -> None:
-        self.retrain.check_labels(self.kind)
         self.rule = self.retrain.rule(self.rank_rule(self.allocation, rank_ratio=PAPER_RANK_RATIO))
 
     def own_stages(self) -> list[Stage]:

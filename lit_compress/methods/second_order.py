@@ -74,7 +74,6 @@ class SecondOrder(Ranked):
     distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True)
 
     def __post_init__(self) -> None:
-        self.retrain.check_labels(self.kind)
         self.rule = rule = self.retrain.rule(self.rank_rule(self.allocation))
         if self.budget is None or self.budget.kind != "speedup":
             return

@@ -1,12 +1,12 @@
-"""Losses whose gradients make up the Fisher information: labels drawn from the model's outputs, true or exact.
+"""Losses whose gradients make up the Fisher information: labels drawn from the model's outputs, or exact.
 
 The Fisher information of an example is E[g g^T], g the gradient of -log p(label), over labels that follow the model's
 own distribution; with true labels it is the empirical one, which vanishes where the model fits its training data
-(second-order compression, section 1). With a softmax of few classes the expectation is a sum,
+(second-order compression, section 1). With a softmax of two classes the expectation takes one backward pass as well,
 
-    sum_c p_c g_c g_c^T = J^T (diag(p) - p p^T) J = sum_j (J^T r_j) (J^T r_j)^T,    J = d logits / d parameters     (E)
+    sum_c p_c g_c g_c^T = J^T (diag(p) - p p^T) J = (J^T r) (J^T r)^T,    J = d logits / d parameters               (E)
 
-over the classes - 1 columns r_j of a root of diag(p) - p p^T: two classes take one backward pass.
+with r = sqrt(p_0 p_1) (1, -1).
 
 A model that gives vectors f, of length 1, has no distribution of its own. It gets the one that a regression has, a
 normal distribution around its output, y ~ N(f, I). With y = f + e, e ~ N(0, I),
@@ -19,68 +19,59 @@ added loss estimates the distance from its own vectors, and needs no label.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
-from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
+from lit_compress.numerics.losses import NUMBERS, LossKind, token_losses
 from lit_compress.utils.devices import double
 
-Labels = Literal["true", "drawn", "exact"]
+Labels = Literal["drawn", "exact"]
 
 POSITIONS = 64  # whose distributions, of float64, are in memory at a time
 
 
-def fisher_losses(
+def fisher_loss(
     logits: Logits,
     kind: LossKind,
     choice: Labels,
     *,
-    labels: Tensor | None = None,
     counted: Tensor | None = None,
     index: Tensor | None = None,
     seed: int = 0,
-) -> list[Tensor]:
-    """Return scalars, sums over the examples, whose gradients g give every example's part sum g g^T of the Fisher.
+) -> Tensor:
+    """Return a scalar, a sum over the examples, whose gradients g give every example's part g g^T of the Fisher.
 
     The loss of an example is its negative log-likelihood, the sum over all labels it has. A regression is a normal
-    distribution of variance 1: the gradient of the output itself, but with true labels times the error. The logit of a
-    relevance also counts as one, unless labels are true: as a probability, documents that are surely relevant, or
-    surely not, would hardly count.
+    distribution of variance 1: the gradient of the output itself. The logit of a relevance also counts as one: as a
+    probability, documents that are surely relevant, or surely not, would hardly count.
 
     Args:
         logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; those over a vocabulary [b, tokens,
             vocabulary] may be chunked.
-        choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
-            one distribution per example, in classes - 1 losses.
-        labels: int [b, ...], or float [b]; for ``true``.
+        choice: ``drawn``: one draw per distribution; ``exact``: the expectation, for one distribution of two classes
+            per example.
         counted: bool [b, ...], which distributions have a label; None for all.
         index: int [b], number of every example, for ``drawn``.
     """
-    assert choice in get_args(Labels), choice
     if kind == "vectors":
         assert choice == "drawn" and index is not None and isinstance(logits, Tensor)
-        return [(logits * draw_noise(logits, index, seed)).sum()]
+        return (logits * draw_noise(logits, index, seed)).sum()
     if kind in NUMBERS:
         assert isinstance(logits, Tensor)
-        if choice != "true":
-            return [logits.sum()]
-        assert labels is not None
-        return [(1.0 if kind == "relevance" else 0.5) * example_losses(logits, labels, kind).sum()]
+        return logits.sum()
     if choice == "exact":
         assert isinstance(logits, Tensor) and logits.ndim == 2
-        return [(logits * root).sum() for root in softmax_fisher_root(logits.detach().softmax(-1)).unbind(-1)]
-    if choice == "drawn":
-        assert index is not None
-        labels = draw_labels(logits, index, seed)
-    assert labels is not None
+        return (logits * softmax_fisher_root(logits.detach().softmax(-1))).sum()
+    assert choice == "drawn" and index is not None, choice
+    labels = draw_labels(logits, index, seed)
     if isinstance(logits, ChunkedLogits):
-        return [token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100)).sum()]
+        return token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100)).sum()
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
-    return [losses.sum() if counted is None else losses[counted.flatten()].sum()]
+    return losses.sum() if counted is None else losses[counted.flatten()].sum()
 
 
 @torch.no_grad()
@@ -121,16 +112,8 @@ def draw_noise(vectors: Tensor, index: Tensor, seed: int = 0) -> Tensor:
 
 
 def softmax_fisher_root(probabilities: Tensor) -> Tensor:
-    """Return R [b, classes, classes - 1] with R R^T = diag(p) - p p^T, equation (E), of probabilities p [b, classes].
-
-    The Cholesky factor in closed form (Tanabe & Sagae 1992): with s_j the sum of the probabilities after j,
-    R_jj = sqrt(p_j s_j / s_{j-1}) and R_ij = -p_i sqrt(p_j / (s_{j-1} s_j)) for i > j.
-    """
+    """Return r [b, 2] with r r^T = diag(p) - p p^T, equation (E), of probabilities p [b, 2] of two classes."""
+    assert probabilities.shape[-1] == 2, probabilities.shape
     p = double(probabilities)
-    tails = p.flip(-1).cumsum(-1).flip(-1)  # s_{j-1}, the sum from j on
-    tiny = torch.finfo(torch.float64).tiny
-    before, after = tails[:, :-1].clamp_min(tiny), tails[:, 1:].clamp_min(tiny)
-    below = -p[:, :, None] * (p[:, :-1] / before / after).sqrt()[:, None]
-    root = below.tril(-1)
-    root.diagonal(dim1=1, dim2=2).copy_((p[:, :-1] * after / before).sqrt())
-    return root.to(probabilities)
+    root = (p.prod(-1, keepdim=True) / p.sum(-1, keepdim=True)).sqrt()
+    return torch.cat([root, -root], -1).to(probabilities)

@@ -18,7 +18,7 @@ from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.compression import Calibration, Compression, Items, Measured
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for
+from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, labels_of
 from lit_compress.tasks.base import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
@@ -43,8 +43,7 @@ class ByRule(Compression):
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
-        true = self.settings.weighting == "fisher" or (self.moments == "kfac" and self.settings.labels == "true")
-        return kind.reads_labels or (true and kind.loss != "vectors")
+        return kind.reads_labels or (self.settings.weighting == "fisher" and kind.loss != "vectors")
 
     def drawn(self, data: DataModule) -> tuple[int, int | None]:
         """Return number and seed of the calibration examples."""
@@ -57,7 +56,7 @@ class ByRule(Compression):
             return None
         return {
             "weighting": self.moments,
-            "labels": settings.labels_of(data.record) if self.moments == "kfac" else None,
+            "labels": labels_of(data.record) if self.moments == "kfac" else None,
             "examples": settings.drawn(data)[0],
             "removes": settings.removal,
         }

@@ -19,7 +19,6 @@ from lit_compress.stages.base import Training
 from lit_compress.stages.compression import EXAMPLES, Calibration
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
-from lit_compress.tasks.base import TaskType
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, require
 
@@ -38,8 +37,6 @@ class Weighted(Training):
         axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
             ``both`` = product of the two.
         fisher_examples: number of training examples for the Fisher information; None = all.
-        labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
-            over few classes, ``true`` = the data's; None = exact for two classes, where it costs no more, else drawn.
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
@@ -51,13 +48,11 @@ class Weighted(Training):
     weighting: Weighting = "fisher"
     axis: Axis = "in"
     fisher_examples: int | None = None
-    labels: Labels | None = None
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     removes: Removes | None = None
     matters: ClassVar[dict[str, Any]] = {
         **{key: {"weighting": ("fisher",)} for key in ("axis", "fisher_examples")},
-        "labels": {"weighting": ("kfac",)},
         **{key: {"weighting": KRONECKER} for key in ("calibration_examples", "calibration_seed")},
     }
 
@@ -76,21 +71,6 @@ class Weighted(Training):
         """The kind of removal."""
         return self.removes or "components"
 
-    def check_labels(self, kind: TaskType) -> None:
-        """Refuse by a UserError exact labels of many distributions per example, and all but drawn of vectors."""
-        if self.weighting == "kfac" and kind.loss == "vectors" and self.labels not in (None, "drawn"):
-            raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
-        if self.weighting == "kfac" and self.labels == "exact" and not kind.one_label:
-            raise UserError(
-                f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
-            )
-
-    def labels_of(self, task: Task) -> Labels:
-        """Return whose gradients ``kfac`` takes on a task."""
-        kind = task_type(task)
-        two = kind.loss == "classification" and kind.one_label and task.num_labels == 2
-        return self.labels or ("exact" if two else "drawn")
-
     def rule(self, ranks: RankRule) -> RankRule:
         """Return the rule with stacks, if this weighting has them: matrices that read the same input."""
         return replace(ranks, stacked=self.weighting in KRONECKER)
@@ -99,6 +79,12 @@ class Weighted(Training):
         """Return number and seed of the calibration examples."""
         seed = data.seed if self.calibration_seed is None else self.calibration_seed
         return self.calibration_examples or min(EXAMPLES, data.train_size()), seed
+
+
+def labels_of(task: Task) -> Labels:
+    """Return the labels of K-FAC on a task: exact for one distribution of two classes, where they cost no more."""
+    kind = task_type(task)
+    return "exact" if kind.loss == "classification" and kind.one_label and task.num_labels == 2 else "drawn"
 
 
 def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] | None = None) -> Calibration | None:
@@ -112,7 +98,7 @@ def calibration_for(settings: Weighted, data: DataModule, sites: Sequence[str] |
         return Calibration(DiagonalFisher(sites=sites), batches)
     if settings.weighting not in KRONECKER:
         return None
-    labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
+    labels = labels_of(data.record) if settings.weighting == "kfac" else None
     count, seed = settings.drawn(data)
     batches = data.calibration_dataloader(count, seed, "retrain.calibration_examples")
     return Calibration(Moments(labels, seed, sites), batches)

@@ -33,6 +33,7 @@ REMOVED: dict[str, tuple[Any, str]] = {
     "model.sites": (None, "add a record of the architecture, docs/how_to/add_an_architecture.md says how"),
     "prune.tolerance": (0.005, "the density is always met exactly"),
     "squared_temperature": (False, "distillation.alpha is the weight of the logits' term"),
+    "retrain.labels": (None, "leave it out: they are exact for two classes, else drawn from the model"),
     "retrain.parameters": ("all", f"all are trained; {_LESS}"),
     "prune.parameters": ("all", f"all are trained; {_LESS}"),
     "lora.rank": (16, f"there are no updates; {_LESS}"),

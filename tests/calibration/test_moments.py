@@ -26,11 +26,10 @@ TASKS = {
     "language_modelling": "plain_text",
 }  # fmt: skip
 PAIRS = [
-    ("classification", "true", "bert"), ("classification", "drawn", "bert"), ("classification", "exact", "bert"),
-    ("regression", "drawn", "bert"), ("regression", "true", "bert"), ("tagging", "drawn", "distilbert"),
-    ("tagging", "true", "bert"), ("span_qa", "drawn", "bert"), ("span_qa", "drawn", "deberta-v2"),
+    ("classification", "drawn", "bert"), ("classification", "exact", "bert"), ("regression", "drawn", "bert"),
+    ("tagging", "drawn", "distilbert"), ("span_qa", "drawn", "bert"), ("span_qa", "drawn", "deberta-v2"),
     ("summarization", "drawn", "bart"), ("summarization", "drawn", "t5"), ("language_modelling", "drawn", "opt"),
-    ("language_modelling", "true", "llama"),
+    ("language_modelling", "drawn", "llama"),
 ]  # fmt: skip
 
 
@@ -53,11 +52,10 @@ def make(variant="bert", kind="classification", task=None, **settings):
 def losses_of(task, logits, row, labels, seed):
     """(weight, loss) of every label of one example, by the definition."""
     if task.loss == "regression":
-        return [(1.0, logits.sum() if labels == "drawn" else 0.5 * (logits[0, 0] - row["labels"][0]) ** 2)]
+        return [(1.0, logits.sum())]
     if labels == "exact":
         return [(p.item(), F.cross_entropy(logits, torch.tensor([c]))) for c, p in enumerate(logits.softmax(-1)[0])]
-    chosen = row["labels"] if labels == "true" else draw_labels(logits, row["index"], seed)
-    counted = row["labels"] != -100
+    chosen, counted = draw_labels(logits, row["index"], seed), row["labels"] != -100
     return [(1.0, -logits.log_softmax(-1)[counted].gather(-1, chosen[counted][:, None]).sum())]
 
 
@@ -127,8 +125,8 @@ def test_drawn_labels_need_none(kind):
     with_labels, without = (collect_kronecker(net, [part], kind) for part in (batch, bare))
     for name, entry in with_labels.items():
         assert torch.equal(entry.gradients(), without[name].gradients())
-    with pytest.raises(UserError, match=r"labels: the data has none, only .*; drawn labels need none"):
-        collect_kronecker(net, [bare], kind, labels="true")
+    with pytest.raises(UserError, match=r"labels: the data has none, only .*; --method SecondOrder needs none"):
+        estimate_fisher(net, [bare], kind, None)
 
 
 @pytest.mark.parametrize("variant", ["bert", "bart", "opt", "deberta-v2"])
@@ -201,7 +199,7 @@ def test_a_factorized_net():
 @pytest.mark.parametrize("place", [1, 3, 4, 5, 9])
 def test_estimated_loss_is_the_divergence(place):
     """Half of (M), with G the sum over an example's tokens, is near the measured KL divergence of an example."""
-    net = make(task="mnli")
+    net = make()
     batch = batch_of(net, size=60)
     site = find_sites(net)[place].name
     factors = collect_kronecker(net, [batch], "classification", [site], labels="exact")[site]

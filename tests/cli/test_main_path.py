@@ -123,19 +123,22 @@ def test_a_resumed_run_keeps_its_teacher(model, reviews, tmp_path, capsys):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]["teacher"] == str(model)
 
 
-def test_a_resumed_run_keeps_the_labels_of_its_calibration(model, reviews, tmp_path, monkeypatch):
-    """Earlier versions drew them, and wrote that down; two classes have exact ones today."""
+def test_a_resumed_run_with_other_labels_of_its_calibration_is_refused(model, reviews, tmp_path, capsys, monkeypatch):
+    """Earlier versions had an option for them, mostly null; a finished run is read all the same."""
     args = command(model, reviews, tmp_path / "run")
     args = ["SecondOrder" if word == "LPAF" else word.replace("prune", "retrain") for word in args]
     main(args)
     path, asked = tmp_path / "run" / "config.yaml", []
     config = yaml.safe_load(path.read_text())
-    assert config["model"]["init_args"]["retrain"]["labels"] is None
-    config["model"]["init_args"]["retrain"]["labels"] = "drawn"
-    rewrite(path, yaml.safe_dump(config))
     monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda job, *_, **__: asked.append(job))
-    main([*args, "--ckpt_path", "last"])
-    assert [job.method.retrain.labels for job in asked] == ["drawn"]
+    for labels in (None, "drawn"):
+        config["model"]["init_args"]["retrain"]["labels"] = labels
+        rewrite(path, yaml.safe_dump(config))
+        if labels is None:
+            main([*args, "--ckpt_path", "last"])
+    assert len(asked) == 1
+    assert "labels: 'drawn' was removed in version 0.3; leave it out" in fails(capsys, *args, "--ckpt_path", "last")
+    main(["evaluate", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_pa
     model, data = words
     line = ["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.5"]
     line += ["--data.validation_examples", "30"]
-    main([*line, "--calibration_examples", "40", "--labels", "exact"])
+    main([*line, "--calibration_examples", "40"])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     settings = report["config"]["model"]["init_args"]
     assert (settings["retrain"]["weighting"], settings["allocation"]) == ("kfac", "global")
@@ -84,7 +84,7 @@ def test_hidden_states_are_sliced_as_fit_does_without_training(words, run, tmp_p
     ids=["SecondOrder", "SliceGPT"],
 )
 def test_unlabelled_texts_are_enough(given, words, tiny_data, tmp_path, capsys):
-    """Labels are drawn, or not read: without those of the training rows comes the same export; `true` needs them."""
+    """Labels are drawn, or not read: without those of the training rows comes the same export; FWSVD needs them."""
     model, data = words
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -96,9 +96,9 @@ def test_unlabelled_texts_are_enough(given, words, tiny_data, tmp_path, capsys):
         main(["factorize", *model, str(tmp_path / name), *source, *given])
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
-    for options in (["--labels", "true"], ["--weighting", "fisher"]) if "SliceGPT" not in given else ():
-        line = fails(capsys, "factorize", *model, tmp_path / "c", *unlabelled, *options)
-        assert "train.jsonl' has no column 'label'" in line and "factorize with drawn or exact labels" in line
+    if "SliceGPT" not in given:
+        line = fails(capsys, "factorize", *model, tmp_path / "c", *unlabelled, "--weighting", "fisher")
+        assert "train.jsonl' has no column 'label'" in line and "factorize by SecondOrder, SVD or SliceGPT" in line
 
 
 def test_a_small_vocabulary_and_a_small_table(words, tmp_path, capsys):
@@ -138,7 +138,10 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (["factorize", *model, out, *data, "--axis", "both"], "axis: both has no effect with model.retrain.weighting"),
         (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
-        (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
+        (
+            ["factorize", *model, out, *data, "--labels", "true"],
+            "labels: this option was removed in version 0.3; leave",
+        ),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--model.prune.examples", "101"],

@@ -51,8 +51,6 @@ HALF = ["--density", "0.5"]
 # name, which begins with the model -> options; these are made in memory and by block
 BOTH_WAYS = {
     "bert kfac": HALF,
-    "bert kfac drawn": [*HALF, "--labels", "drawn"],
-    "bert kfac true": [*HALF, "--labels", "true", "--calibration_examples", "30", "--round_to", "4"],
     "bert kfac parts": [*HALF, "--data.batch_size", "56"],  # more tokens than one forward of the calibration takes
     "bert kfac ranks": ["--rank", "7", "--allocation", "uniform"],
     "llama kfac": HALF,
@@ -66,9 +64,8 @@ BOTH_WAYS = {
     "bert none": ["--weighting", "none"],
     "llama none": ["--weighting", "none", "--rank", "5", "--dtype", "bfloat16"],
     "bert units": [*UNITS, "--density", "0.1"],
-    "bert units drawn": [*UNITS, *HALF, "--labels", "drawn"],
     "opt units inputs": [*UNITS, "--density", "0.15", "--weighting", "inputs"],
-    "modernbert units": [*UNITS, "--density", "0.4", "--labels", "exact", "--round_to", "8"],
+    "modernbert units": [*UNITS, "--density", "0.4", "--round_to", "8"],
     "llama units uniform": [*UNITS, *HALF, "--shape", "uniform"],
     "gpt2 units uniform": [*UNITS, "--budget", "flops=0.8", "--shape", "uniform"],
     "bert pruned": [*PRUNED, *HALF, "--model.prune.keep_first", "1"],

@@ -75,5 +75,3 @@ def test_a_speed_up_takes_heads_and_neurons():
 def test_mistakes_are_one_line():
     with pytest.raises(UserError, match=r"model\.density 0\.5, model\.rank 3: only one"):
         SecondOrder(backbone="x", density=0.5, rank=3)
-    with pytest.raises(UserError, match=r"retrain\.labels: 'exact' needs one distribution per example, span_qa"):
-        SecondOrder(backbone="x", task="squad", retrain=KroneckerWeighted(labels="exact"))

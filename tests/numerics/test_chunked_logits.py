@@ -19,7 +19,7 @@ from lit_compress.numerics.losses import (
     task_loss,
     token_divergences,
 )
-from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses
+from lit_compress.numerics.sampled_labels import draw_labels, fisher_loss
 
 VOCABULARY, WIDTH, TOKENS = 40, 6, 7
 NAMES = ("task", "distillation", "consistency")
@@ -117,12 +117,11 @@ def test_the_same_draws(length, small_chunks):
     assert torch.equal(draw_labels(ChunkedLogits(x[order], own, VOCABULARY), index[order], seed=4), drawn[order])
 
 
-@pytest.mark.parametrize("choice", ["drawn", "true"])
-def test_fisher_losses(choice, small_chunks):
+def test_fisher_loss(small_chunks):
     own, x, labels, index = layer(0), states(2), labels_of(), torch.tensor([4, 0, 9])
-    options = {"labels": labels.clamp_min(0), "counted": labels != -100, "index": index, "seed": 3}
-    (found,) = fisher_losses(ChunkedLogits(x, own, VOCABULARY), "classification", choice, **options)
-    (wanted,) = fisher_losses(own(x), "classification", choice, **options)
+    options = {"counted": labels != -100, "index": index, "seed": 3}
+    found = fisher_loss(ChunkedLogits(x, own, VOCABULARY), "classification", "drawn", **options)
+    wanted = fisher_loss(own(x), "classification", "drawn", **options)
     torch.testing.assert_close(found, wanted)
     for one, two in zip(*(torch.autograd.grad(loss, (x,)) for loss in (found, wanted)), strict=True):
         torch.testing.assert_close(one, two)

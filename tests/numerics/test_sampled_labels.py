@@ -5,7 +5,7 @@ import torch
 from moments import draw
 from torch.nn import functional as F
 
-from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses, softmax_fisher_root
+from lit_compress.numerics.sampled_labels import draw_labels, fisher_loss, softmax_fisher_root
 
 
 def outer(weight, x, losses):
@@ -14,12 +14,10 @@ def outer(weight, x, losses):
     return sum(g[:, None] * g for g in grads)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
-def test_exact_is_the_sum_over_the_classes(classes):
-    weight, x = draw(classes, 4).requires_grad_(), draw(1, 4, seed=1)
+def test_exact_is_the_sum_over_the_classes():
+    weight, x = draw(2, 4).requires_grad_(), draw(1, 4, seed=1)
     logits = x @ weight.T
-    found = fisher_losses(logits, "classification", "exact")
-    assert len(found) == classes - 1
+    found = [fisher_loss(logits, "classification", "exact")]
     expected = 0
     for c, p in enumerate(logits[0].softmax(-1).detach()):
         expected = expected + p * outer(weight, x, [F.cross_entropy(logits, torch.tensor([c]))])
@@ -29,10 +27,11 @@ def test_exact_is_the_sum_over_the_classes(classes):
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
 def test_root_of_the_softmax(scale):
     """Also where some probabilities are zero."""
-    p = (scale * draw(6, 4)).softmax(-1)
+    p = (scale * draw(6, 2)).softmax(-1)
     root = softmax_fisher_root(p)
-    assert root.shape == (6, 4, 3)
-    torch.testing.assert_close(root @ root.mT, torch.diag_embed(p) - p[:, :, None] * p[:, None])
+    torch.testing.assert_close(
+        root[:, :, None] * root[:, None], torch.diag_embed(p) - p[:, :, None] * p[:, None], rtol=1e-7, atol=1e-15
+    )
     single = softmax_fisher_root(p.float())
     assert single.dtype == torch.float32 and single.isfinite().all()
 
@@ -62,15 +61,10 @@ def test_draws_do_not_depend_on_the_batch():
 
 
 def test_the_loss_is_a_sum_over_examples_and_their_labels():
-    logits, labels = draw(3, 5, 4), torch.randint(0, 4, (3, 5))
+    logits = draw(3, 5, 4)
     counted = torch.rand(3, 5, generator=torch.Generator().manual_seed(2)) > 0.4
-    (found,) = fisher_losses(
-        logits, "classification", "true", labels=labels.masked_fill(~counted, -100), counted=counted
-    )
-    expected = sum(-logits[i, j].log_softmax(-1)[labels[i, j]] for i in range(3) for j in range(5) if counted[i, j])
-    torch.testing.assert_close(found, expected)
     index = torch.arange(3)
-    (found,) = fisher_losses(logits, "classification", "drawn", counted=counted, index=index, seed=4)
+    found = fisher_loss(logits, "classification", "drawn", counted=counted, index=index, seed=4)
     drawn = draw_labels(logits, index, 4)
     expected = -logits.log_softmax(-1).gather(-1, drawn[..., None])[..., 0][counted].sum()
     torch.testing.assert_close(found, expected)
@@ -79,13 +73,11 @@ def test_the_loss_is_a_sum_over_examples_and_their_labels():
 def test_regression():
     logits = draw(3, 1).requires_grad_()
     for choice in ("drawn", "exact"):
-        (loss,) = fisher_losses(logits, "regression", choice)
+        loss = fisher_loss(logits, "regression", choice)
         assert torch.autograd.grad(loss, logits)[0].eq(1).all()
-    labels = torch.tensor([0.5, -1.0, 2.0])
-    (loss,) = fisher_losses(logits, "regression", "true", labels=labels)
-    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0][:, 0], logits.detach()[:, 0] - labels)
 
 
-def test_unknown_labels_are_not_those_of_the_data():
-    with pytest.raises(AssertionError, match="draw"):
-        fisher_losses(draw(2, 3), "classification", "draw", labels=torch.tensor([0, 1]))
+def test_unknown_labels_and_exact_ones_of_three_classes_are_no_loss():
+    for choice, classes in (("draw", 2), ("exact", 3)):
+        with pytest.raises(AssertionError):
+            fisher_loss(draw(2, classes), "classification", choice, index=torch.arange(2))

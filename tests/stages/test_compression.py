@@ -35,7 +35,7 @@ def test_several_passes_change_nothing(removes, tiny_data, tiny_backbone, monkey
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
     data.setup("fit")
     net = make_net("bert", "sst2", dropout=0.0, initializer_range=0.2).eval()
-    settings = Weighted(weighting="kfac", calibration_examples=30, removes=removes, labels="exact")
+    settings = Weighted(weighting="kfac", calibration_examples=30, removes=removes)
     rule = settings.rule(RankRule(0.4, allocation="global"))
 
     def made() -> dict[str, torch.Tensor]:

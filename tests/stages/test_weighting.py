@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from in_memory import collect_kronecker
@@ -18,7 +20,7 @@ from lit_compress.stages.compression import collected
 from lit_compress.stages.low_rank import Factors, biased_sites, kronecker_decomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import weighted
-from lit_compress.stages.weighting import Weighted, calibration_for
+from lit_compress.stages.weighting import Weighted, calibration_for, labels_of
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -77,8 +79,6 @@ def test_a_method_retrains_after_it(weighting, fit, dense):
 def test_mistakes_are_one_line():
     with pytest.raises(UserError, match=r"retrain\.calibration_examples: 0 is below 1"):
         Weighted(calibration_examples=0)
-    with pytest.raises(UserError, match=r"retrain\.labels: 'exact' needs one distribution per example, tagging"):
-        FWSVD(backbone="x", task="conll2003", retrain=Weighted(weighting="kfac", labels="exact"))
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -143,10 +143,7 @@ KFAC = Weighted(weighting="kfac")
      ("wikitext2", "drawn")],
 )  # fmt: skip
 def test_two_classes_have_exact_labels(task, expected):
-    record = get_task(task)
-    assert KFAC.labels_of(record) == expected
-    for choice in ("true", "drawn", "exact"):
-        assert Weighted(weighting="kfac", labels=choice).labels_of(record) == choice
+    assert labels_of(get_task(task)) == expected
 
 
 def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
@@ -155,9 +152,10 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
     data.setup("fit")
     net, rows = make_net("bert", "sst2", dropout=0.0, initializer_range=0.3).eval(), data.train_size()
 
-    def moments(seed, **settings):
-        chosen = Weighted(weighting="kfac", calibration_examples=rows, calibration_seed=seed, **settings)
-        ((_, found),) = collected(net, calibration_for(chosen, data), data.record, torch.device("cpu"))
+    def moments(seed, **changes):
+        asked = calibration_for(Weighted(weighting="kfac", calibration_examples=rows, calibration_seed=seed), data)
+        asked = replace(asked, statistic=replace(asked.statistic, **changes))
+        ((_, found),) = collected(net, asked, data.record, torch.device("cpu"))
         found = [*found.values()]
         return torch.stack([factors.gradients().diagonal()[:2] for factors in found])
 

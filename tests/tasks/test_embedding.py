@@ -19,8 +19,7 @@ from lit_compress.data.settings import pooling_of
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
-from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
-from lit_compress.stages.weighting import Weighted
+from lit_compress.numerics.sampled_labels import draw_noise, fisher_loss
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.tasks.sentences import Pooling
@@ -38,14 +37,11 @@ def _vectors(*shape, seed=0):
 def test_targets_are_drawn_around_each_vector():
     """E[g g^T] of the drawn losses is the identity; a draw hangs on seed and example, not on the batch."""
     logits = torch.zeros(3000, 1, 3, dtype=torch.float64, requires_grad=True)
-    (loss,) = fisher_losses(logits, "vectors", "drawn", index=torch.arange(3000), seed=1)
+    loss = fisher_loss(logits, "vectors", "drawn", index=torch.arange(3000), seed=1)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert torch.allclose(gradient[:, 0].T @ gradient[:, 0] / 3000, torch.eye(3).double(), atol=0.1)
     alone = draw_noise(logits[[7]], torch.tensor([7]), seed=1)
     assert torch.equal(alone[0], gradient[7])
-    for choice in ("true", "exact"):
-        with pytest.raises(UserError, match=f"retrain.labels: '{choice}' is not for vectors.*nearest: drawn"):
-            Weighted(weighting="kfac", labels=choice).check_labels(KIND)
 
 
 def _ndcg(query, documents, right):
