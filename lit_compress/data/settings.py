@@ -29,6 +29,14 @@ SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of 
 LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
 
 
+def _check_sizes(**sizes: int | None) -> None:
+    """Refuse by a UserError an option of the data that is too small."""
+    smallest = {"max_length": SHORTEST, "num_workers": 0, "stride": 0, "target_length": 2}
+    for name, value in sizes.items():
+        if value is not None and value < smallest.get(name, 1):
+            raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest.get(name, 1)}")
+
+
 def _asked(settings: Any, **values: Any) -> Any:
     """Return ``settings`` with all values that are not None replaced."""
     return replace(settings, **{name: value for name, value in values.items() if value is not None})
@@ -130,15 +138,11 @@ class DataSettings(LightningDataModule):
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
         if task_type(self.record).pools:
             self._pool_as(pooling_of(self.record, backbone, teacher))
-        sizes = {
-            "batch_size": batch_size, "eval_batch_size": eval_batch_size, "max_length": max_length, "stride": stride,
-            "train_examples": train_examples, "validation_examples": validation_examples, "hold_out": hold_out,
-            "num_workers": num_workers, "target_length": target_length, "num_beams": num_beams,
-        }  # fmt: skip
-        smallest = {"max_length": SHORTEST, "num_workers": 0, "stride": 0, "target_length": 2}
-        for name, value in sizes.items():
-            if value is not None and value < smallest.get(name, 1):
-                raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest.get(name, 1)}")
+        _check_sizes(
+            batch_size=batch_size, eval_batch_size=eval_batch_size, max_length=max_length, stride=stride,
+            train_examples=train_examples, validation_examples=validation_examples, hold_out=hold_out,
+            num_workers=num_workers, target_length=target_length, num_beams=num_beams,
+        )  # fmt: skip
         self.task, self.backbone = task, backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
