@@ -22,6 +22,13 @@ Kind = Literal["model", "dataset"]
 WHAT: dict[Kind, str] = {"model": "model", "dataset": "data set"}
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+# class of an error of huggingface_hub -> what to do
+_ADVICE = {
+    "GatedRepoError": "it is gated; ask for access on its page, then log in with `hf auth login`",
+    "RepositoryNotFoundError": "there is no folder and no {what} of this name, or {log_in}",
+    "RevisionNotFoundError": "it has no such revision; give a branch, a tag or a commit of it",
+    "HFValidationError": "it is no folder, and no name on the hub; give a folder, or OWNER/NAME",
+}
 # configurations, tokenizers, code, which runs only if it is trusted, the card
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
@@ -215,7 +222,29 @@ def _asking(option: str, name: str, kind: Kind, revision: str | None) -> Iterato
         raise
     except Exception as error:  # the library raises dozens of classes
         text = f"{name}@{revision}" if revision else name
-        raise UserError(
-            f"{option}: there is no folder '{text}', and the hub does not give the {WHAT[kind]}: "
-            f"{str(error) or type(error).__name__}"
-        ) from error
+        why = _reason_of(error, kind)
+        raise UserError(f"{option}: cannot load the {WHAT[kind]} '{text}' from the hub: {why}") from error
+
+
+def _reason_of(error: BaseException, kind: Kind) -> str:
+    """Return in one line why the hub refused or did not answer: advice, or its own words."""
+    from huggingface_hub import get_token
+    from huggingface_hub.constants import is_offline_mode
+
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    classes = [base.__name__ for one in chain for base in type(one).__mro__]
+    if advice := next((advice for name, advice in _ADVICE.items() if name in classes), None):
+        log_in = "your token may not read it" if get_token() else "it is private: log in with `hf auth login`"
+        return advice.format(what=WHAT[kind], log_in=log_in)
+    error = next((one for one in chain if hasattr(one, "server_message")), chain[-1])
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    said = (getattr(error, "server_message", None) or " ".join(str(error).split()))[:200]
+    if status == 401:
+        return "the token is invalid or has expired; `hf auth login` takes a new one, and HF_TOKEN goes before it"
+    reason = f"status {status}: {said}" if status else said
+    if is_offline_mode() and not status:
+        reason = "HF_HUB_OFFLINE is set, and the cache does not have all of it"
+    files = {"model": "the folder of a downloaded model", "dataset": "files with --data.path"}
+    return f"{reason}; without network give {files[kind]}"

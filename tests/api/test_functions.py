@@ -208,7 +208,7 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
         (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
         (
             lambda net, tok, data: lc.load("nowhere"),
-            "load: there is no folder 'nowhere', and the hub does not give the model: ",
+            "load: cannot load the model 'nowhere' from the hub",
         ),
         (lambda net, tok, data: untyped.evaluate(net, tok, data, split="dev"), "split: unknown 'dev'"),
     ],

@@ -50,7 +50,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--data.batch_size", "0"), "data.batch_size: 0 "),
         ((*CONFIG, "--checkpoint_every", "0"), "checkpoint_every: 0 is below 1"),
         ((*CONFIG, "--model.prune.start", "0.8"), "0.8 + 0.3 leave no step to prune"),
-        ((*CONFIG, "--model.backbone", "no-such/model"), "no folder 'no-such/model', and the hub does not"),
+        ((*CONFIG, "--model.backbone", "no-such/model"), "without network give the folder"),
         (("validate",), "TARGET: it is missing; see evaluate --help"),
         (
             ("export", "RUN", "OUT", "--format", "onx"),

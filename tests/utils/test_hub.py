@@ -64,9 +64,8 @@ def test_offline_takes_the_newest_commit_that_was_seen_of_the_revision(hub, monk
     assert dataset_snapshot("data.path", "me/rows").commit == new
     assert dataset_snapshot("data.path", "me/rows", old).commit == old
     assert not hub.asked()
-    for name in ("me/other", f"me/rows@{'0' * 40}"):
-        with pytest.raises(UserError, match=f"^data.path: there is no folder '{name}', .*HF_HUB_OFFLINE"):
-            dataset_snapshot("data.path", name)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the cache does not have all of it"):
+        dataset_snapshot("data.path", "me/other")
 
 
 def test_what_is_half_there_is_asked_for_again(hub):
@@ -88,25 +87,25 @@ def test_the_cache_serves_while_the_hub_does_not(trouble, hub):
     else:
         hub.fault = lambda method, path: trouble
     assert model_snapshot(OPTION, "me/net").commit == commit
-    with pytest.raises(UserError, match=r"'me/other', and the hub does not give the model: .*could not be reached"):
+    expected = r"cannot load the model 'me/other' from the hub: .*; without network give"
+    with pytest.raises(UserError, match=expected):
         model_snapshot(OPTION, "me/other")
 
 
 @pytest.mark.parametrize(
     ("name", "token", "words"),
     [
-        ("me/nothing", None, "no folder 'me/nothing', and the hub .*: 401 .* Repository Not Found .* authenticated"),
-        ("me/nothing", "hf_me", "no folder 'me/nothing', and the hub .*: 404 .* Repository Not Found .* permissions"),
-        ("me/private", "hf_other", "no folder 'me/private', and the hub .*: 404 .* Repository Not Found"),
-        ("corp/gated", None, "no folder 'corp/gated', and .*: 401 .* gated repo .* Access to corp/gated is restricted"),
-        ("me/net", "hf_wrong", "no folder 'me/net', and the hub .* Invalid credentials in Authorization header"),
-        ("me/net@v9", None, "no folder 'me/net@v9', and the hub .*: 404 .* Invalid rev id: v9"),
-        ("a--b/c", None, "no folder 'a--b/c', and the hub .*: Cannot have -- or .. in repo_id"),
+        ("me/nothing", None, "no folder and no model of this name, or it is private: log in with `hf auth login`"),
+        ("me/nothing", "hf_me", "no folder and no model of this name, or your token may not read it"),
+        ("me/private", "hf_other", "no folder and no model of this name, or your token may not read it"),
+        ("corp/gated", None, "it is gated; ask for access on its page"),
+        ("me/net", "hf_wrong", "the token is invalid or has expired"),
+        ("me/net@v9", None, "'me/net@v9' from the hub: it has no such revision"),
         ("me/gguf", None, r"has no config.json on the hub \(model.gguf\)"),
         ("me/tf", None, r"has no weights for PyTorch on the hub \(config.json, tf_model.h5\)"),
     ],
 )
-def test_the_reason_in_words_of_the_hub(name, token, words, hub, monkeypatch):
+def test_the_reason_and_what_to_do(name, token, words, hub, monkeypatch):
     hub.add("me/net", FILES)
     hub.add("me/private", FILES, private=True)
     hub.add("corp/gated", FILES, gated=True)
@@ -116,15 +115,7 @@ def test_the_reason_in_words_of_the_hub(name, token, words, hub, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(UserError, match=words) as error:
         model_snapshot(OPTION, name)
-    assert str(error.value).startswith(f"{OPTION}: ") and "\n" not in str(error.value)
-
-
-def test_too_many_requests_are_one_line(hub):
-    hub.add("me/net", FILES)
-    hub.fault = lambda method, path: 429
-    with pytest.raises(UserError, match=f"^{OPTION}: .*'me/net', and the hub .*: 429 Too Many Requests") as error:
-        model_snapshot(OPTION, "me/net")
-    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{OPTION}: ") and "without network" not in str(error.value)
 
 
 def test_what_can_be_a_name(tmp_path, monkeypatch):
