@@ -99,7 +99,7 @@ def test_results_say_where_they_come_from() -> None:
             assert result["config"]["model"]["class_path"], path
 
 
-OF_REMOVED_OPTIONS = ("kfac-refit-", "whole-", "table-", "half-")  # whose results stay
+OF_REMOVED_OPTIONS = ("kfac-refit-", "kfac-true-", "whole-", "table-", "half-")  # whose results stay
 
 
 @pytest.mark.parametrize("script", TRAIN)

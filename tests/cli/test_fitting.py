@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 
 import pytest
 
-from lit_compress.cli import fitting
 from lit_compress.cli.fitting import print_choices
-from lit_compress.utils.errors import UserError
 
 KINDS = ("structures", "components", "blocks")
 
@@ -59,26 +56,3 @@ def test_a_vocabulary_that_was_cut_is_told(capsys):
     counts = {"rows": 900, "of": 3000, "inputs": 160, "changed": 0, "dev_inputs": 20, "dev_changed": 7}
     print_choices(report(0.84, 0.84) | {"vocabulary": counts})
     assert "0 of 160 training inputs and 7 of 20 dev inputs have other pieces now" in capsys.readouterr().out
-
-
-def test_a_speed_that_one_kind_of_removal_has_not_is_searched_with_the_next(monkeypatch):
-    def job(removes, density=None):
-        given = {"retrain": SimpleNamespace(removes=removes)}
-
-        def at(density=None, removes=removes):
-            return job(removes, density)
-
-        return SimpleNamespace(method=SimpleNamespace(given=given), kinds=KINDS, at=at, density=density)
-
-    def solve(asked):
-        if (removes := asked.method.given["retrain"].removes) not in able:
-            raise UserError(f"{removes} is too slow")
-        return 0.25
-
-    monkeypatch.setattr(fitting, "solve", solve)
-    able = ["components", "blocks"]
-    found = fitting._solved(job("structures"))
-    assert found.density == 0.25 and found.method.given["retrain"].removes == "components"
-    able = ["structures"]
-    with pytest.raises(UserError, match="components is too slow"):
-        fitting._solved(job("components"))  # structures are impossible for this model

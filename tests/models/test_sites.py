@@ -128,7 +128,7 @@ def test_matrices_that_read_no_tokens_of_the_texts_are_one_line():
 def test_what_a_record_does_not_name_is_one_line(unknown, own):
     with pytest.raises(UserError, match="sub-layers of 'megatron-bert' cannot be gated; those of bert, "):
         sublayers(unknown)
-    with pytest.raises(UserError, match="hidden states of 'megatron-bert' cannot be projected; nearest: bert, "):
+    with pytest.raises(UserError, match="hidden states of 'megatron-bert' cannot be projected; nearest: SecondOrder"):
         residual_stream(unknown)
 
 
